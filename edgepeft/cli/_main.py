@@ -1,0 +1,66 @@
+"""The ``edgepeft`` command: finds the verbs, turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+# ONNX Runtime >= 1.29 sends telemetry on Linux unless told not to before its import.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import typer
+
+from edgepeft import __version__
+from edgepeft.errors import EdgepeftError
+from edgepeft.registry import modules_of
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="edgepeft",
+    help="Many parameter-efficient tasks on one frozen Transformer, on one small board.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"edgepeft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Many parameter-efficient tasks on one frozen Transformer, on one small board."""
+
+
+for _module in modules_of("edgepeft.cli"):
+    app.command(name=_module.__name__.rsplit(".", 1)[-1])(_module.command)
+
+
+def main() -> None:
+    """Run the command line; expected errors become one line on standard error."""
+    try:
+        app()
+    except EdgepeftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output left; writing to the closed pipe at exit would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print("error: no space left on the disk. Free some space, then repeat.", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,85 @@
+"""Every error that edgepeft raises on purpose, with the exit code the command line gives it.
+
+    EdgepeftError                 1  failed
+    ├── UsageError                2  the command was wrong
+    │   └── UnknownName           2  no method, profile, site or task of that name
+    ├── DataError                 1  a data file's content
+    ├── BundleError               1  a bundle, delta or checkpoint: damaged, foreign, of another version
+    ├── MissingPackage            1  an extra or a data package is not installed
+    ├── VerificationFailed        3  ONNX Runtime and PyTorch disagree, or a hash does
+    ├── ThroughputRegression      4  slower beyond noise
+    └── DoesNotFit                5  more memory than the device has
+
+A message says what was asked, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import ClassVar
+
+__all__ = [
+    "BundleError",
+    "DataError",
+    "DoesNotFit",
+    "EdgepeftError",
+    "MissingPackage",
+    "ThroughputRegression",
+    "UnknownName",
+    "UsageError",
+    "VerificationFailed",
+]
+
+
+class EdgepeftError(Exception):
+    """Base of all expected errors; the command line prints it without a traceback."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(EdgepeftError):
+    """The command itself was wrong: an option, a name, a path that is not there."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UnknownName(UsageError):
+    """A name that nothing answers to; the message offers the nearest known ones."""
+
+    def __init__(self, kind: str, asked: str, known: Iterable[str]):
+        names = sorted(known)
+        close = get_close_matches(asked, names, n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        known_text = ", ".join(names) if names else "none"
+        super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {known_text}.")
+
+
+class DataError(EdgepeftError):
+    """A data file whose content cannot be used."""
+
+
+class BundleError(EdgepeftError):
+    """A bundle, delta or checkpoint that is damaged, foreign or of an unknown version."""
+
+
+class MissingPackage(EdgepeftError):
+    """Something optional is not installed; the message names the command that installs it."""
+
+
+class VerificationFailed(EdgepeftError):
+    """The deployed artefact does not give what PyTorch gave."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class ThroughputRegression(EdgepeftError):
+    """A benchmark is slower than its base beyond noise."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class DoesNotFit(EdgepeftError):
+    """The work needs more memory than the device has."""
+
+    exit_code: ClassVar[int] = 5

@@ -1,0 +1,18 @@
+"""Discovery: whatever lies in a package as one file of a known kind is found, no list is kept."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+__all__ = ["modules_of"]
+
+
+def modules_of(package: str) -> Iterator[ModuleType]:
+    """Import and yield the public modules of ``package`` in alphabetical order."""
+    found = importlib.import_module(package)
+    for info in sorted(pkgutil.iter_modules(found.__path__), key=lambda info: info.name):
+        if not info.name.startswith("_"):
+            yield importlib.import_module(f"{package}.{info.name}")

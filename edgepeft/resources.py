@@ -1,0 +1,157 @@
+"""Where shipped data lies, and writes that are whole or not there at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgepeft.errors import EdgepeftError, UsageError
+
+__all__ = [
+    "cache_folder",
+    "data_folder",
+    "new_folder",
+    "package_data",
+    "sha256_of",
+    "write_atomically",
+    "write_json",
+]
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent
+
+
+def package_data(name: str) -> Path:
+    """A file or folder that the wheel carries in ``edgepeft/_data``."""
+    return _PACKAGE / "_data" / name
+
+
+def data_folder(name: str) -> Path:
+    """``profiles`` or ``bench/scenarios``: from the checkout when there is one, else from the wheel."""
+    checkout = _CHECKOUT / name
+    if checkout.is_dir() and (_CHECKOUT / "pyproject.toml").is_file():
+        return checkout
+    return package_data(name)
+
+
+def cache_folder() -> Path:
+    """Where converted checkpoints are kept: ``$EDGEPEFT_CACHE`` or ``~/.cache/edgepeft``."""
+    configured = os.environ.get("EDGEPEFT_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "edgepeft"
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes, read in one pass of constant memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _disk_errors(target: Path) -> Iterator[None]:
+    """Say what could not be written instead of showing an errno."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EdgepeftError(
+                f"no space left on the disk while writing {target}; nothing was changed. Free some space, then repeat."
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise EdgepeftError(
+                f"{target} cannot be written ({error.strerror}); choose another place."
+            ) from error
+        raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``: temporary file beside it, fsync, rename.
+
+    Raises:
+        EdgepeftError: no space left or no permission; the old file is untouched.
+    """
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write ``document`` as indented UTF-8 JSON, atomically."""
+    write_atomically(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """Fill a folder that appears whole or not at all.
+
+    Yields a temporary folder beside ``path``; when the block ends it is renamed into place.
+    Any exception, Ctrl-C included, removes it and leaves what was at ``path`` as it was.
+
+    Raises:
+        UsageError: ``path`` exists, and ``force`` is not given (or it is a file).
+        EdgepeftError: no space left or no permission.
+    """
+    path = path.absolute()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
+    if path.exists() and any(path.iterdir()) and not force:
+        raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
+    with _disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _sync(file)
+            umask = os.umask(0)
+            os.umask(umask)
+            temporary.chmod(0o777 & ~umask)
+            _swap_in(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _sync(path.parent)
+
+
+def _swap_in(temporary: Path, path: Path) -> None:
+    """Rename ``temporary`` to ``path``; an old folder is moved aside first and removed last."""
+    if not path.exists():
+        temporary.rename(path)
+        return
+    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+    path.rename(aside / "old")
+    try:
+        temporary.rename(path)
+    except BaseException:
+        (aside / "old").rename(path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
