@@ -1,0 +1,1 @@
+"""Throughput under a device's limits: a process per workload, interleaved rounds, paired ratios."""

@@ -1,0 +1,117 @@
+"""Figures derived from raw samples: throughput, percentiles, and ratios with their uncertainty.
+
+Intervals are percentile bootstraps (Efron and Tibshirani 1993, chapter 13) with a fixed seed, in
+NumPy alone, so that a board can compute them.  All times are in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "CONFIDENCE",
+    "Ratio",
+    "instances_per_minute",
+    "paired_ratio",
+    "percentile",
+    "ratio_of_medians",
+    "ratio_of_totals",
+]
+
+CONFIDENCE = 0.95
+_RESAMPLES = 4000  # the interval's ends then move by less than a tenth of its width between seeds
+_SEED = 20_240_229  # any constant: the same samples must always give the same interval
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of throughputs, its interval at ``CONFIDENCE`` and the number of rounds behind it."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+
+def instances_per_minute(instances: Sequence[int], seconds: Sequence[float]) -> float:
+    """All instances over all seconds: batches of unequal length count with their own weight."""
+    return 60.0 * sum(instances) / sum(seconds)
+
+
+def percentile(samples: Sequence[float], p: float) -> float | None:
+    """Nearest-rank percentile (0 < p < 100), or None where no sample can lie above it.
+
+    A 99th percentile of 30 samples would only be their largest: at least 100 / (100 - p) are needed.
+    """
+    if not samples or len(samples) * (100.0 - p) < 100.0 - 1e-9:
+        return None
+    rank = int(np.ceil(len(samples) * p / 100.0 - 1e-9))
+    return sorted(samples)[max(rank, 1) - 1]
+
+
+def paired_ratio(own: Sequence[float], peer: Sequence[float]) -> Ratio:
+    """Throughput over the peer's: median of ``peer[i] / own[i]``, both of one round.
+
+    Raises:
+        ValueError: unequal or zero numbers of samples.
+    """
+    if len(own) != len(peer) or not own:
+        raise ValueError(f"paired samples are needed, found {len(own)} and {len(peer)}")
+    ratios = np.asarray(peer, np.float64) / np.asarray(own, np.float64)
+    low, high = _interval(lambda rng: np.median(_resampled(ratios, rng), axis=1))
+    return Ratio(float(np.median(ratios)), low, high, len(ratios))
+
+
+def ratio_of_totals(own: Sequence[float], peer: Sequence[float]) -> Ratio:
+    """Throughput over the peer's on the whole list: sum(peer) / sum(own), rounds resampled in pairs.
+
+    Raises:
+        ValueError: unequal or zero numbers of samples.
+    """
+    if len(own) != len(peer) or not own:
+        raise ValueError(f"paired samples are needed, found {len(own)} and {len(peer)}")
+    a, b = np.asarray(own, np.float64), np.asarray(peer, np.float64)
+
+    def totals(rng: np.random.Generator) -> _Floats:
+        chosen = rng.integers(0, len(a), (_RESAMPLES, len(a)))
+        return np.asarray(b[chosen].sum(axis=1) / a[chosen].sum(axis=1))
+
+    low, high = _interval(totals)
+    return Ratio(float(b.sum() / a.sum()), low, high, len(a))
+
+
+def ratio_of_medians(
+    base: Sequence[float],
+    new: Sequence[float],
+    base_speed: Sequence[float] = (1.0,),
+    new_speed: Sequence[float] = (1.0,),
+) -> Ratio:
+    """New throughput over base throughput from two runs, each resampled on its own.
+
+    ``base_speed`` and ``new_speed`` are the host's GEMM rates during each run: with them the ratio is
+    of throughput per unit of host speed, and their noise widens the interval.
+    """
+    runs = [np.asarray(values, np.float64) for values in (base, base_speed, new, new_speed)]
+
+    def statistic(base_s: _Floats, base_v: _Floats, new_s: _Floats, new_v: _Floats) -> _Floats:
+        work = [np.median(values, axis=-1) for values in (base_s, base_v, new_s, new_v)]
+        return np.asarray(work[0] * work[1] / (work[2] * work[3]))  # seconds x speed = work done
+
+    low, high = _interval(lambda rng: statistic(*(_resampled(values, rng) for values in runs)))
+    return Ratio(float(statistic(*runs)), low, high, min(len(base), len(new)))
+
+
+def _resampled(values: _Floats, rng: np.random.Generator) -> _Floats:
+    return values[rng.integers(0, len(values), (_RESAMPLES, len(values)))]
+
+
+def _interval(statistic: Callable[[np.random.Generator], _Floats]) -> tuple[float, float]:
+    tail = 100.0 * (1.0 - CONFIDENCE) / 2.0
+    low, high = np.percentile(statistic(np.random.default_rng(_SEED)), [tail, 100.0 - tail])
+    return float(low), float(high)

@@ -1,0 +1,100 @@
+"""The child process of one unit: ``python -m edgepeft.bench.worker``.
+
+JSON lines on standard input and output: a job, then ``{"step": i}`` any number of times, then
+``{"close": true}``.  Between lines it waits in ``read``, so it takes no core from the worker whose
+turn it is.  What libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import re
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["main", "peak_rss_bytes", "serve"]
+
+# What the allocators of Python, ONNX Runtime, PyTorch and the loader say when an address-space limit is hit.
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|failed to allocate memory|can't allocate memory|cannot allocate memory"
+    r"|not enough memory|failed to map segment|unable to allocate|memoryerror",
+    re.IGNORECASE,
+)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of this process since it was executed."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        # Not ru_maxrss: on Linux it starts with the parent's size, carried over by fork and exec.
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def serve(requests: IO[str], replies: IO[str]) -> None:
+    """Answer requests until ``close`` or the end of input; an error is the last reply."""
+    try:
+        for reply in _replies(requests):
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+    except Exception as error:
+        replies.write(json.dumps({"error": _described(error)}) + "\n")
+        replies.flush()
+
+
+def _replies(requests: IO[str]) -> Iterator[dict[str, Any]]:
+    from edgepeft.bench.job import Job
+
+    job = Job.from_json(requests.readline())
+    module = importlib.import_module(f"edgepeft.bench.workloads.{job.workload}")
+    step = module.prepare(job)
+    for index in range(len(job.batches)):
+        job.batch(index)  # drawn and kept now, not while a step is timed
+    gc.collect()
+    gc.disable()  # a collection in the middle of a step would be measured; they run between steps
+    yield {"ready": True, "notes": list(getattr(step, "notes", ()))}
+    while line := requests.readline():
+        request = json.loads(line)
+        if "close" in request:
+            yield {"peak_rss_bytes": peak_rss_bytes()}
+            return
+        yield _timed(step, int(request["step"]))
+        gc.collect()
+
+
+def _timed(step: Any, batch: int) -> dict[str, float]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    step(batch)
+    return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    from edgepeft.errors import EdgepeftError
+
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        return {"kind": "memory", "message": text}
+    if isinstance(error, EdgepeftError):
+        return {"kind": type(error).__name__, "message": str(error)}
+    return {"kind": "crash", "message": text}
+
+
+def main() -> None:
+    """Keep the reply channel to ourselves, then serve."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # a library's print must not end up between the replies
+    serve(sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The host's GEMM rate through ONNX Runtime: the yardstick that moves with the host's other load.
+
+C = A B with A [1024, 768] and B [768, 3072] constant (prepacked, as weights are): the FFN's first
+product of a base-size encoder on 1024 tokens.  One step is ``REPEATS`` of them.
+"""
+
+from __future__ import annotations
+
+from edgepeft.bench.job import Job, Step
+
+__all__ = ["ENGINE", "FLOPS_PER_STEP", "WORKLOAD", "prepare"]
+
+ENGINE = "onnxruntime"
+WORKLOAD = "gemm"
+
+_M, _K, _N = 1024, 768, 3072
+_REPEATS = 8  # 39 GFLOP: a tenth of a second on the host of the design's figures, above timer noise
+FLOPS_PER_STEP = 2 * _M * _K * _N * _REPEATS
+
+
+def prepare(job: Job) -> Step:
+    """A session with one MatMul, and the step that runs it ``_REPEATS`` times."""
+    import numpy as np
+    import onnxruntime as ort
+    from onnx import TensorProto, helper, numpy_helper
+
+    from edgepeft.bench.workloads._session import session_options
+
+    source = np.random.default_rng(0)
+    weight = numpy_helper.from_array(source.standard_normal((_K, _N), np.float32), "b")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["a", "b"], ["c"])],
+        "gemm",
+        [helper.make_tensor_value_info("a", TensorProto.FLOAT, [_M, _K])],
+        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [_M, _N])],
+        [weight],
+    )
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    session = ort.InferenceSession(
+        model.SerializeToString(), session_options(job.threads), providers=["CPUExecutionProvider"]
+    )
+    feed = {"a": source.standard_normal((_M, _K), np.float32)}
+
+    def step(batch: int) -> None:
+        for _ in range(_REPEATS):
+            session.run(None, feed)
+
+    return step

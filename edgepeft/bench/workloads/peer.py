@@ -1,0 +1,46 @@
+"""Anybody's encoder as an ONNX file (optimum's export, for one), fed by the names of its inputs."""
+
+from __future__ import annotations
+
+from edgepeft.bench.job import Job, Step
+from edgepeft.errors import UsageError
+
+__all__ = ["ENGINE", "WORKLOAD", "prepare"]
+
+ENGINE = "onnxruntime"
+WORKLOAD = "infer"
+
+_KNOWN = ("input_ids", "attention_mask", "token_type_ids")
+
+
+def prepare(job: Job) -> Step:
+    """Open ``job.model`` as its publisher's users would: default optimisations, the same threads.
+
+    Raises:
+        UsageError: ONNX Runtime refuses the file, or it needs an input that a text does not give.
+    """
+    import numpy as np
+    import onnxruntime as ort
+
+    from edgepeft.bench.workloads._session import session_options
+
+    try:
+        session = ort.InferenceSession(
+            str(job.model), session_options(job.threads), providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # ONNX Runtime's exceptions have no common public base
+        raise UsageError(f"--peer {job.model}: ONNX Runtime cannot open it: {error}") from error
+    names = [node.name for node in session.get_inputs()]
+    unknown = sorted(set(names) - set(_KNOWN))
+    if unknown:
+        raise UsageError(
+            f"--peer {job.model} asks for the inputs {', '.join(unknown)}; "
+            f"a peer may have {', '.join(_KNOWN)} only."
+        )
+
+    def step(batch: int) -> None:
+        values = job.batch(batch)
+        values = {**values, "token_type_ids": np.zeros_like(values["input_ids"])}
+        session.run(None, {name: values[name] for name in names})
+
+    return step
