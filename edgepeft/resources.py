@@ -73,9 +73,7 @@ def _disk_errors(target: Path) -> Iterator[None]:
                 f"no space left on the disk while writing {target}; nothing was changed. Free some space, then repeat."
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise EdgepeftError(
-                f"{target} cannot be written ({error.strerror}); choose another place."
-            ) from error
+            raise EdgepeftError(f"{target} cannot be written ({error.strerror}); choose another place.") from error
         raise
 
 
@@ -95,8 +93,8 @@ def write_atomically(path: Path, content: bytes) -> None:
                 os.fsync(file.fileno())
             umask = os.umask(0)
             os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files
-            os.replace(temporary, path)
+            Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes private files
+            Path(temporary).replace(path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise

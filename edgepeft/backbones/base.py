@@ -1,0 +1,177 @@
+"""What a backbone family states about itself: tensors, sites, sizes, and how its graph is built.
+
+Nothing here imports torch: a board reads the same tables as a workstation.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from edgepeft.errors import UnknownName, UsageError
+from edgepeft.registry import modules_of
+
+if TYPE_CHECKING:
+    import onnx
+
+    from edgepeft.backbones.checkpoint import Checkpoint
+
+__all__ = ["Architecture", "Family", "Pooling", "Role", "Site", "families", "family_of"]
+
+
+class Role(StrEnum):
+    """What a site is within its layer; methods choose the roles they attach to."""
+
+    EMBEDDINGS = "embeddings"
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    ATTENTION_OUTPUT = "attention_output"
+    FFN_OUTPUT = "ffn_output"
+    LAYER_OUTPUT = "layer_output"
+    POOLED_FIRST = "pooled.first"
+    POOLED_MEAN = "pooled.mean"
+
+
+class Pooling(StrEnum):
+    """How a sentence head reads the tokens' last hidden states."""
+
+    FIRST = "first"
+    MEAN = "mean"
+
+    @property
+    def site(self) -> str:
+        """The pooled site of that kind."""
+        return f"pooled.{self.value}"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A named value of the backbone where a delta may attach.
+
+    ``module`` is the HF module whose output the site is (after the dropout that follows the
+    projection); ``reads`` the module whose first input is ``x``; ``residual`` says where the value
+    that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
+    LayerNorm after that sum.  Pooled sites have no module.
+    """
+
+    name: str
+    role: Role
+    layer: int | None
+    in_features: int
+    out_features: int
+    module: str = ""
+    reads: str = ""
+    residual: tuple[str, int] | None = None
+    norm: str | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A backbone's sizes, read from its config alone.
+
+    ``tensors`` maps every parameter of the encoder, by its name in the HF base model, to its shape;
+    ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
+    ``norms`` are the LayerNorms' module paths.
+    """
+
+    family: str
+    model_type: str
+    hidden_size: int
+    n_layers: int
+    n_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_length: int
+    pad_token_id: int
+    layer_norm_eps: float
+    activation: str
+    sites: tuple[Site, ...]
+    tensors: Mapping[str, tuple[int, ...]]
+    pooler: Mapping[str, tuple[int, ...]]
+    norms: tuple[str, ...]
+    inputs: tuple[str, ...]
+    head: str
+
+    @property
+    def n_parameters(self) -> int:
+        """Parameters of the encoder, pooler not counted."""
+        return sum(math.prod(shape) for shape in self.tensors.values())
+
+    @property
+    def n_norm_parameters(self) -> int:
+        """Parameters of all LayerNorms, the embeddings' one included."""
+        return sum(math.prod(self.tensors[f"{norm}.{part}"]) for norm in self.norms for part in ("weight", "bias"))
+
+    def site(self, name: str) -> Site:
+        """The site of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise UnknownName("site", name, (site.name for site in self.sites))
+
+    def sites_of(self, *roles: Role) -> tuple[Site, ...]:
+        """Sites of these roles, in the order of the layers."""
+        return tuple(site for site in self.sites if site.role in roles)
+
+    def shape_of(self, tensor: str) -> tuple[int, ...]:
+        """Shape of an encoder or pooler tensor."""
+        return self.tensors[tensor] if tensor in self.tensors else self.pooler[tensor]
+
+
+class Family(ABC):
+    """Backbones that share one table and one graph builder."""
+
+    name: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Read sizes, tensors and sites from an HF ``config.json``."""
+
+    @abstractmethod
+    def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
+        """Index a weights file by the base model's parameter names."""
+
+    @abstractmethod
+    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """Emit the packed-token graph whose initializers point into the checkpoint."""
+
+    @abstractmethod
+    def bindings(self, architecture: Architecture) -> dict[str, str]:
+        """Site, ``<site>.input`` and ``<site>.residual`` -> value of the graph."""
+
+
+def families() -> dict[str, Family]:
+    """Every family, by name: each public module of this package that defines one."""
+    found: dict[str, Family] = {}
+    for module in modules_of("edgepeft.backbones"):
+        family = getattr(module, "FAMILY", None)
+        if family is not None:
+            found[family.name] = family
+    return found
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family that knows this config's ``model_type``.
+
+    Raises:
+        UsageError: the config has no ``model_type``.
+        UnknownName: no family knows it.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")
+    by_type = {known: family for family in families().values() for known in family.model_types}
+    if model_type not in by_type:
+        raise UnknownName("backbone type", model_type, by_type)
+    return by_type[model_type]

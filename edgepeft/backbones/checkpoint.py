@@ -1,0 +1,140 @@
+"""Where each tensor lies in a ``model.safetensors``: the header alone, no weight is read.
+
+Source: the safetensors format (8 bytes little-endian header length, JSON header, data).  The
+library hides the offsets, and ONNX external data needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.errors import BundleError
+
+__all__ = ["Checkpoint", "StoredTensor"]
+
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
+_ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the file: its name there, dtype, shape, first byte from the file's start, length."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An index of a safetensors file, by the names that its publisher gave."""
+
+    path: Path
+    tensors: Mapping[str, StoredTensor]
+    prefix: str = ""
+
+    @classmethod
+    def open(cls, path: Path) -> Checkpoint:
+        """Read and check the header.
+
+        Raises:
+            BundleError: not a safetensors file, or truncated.
+        """
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                if length > _MAX_HEADER_BYTES:
+                    raise BundleError(f"{path} is not a safetensors file: its header claims {length} bytes.")
+                header = json.loads(file.read(length))
+            entries = [_stored(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+        except FileNotFoundError:
+            raise BundleError(f"{path} is missing; it must hold the backbone's weights.") from None
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BundleError(f"{path} is not a safetensors file or is damaged ({error}); fetch it again.") from error
+        size = path.stat().st_size
+        for entry in entries:
+            if entry.offset + entry.n_bytes > size:
+                raise BundleError(
+                    f"{path} is truncated: tensor {entry.name} ends past its {size} bytes; fetch it again."
+                )
+        return cls(path, {entry.name: entry for entry in entries})
+
+    def with_prefix_for(self, canonical: Iterable[str], prefixes: Iterable[str]) -> Checkpoint:
+        """The same index, knowing under which prefix the base model's tensors stand.
+
+        Raises:
+            BundleError: some of ``canonical`` are under none of ``prefixes``; names the missing ones.
+        """
+        names = list(canonical)
+        fewest: list[str] = names
+        for prefix in prefixes:
+            candidate = Checkpoint(self.path, self.tensors, prefix)
+            missing = [name for name in names if not candidate.has(name)]
+            if not missing:
+                return candidate
+            fewest = min(fewest, missing, key=len)
+        shown = ", ".join(fewest[:3])
+        raise BundleError(
+            f"{self.path} lacks {len(fewest)} of the tensors that its config.json asks for ({shown}, ...); "
+            "weights and config do not belong together."
+        )
+
+    def has(self, canonical: str) -> bool:
+        """Whether the base model's tensor of that name is stored."""
+        return any(name in self.tensors for name in self._spellings(canonical))
+
+    def find(self, canonical: str) -> StoredTensor:
+        """The stored tensor for a base model's parameter name.
+
+        Raises:
+            BundleError: it is not there.
+        """
+        for name in self._spellings(canonical):
+            if name in self.tensors:
+                return self.tensors[name]
+        raise BundleError(f"{self.path} has no tensor {self.prefix}{canonical}.")
+
+    def _spellings(self, canonical: str) -> tuple[str, ...]:
+        """Google's first checkpoints call a LayerNorm's weight and bias gamma and beta."""
+        name = self.prefix + canonical
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        return (name, old)
+
+    def read(self, canonical: str) -> NDArray[np.float32]:
+        """A float32 tensor's values, [shape], as a read-only memory map."""
+        stored = self.find(canonical)
+        if stored.dtype != "F32":
+            raise BundleError(f"{self.path}: tensor {stored.name} is {stored.dtype}; float32 was expected.")
+        return np.memmap(self.path, np.dtype("<f4"), "r", stored.offset, stored.shape)
+
+
+def _stored(name: str, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
+    begin, end = map(int, entry["data_offsets"])
+    shape = tuple(int(extent) for extent in entry["shape"])
+    dtype = str(entry["dtype"])
+    expected = math.prod(shape) * _ITEM_BYTES.get(dtype, 0)
+    if begin < 0 or end < begin or (dtype in _ITEM_BYTES and end - begin != expected):
+        raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
+    return StoredTensor(name, dtype, shape, data_start + begin, end - begin)

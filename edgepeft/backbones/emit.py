@@ -1,0 +1,82 @@
+"""A small writer of ONNX graphs: nodes in order, constants inline, weights by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.errors import BundleError
+
+__all__ = ["IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter"]
+
+OPSET = 20
+IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
+WEIGHTS_FILE = "model.safetensors"
+
+_ONNX_TYPES = {"F32": TensorProto.FLOAT}
+
+
+class Emitter:
+    """Collects nodes and initializers; every method returns the name of the value it made."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: dict[str, TensorProto] = {}
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Append a node with one output."""
+        name = output or f"{op_type.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
+        return name
+
+    def constant(self, name: str, value: Any, dtype: type[np.generic]) -> str:
+        """A small initializer stored in the graph itself."""
+        if name not in self.initializers:
+            self.initializers[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
+        return name
+
+    def ints(self, *values: int) -> str:
+        """A one-dimensional int64 constant, such as a shape."""
+        return self.constant("ints_" + "_".join(str(value).replace("-", "m") for value in values), values, np.int64)
+
+    def weight(self, canonical: str, shape: Sequence[int]) -> str:
+        """A tensor of the checkpoint as external data: same name, same bytes, [out, in] layout.
+
+        Raises:
+            BundleError: the checkpoint has it in another shape or dtype.
+        """
+        stored = self.checkpoint.find(canonical)
+        if stored.shape != tuple(shape) or stored.dtype not in _ONNX_TYPES:
+            raise BundleError(
+                f"{self.checkpoint.path}: tensor {stored.name} is {stored.dtype} {list(stored.shape)}, "
+                f"the config asks for F32 {list(shape)}; weights and config do not belong together."
+            )
+        if stored.name not in self.initializers:
+            tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=stored.shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (
+                ("location", WEIGHTS_FILE),
+                ("offset", stored.offset),
+                ("length", stored.n_bytes),
+            ):
+                tensor.external_data.add(key=key, value=str(value))
+            self.initializers[stored.name] = tensor
+        return stored.name
+
+    def model(
+        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        """The finished model, opset 20, IR 10."""
+        graph = helper.make_graph(self.nodes, name, inputs, outputs, list(self.initializers.values()))
+        return helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="edgepeft",
+        )

@@ -1,0 +1,98 @@
+"""The torch side of sites: hooks turn a module's output into f(y, ...); the HF model stays pristine."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+from edgepeft.backbones.base import Site
+from edgepeft.backbones.source import Backbone
+from edgepeft.errors import BundleError
+
+__all__ = ["attached", "load_model", "needs", "normaliser"]
+
+Norm = Callable[[Tensor], Tensor]
+
+
+def load_model(backbone: Backbone, attention: str = "sdpa") -> nn.Module:
+    """transformers' own base model with these weights, float32, frozen, in eval mode.
+
+    ``attention`` is transformers' ``attn_implementation``: sdpa is fast, eager is the reference.
+
+    Raises:
+        BundleError: transformers cannot read the folder.
+    """
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it announces the unused pooler of every such checkpoint
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model: nn.Module = transformers.AutoModel.from_pretrained(
+            str(backbone.folder), attn_implementation=attention, dtype=torch.float32
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise BundleError(f"transformers cannot load {backbone.folder}: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+def needs(module: nn.Module) -> tuple[str, ...]:
+    """Which of y, x, residual and norm a PE module's ``forward`` names, in its order."""
+    return tuple(inspect.signature(module.forward).parameters)
+
+
+def normaliser(norm: nn.Module) -> Norm:
+    """That LayerNorm as a function of its live parameters; calling the module would fire its hooks again."""
+
+    def normalise(z: Tensor) -> Tensor:
+        assert isinstance(norm, nn.LayerNorm)
+        return functional.layer_norm(z, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+    return normalise
+
+
+@contextlib.contextmanager
+def attached(model: nn.Module, modules: Mapping[Site, nn.Module]) -> Iterator[None]:
+    """Within the block, each site's value is its PE module's output; afterwards the model is as before."""
+    handles: list[RemovableHandle] = []
+    try:
+        for site, module in modules.items():
+            handles += _hook(model, site, module)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHandle]:
+    seen: dict[str, Any] = {}
+    wanted = needs(module)
+    handles = []
+    if "norm" in wanted and site.norm is not None:
+        seen["norm"] = normaliser(model.get_submodule(site.norm))
+    if "x" in wanted:
+        handles.append(_remember(model, site.reads, 0, seen, "x"))
+    if "residual" in wanted and site.residual is not None:
+        handles.append(_remember(model, *site.residual, seen, "residual"))
+
+    def adapt(_: nn.Module, __: Any, output: Any) -> Any:
+        y, *rest = output if isinstance(output, tuple) else (output,)
+        adapted = module(y, **{name: seen[name] for name in wanted if name != "y"})
+        return (adapted, *rest) if isinstance(output, tuple) else adapted
+
+    handles.append(model.get_submodule(site.module).register_forward_hook(adapt))
+    return handles
+
+
+def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], name: str) -> RemovableHandle:
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # transformers 4 and 5 pass the same argument by position or by name.
+        seen[name] = args[index] if index < len(args) else list(kwargs.values())[index - len(args)]
+
+    return model.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)

@@ -1,0 +1,70 @@
+"""Text to token ids, the same way in training, verification and on the board: the tokenizers library alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Encoding, Tokenizer
+
+from edgepeft.errors import BundleError
+
+__all__ = ["Text", "TextEncoder", "TokenBatch", "pad_rows"]
+
+
+class Text(NamedTuple):
+    """One input: a sentence, or a pair of sentences."""
+
+    first: str
+    second: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens."""
+
+    inputs: dict[str, NDArray[Any]]
+    truncated: int = 0
+
+
+class TextEncoder:
+    """A ``tokenizer.json`` with the inputs and the padding of one backbone."""
+
+    def __init__(self, path: Path, inputs: Sequence[str], pad_token_id: int) -> None:
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise BundleError(f"{path} is missing or is not a tokenizer.json ({error}).") from error
+        self._tokenizer.no_padding()
+        self._inputs = tuple(inputs)
+        self._pad = pad_token_id
+
+    def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
+        """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""
+        self._tokenizer.enable_truncation(max_length)
+        pairs = [_clean(t.first) if t.second is None else (_clean(t.first), _clean(t.second)) for t in texts]
+        encodings: list[Encoding] = self._tokenizer.encode_batch(pairs)
+        columns = {
+            "input_ids": ([e.ids for e in encodings], self._pad),
+            "attention_mask": ([e.attention_mask for e in encodings], 0),
+            "token_type_ids": ([e.type_ids for e in encodings], 0),
+        }
+        inputs = {name: pad_rows(*columns[name]) for name in self._inputs}
+        return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings))
+
+
+def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
+    """Ragged rows -> int64 [batch, longest]."""
+    padded = np.full((len(rows), max(map(len, rows), default=0)), fill, np.int64)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    return padded
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates, which JSON can carry and UTF-8 cannot, become the replacement character."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

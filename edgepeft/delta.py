@@ -1,0 +1,271 @@
+"""A delta: one task's trained modules, head included, and the card that says what they are.
+
+On disk a folder: ``delta.safetensors`` (``<site>/<parameter>``, ``override/<tensor>``, ``head/<parameter>``)
+and ``delta.json``.  It holds no backbone weight that was not trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Pooling
+from edgepeft.backbones.hooks import attached
+from edgepeft.backbones.source import Backbone
+from edgepeft.errors import BundleError
+from edgepeft.heads.base import head_named
+from edgepeft.methods.base import Method, method_named
+from edgepeft.resources import new_folder, write_json
+
+__all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "pool"]
+
+CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
+READS = {"first_token": Pooling.FIRST, "mean": Pooling.MEAN}
+
+
+class BackboneCard(BaseModel):
+    """Which backbone a delta belongs to; ``sha256`` is of its weights file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    family: str
+    model_type: str
+    sha256: str
+
+
+class DeltaCard(BaseModel):
+    """The content of ``delta.json``.  ``labels`` is None for regression."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
+    task: str
+    level: Literal["sentence"] = "sentence"
+    method: str
+    hyperparameters: dict[str, Any]
+    labels: tuple[str, ...] | None
+    pairs: bool = False
+    head: str
+    head_reads: Literal["first_token", "mean"]
+    head_dropout: float = 0.1
+    max_length: int
+    prompt_length: int = 0
+    backbone: BackboneCard
+    trainable_parameters: int = 0
+    metrics: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits of a row: one per label, one for regression."""
+        return 1 if self.labels is None else len(self.labels)
+
+    @property
+    def pooling(self) -> Pooling:
+        """The pooled value that the head reads."""
+        return READS[self.head_reads]
+
+
+class Delta(nn.Module):
+    """The trained part of a task; its parameters are all that training changes.
+
+    ``sites`` are PE modules by site name, ``overrides`` own copies of backbone tensors by their name
+    in the HF base model, ``frozen`` the backbone tensors that the head reads.
+    """
+
+    def __init__(self, card: DeltaCard, architecture: Architecture, backbone: Backbone) -> None:
+        super().__init__()
+        self.card, self.architecture = card, architecture
+        method = method_named(card.method).from_settings(card.hyperparameters)
+        head = head_named(card.head)
+        # nn.ModuleDict refuses dots in its keys, and site names have them.
+        built = method.build(method.sites(architecture))
+        self.modules_by_site = nn.ModuleDict({_key(site): module for site, module in built.items()})
+        self.head = head(architecture.hidden_size, card.n_outputs, card.head_dropout)
+        readable = {*architecture.tensors, *head.reads}
+        trained = [name for name in method.overrides(architecture) if name in readable]
+        self.overrides = nn.ParameterDict({_key(name): _copied(backbone, name) for name in trained})
+        self._frozen = {name: _copied(backbone, name).detach() for name in head.reads if name not in trained}
+
+    @property
+    def site_modules(self) -> dict[str, nn.Module]:
+        """PE modules by site name."""
+        return {_name(key): module for key, module in self.modules_by_site.items()}
+
+    @property
+    def override_tensors(self) -> dict[str, Tensor]:
+        """Trained copies of backbone tensors, by the tensor's name in the HF base model."""
+        return {_name(key): tensor for key, tensor in self.overrides.items()}
+
+    @property
+    def head_weights(self) -> tuple[Tensor, ...]:
+        """The backbone tensors that the head reads, trained copies where there are."""
+        return tuple({**self._frozen, **self.override_tensors}[name] for name in self.head.reads)
+
+    def n_parameters(self) -> dict[str, int]:
+        """Trained parameters of the delta proper and of the head; shared ones count once."""
+        head = sum(p.numel() for p in self.head.parameters())
+        return {"delta": sum(p.numel() for p in self.parameters()) - head, "head": head}
+
+    def logits(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[batch, outputs] from the frozen model with this delta attached.
+
+        ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].
+        """
+        in_model = {self.architecture.site(n): m for n, m in self.site_modules.items() if not n.startswith("pooled.")}
+        overrides = {n: t for n, t in self.override_tensors.items() if n in self.architecture.tensors}
+        with attached(model, in_model):
+            output = torch.func.functional_call(model, overrides, (), dict(inputs))
+        pooled = pool(output.last_hidden_state, inputs["attention_mask"], self.card.pooling)
+        if self.card.pooling.site in self.site_modules:
+            pooled = self.site_modules[self.card.pooling.site](pooled)
+        logits: Tensor = self.head(pooled, *self.head_weights)
+        return logits
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every trained tensor by its name on disk; a shared one appears once."""
+        modules = self.site_modules.items()
+        named: dict[str, Tensor] = {f"{site}/{n}": p for site, module in modules for n, p in module.named_parameters()}
+        named |= {f"override/{name}": tensor for name, tensor in self.override_tensors.items()}
+        named |= {f"head/{name}": p for name, p in self.head.named_parameters()}
+        unique: dict[int, str] = {}
+        for name, tensor in named.items():
+            unique.setdefault(id(tensor), name)
+        return {name: named[name] for name in unique.values()}
+
+    def save(self, folder: Path, *, force: bool = False) -> None:
+        """Write the delta's folder, whole or not at all.
+
+        Raises:
+            UsageError: it exists, and ``force`` is not given.
+        """
+        with new_folder(folder, force=force) as new:
+            self.write(new)
+
+    def write(self, folder: Path) -> None:
+        """Write both files into an existing folder."""
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors().items()}
+        save_file(tensors, folder / TENSORS_FILE, metadata={"format": "pt"})
+        write_json(folder / CARD_FILE, self.card.model_dump(mode="json"))
+
+    def read(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Take over saved values.
+
+        Raises:
+            BundleError: names or shapes differ from what the card's method has.
+        """
+        own = self.tensors()
+        if set(own) != set(tensors):
+            odd = sorted(set(own) ^ set(tensors))
+            raise BundleError(
+                f"{where} does not hold the tensors that {self.card.method} has; they differ in {odd[0]}."
+            )
+        for name, tensor in own.items():
+            if tensor.shape != tensors[name].shape:
+                found, wanted = list(tensors[name].shape), list(tensor.shape)
+                raise BundleError(f"{where}: {name} has shape {found}; {self.card.method} needs {wanted}.")
+            tensor.data.copy_(tensors[name])
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone) -> Delta:
+        """Read a delta's folder for the backbone that it was trained on.
+
+        Raises:
+            BundleError: damaged, of another version, or of another backbone.
+        """
+        card = read_card(folder)
+        if card.backbone.sha256 != backbone.sha256:
+            raise BundleError(
+                f"{folder} was trained on {card.backbone.source} (weights {card.backbone.sha256[:12]}), not on "
+                f"{backbone.source} (weights {backbone.sha256[:12]}). Use the backbone that it was trained on."
+            )
+        delta = cls(card, backbone.architecture, backbone)
+        path = folder / TENSORS_FILE
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise BundleError(f"{path} is missing or damaged ({error}).") from error
+        delta.read(tensors, str(path))
+        return delta.eval()
+
+
+def read_card(folder: Path) -> DeltaCard:
+    """The card of a delta's folder.
+
+    Raises:
+        BundleError: there is none, or it is not one.
+    """
+    path = folder / CARD_FILE
+    try:
+        return DeltaCard.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise BundleError(f"{folder} is not a delta: it has no {CARD_FILE}.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BundleError(f"{path} is not a delta card this version knows: {where}: {first['msg']}.") from error
+
+
+def new_delta(
+    backbone: Backbone,
+    method: Method,
+    task: str,
+    labels: tuple[str, ...] | None,
+    *,
+    pairs: bool = False,
+    head: str | None = None,
+    max_length: int = 128,
+    head_dropout: float = 0.1,
+) -> Delta:
+    """A fresh delta of ``method``; its random parts come from torch's global generator."""
+    card = DeltaCard(
+        task=task,
+        method=method.name,
+        hyperparameters=json.loads(json.dumps(method.settings())),
+        labels=labels,
+        pairs=pairs,
+        head=head or backbone.head,
+        head_reads="mean" if backbone.pooling is Pooling.MEAN else "first_token",
+        head_dropout=head_dropout,
+        max_length=max_length,
+        backbone=BackboneCard(
+            source=backbone.source,
+            family=backbone.family.name,
+            model_type=backbone.architecture.model_type,
+            sha256=backbone.sha256,
+        ),
+    )
+    delta = Delta(card, backbone.architecture, backbone)
+    delta.card = card.model_copy(update={"trainable_parameters": sum(delta.n_parameters().values())})
+    return delta
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones."""
+    if pooling is Pooling.FIRST:
+        first = mask.to(torch.int64).argmax(dim=1)
+        return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
+    weights = mask.to(hidden.dtype).unsqueeze(-1)
+    return (hidden * weights).sum(1) / weights.sum(1)
+
+
+def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:
+    return nn.Parameter(torch.from_numpy(backbone.checkpoint.read(tensor).copy()))
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _name(key: str) -> str:
+    return key.replace("/", ".")

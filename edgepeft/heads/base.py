@@ -1,0 +1,62 @@
+"""What a head is: a module from a pooled hidden state to logits."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.errors import UnknownName
+from edgepeft.registry import modules_of
+
+__all__ = ["Head", "head_named", "heads"]
+
+
+class Head(nn.Module):
+    """Base of all heads.
+
+    A subclass takes (hidden size, number of outputs, dropout probability) and is found by its
+    ``kind``; regression is a head with one output.  ``reads`` names frozen backbone tensors that its
+    ``forward`` gets after the pooled value (BERT's pooler); they are never part of a delta.
+    """
+
+    kind: ClassVar[str]
+    source: ClassVar[str]  # whose head it is
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    @abstractmethod
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """[batch, d] -> logits [batch, outputs]."""
+
+    @classmethod
+    @abstractmethod
+    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
+        """Trained parameters, by formula."""
+
+
+def heads() -> dict[str, type[Head]]:
+    """Every kind of head by name."""
+    found = {}
+    for module in modules_of("edgepeft.heads"):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Head) and "kind" in vars(value):
+                found[value.kind] = value
+    return found
+
+
+def head_named(kind: str) -> type[Head]:
+    """The head of that kind.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    known = heads()
+    if kind not in known:
+        raise UnknownName("head", kind, known)
+    return known[kind]

@@ -1,0 +1,1 @@
+"""PE methods: one file each, found by discovery."""

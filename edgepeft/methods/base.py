@@ -1,0 +1,149 @@
+"""What a PE method is: frozen hyperparameters, a builder of modules for sites, and stated facts."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from torch import nn
+
+from edgepeft.backbones.base import Architecture, Site
+from edgepeft.errors import UnknownName, UsageError
+from edgepeft.registry import modules_of
+
+__all__ = ["Method", "method_named", "methods", "norm_tensors", "option", "require"]
+
+
+def option(default: Any, doc: str) -> Any:
+    """A hyperparameter with its default and one line of documentation."""
+    return dataclasses.field(default=default, metadata={"doc": doc})
+
+
+def require(condition: bool, message: str) -> None:
+    """Check a hyperparameter.
+
+    Raises:
+        UsageError: with that message.
+    """
+    if not condition:
+        raise UsageError(message)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """Base of all PE methods; a subclass in a file of this package is found by its ``name``."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    equation: ClassVar[str]
+    near_identity: ClassVar[bool]  # a fresh delta leaves the backbone's output (almost) unchanged
+    learning_rate: ClassVar[float]
+    learning_rate_source: ClassVar[str]
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """Where it attaches; nowhere unless said otherwise."""
+        return ()
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """Fresh modules by site name; their ``forward(y, ...)`` names what it reads: y, x, residual, norm.
+
+        All tensors are (..., d) and the result has y's shape.
+        """
+        return {}
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """The backbone tensors that it trains copies of."""
+        return ()
+
+    @abstractmethod
+    def n_parameters(self, architecture: Architecture) -> int:
+        """Trained parameters without the head, by the closed formula."""
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Small instances that the conformance suite tries."""
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """An instance from ``--set name=value`` texts or from values of a delta.json.
+
+        Raises:
+            UnknownName: no such hyperparameter.
+            UsageError: a value of the wrong kind, or one that the method refuses.
+        """
+        fields = {field.name for field in dataclasses.fields(cls)}
+        hints = typing.get_type_hints(cls)
+        values = {}
+        for name, value in settings.items():
+            if name not in fields:
+                raise UnknownName(f"hyperparameter of {cls.name}", name, fields)
+            values[name] = _converted(f"{cls.name}'s {name}", value, hints[name])
+        return cls(**values)
+
+    def settings(self) -> dict[str, Any]:
+        """The hyperparameters as plain values."""
+        return dataclasses.asdict(self)
+
+
+def methods() -> dict[str, type[Method]]:
+    """Every method by name."""
+    found = {}
+    for module in modules_of("edgepeft.methods"):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Method) and "name" in vars(value):
+                found[value.name] = value
+    return found
+
+
+def method_named(name: str) -> type[Method]:
+    """The method of that name.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    known = methods()
+    if name not in known:
+        raise UnknownName("PE method", name, known)
+    return known[name]
+
+
+def norm_tensors(architecture: Architecture) -> tuple[str, ...]:
+    """Weight and bias of every LayerNorm."""
+    return tuple(f"{norm}.{part}" for norm in architecture.norms for part in ("weight", "bias"))
+
+
+def _converted(what: str, value: Any, hint: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise UsageError(f"{what} is one of {', '.join(map(str, choices))}; found {value!r}.")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None or value == "none":
+            return None
+        return _converted(what, value, next(arg for arg in typing.get_args(hint) if arg is not type(None)))
+    if origin is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(_converted(what, item, typing.get_args(hint)[0]) for item in items)
+    return _scalar(what, value, hint)
+
+
+def _scalar(what: str, value: Any, kind: type) -> Any:
+    if kind is bool:
+        truths = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in truths:
+            return truths[str(value).lower()]
+        raise UsageError(f"{what} is true or false; found {value!r}.")
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None

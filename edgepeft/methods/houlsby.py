@@ -1,0 +1,82 @@
+"""Houlsby adapters (Houlsby et al., 2019, arXiv:1902.00751, section 2.1): y' = y + W2 act(W1 y + b1) + b2.
+
+Twice a layer, after attention's and the feed-forward's projection, before the residual sum and its
+LayerNorm: LN(sub + A(sub) + res).  Every LayerNorm is trained too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods.base import Method, norm_tensors, option, require
+
+__all__ = ["Adapter", "Houlsby"]
+
+ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
+
+
+class Adapter(nn.Module):
+    """y + up(act(down(y))), [..., d] -> [..., d]."""
+
+    def __init__(self, hidden: int, bottleneck: int, std: float) -> None:
+        super().__init__()
+        self.down = nn.Linear(hidden, bottleneck)
+        self.act = nn.GELU(approximate="tanh")
+        self.up = nn.Linear(bottleneck, hidden)
+        for linear in (self.down, self.up):
+            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Eq. of section 2.1; y is the sub-layer's output."""
+        adapted: Tensor = y + self.up(self.act(self.down(y)))
+        return adapted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Houlsby(Method):
+    """Bottleneck adapters after both sub-layers."""
+
+    name: ClassVar[str] = "houlsby"
+    title: ClassVar[str] = "Houlsby adapter"
+    paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751"
+    equation: ClassVar[str] = "LN(sub + A(sub) + res)"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 3e-4
+    learning_rate_source: ClassVar[str] = "Houlsby et al., section 3.1 (grid 3e-5, 3e-4, 3e-3)"
+
+    bottleneck: int = option(64, "width m of the adapter")
+    norms: bool = option(True, "train every LayerNorm too")
+    std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)")
+
+    def __post_init__(self) -> None:
+        require(self.bottleneck >= 1, f"houlsby's bottleneck must be at least 1; found {self.bottleneck}.")
+        require(self.std > 0, f"houlsby's std must be positive; found {self.std}.")
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """Both sub-layers' outputs."""
+        return architecture.sites_of(*ROLES)
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One adapter a site."""
+        return {site.name: Adapter(site.out_features, self.bottleneck, self.std) for site in sites}
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """Every LayerNorm, unless ``norms=false``."""
+        return norm_tensors(architecture) if self.norms else ()
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """2 L (2 m d + m + d), and 2 d for each LayerNorm."""
+        d, m = architecture.hidden_size, self.bottleneck
+        adapters = 2 * architecture.n_layers * (2 * m * d + m + d)
+        return adapters + (architecture.n_norm_parameters if self.norms else 0)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """A wide and a narrow one, the latter with frozen norms."""
+        return (cls(bottleneck=8), cls(bottleneck=3, norms=False))
