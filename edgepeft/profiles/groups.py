@@ -1,0 +1,185 @@
+"""Control groups as files: which one a process is in, reading, writing, counting and removing them.
+
+Linux Documentation/admin-guide/cgroup-v1 and cgroup-v2. Everything takes ``proc``, the folder that
+stands for /proc, so that other kernels can be imitated in tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = [
+    "PROC",
+    "UNIFIED",
+    "V1",
+    "V2",
+    "MemoryFiles",
+    "groups_of",
+    "make_child",
+    "oom_kills",
+    "read",
+    "read_bytes",
+    "remove",
+    "smallest_limit",
+    "write",
+]
+
+PROC = Path("/proc")
+UNIFIED = ""  # the controller name under which groups_of() lists the cgroup v2 group
+_PREFIX = "edgepeft"
+_UNLIMITED = 1 << 62  # v1 writes "no limit" as the largest multiple of a page below 2^63
+
+
+@dataclass(frozen=True)
+class MemoryFiles:
+    """What the two versions call the same three things."""
+
+    limit: str
+    peak: str
+    events: str
+
+
+V1 = MemoryFiles("memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control")
+V2 = MemoryFiles("memory.max", "memory.peak", "memory.events")
+
+
+def _unescape(text: str) -> str:
+    """mountinfo writes a space as ``\\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _mounts(proc: Path) -> dict[str, tuple[str, Path]]:
+    """Controller -> (the group that is mounted, where), from mountinfo; UNIFIED for version 2."""
+    found: dict[str, tuple[str, Path]] = {}
+    for line in (proc / "self" / "mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        kind, *rest = after.split()
+        if kind not in ("cgroup", "cgroup2"):
+            continue
+        _, _, _, root, point, *_ = before.split()
+        controllers = [UNIFIED] if kind == "cgroup2" else rest[-1].split(",")
+        for controller in controllers:
+            found.setdefault(controller, (_unescape(root), Path(_unescape(point))))
+    return found
+
+
+def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
+    """The folder of each control group that process ``pid`` is in, by controller; ``""`` is version 2's.
+
+    Groups that are not visible from here (another namespace, not mounted) are left out.
+    """
+    try:
+        mounts = _mounts(proc)
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:  # not Linux, or the process is gone
+        return {}
+    found = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            if controller in mounts and (folder := _folder(path, *mounts[controller])) is not None:
+                found[controller] = folder
+    return found
+
+
+def _folder(path: str, root: str, point: Path) -> Path | None:
+    """Where the group ``path`` is seen under a mount of ``root`` at ``point``."""
+    inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
+    folder = point / inside
+    return folder if ".." not in Path(inside).parts and folder.is_dir() else None
+
+
+def read(path: Path) -> str | None:
+    """A control file's text without its newline; None if it is not there or not readable."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def write(path: Path, value: object) -> None:
+    """Write a control file, which must exist: a missing one means a missing controller.
+
+    Raises:
+        OSError: EBUSY, EINVAL, EACCES, ... as the kernel says.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
+    try:
+        os.write(descriptor, str(value).encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_bytes(path: Path) -> int | None:
+    """A size in bytes; None if absent or unlimited."""
+    text = read(path)
+    if text is None or not text.isdigit():  # version 2 writes "max"
+        return None
+    return int(text) if int(text) < _UNLIMITED else None
+
+
+def smallest_limit(folder: Path, files: MemoryFiles) -> int | None:
+    """The memory limit that decides: the smallest of the group's and of the groups around it."""
+    limits = []
+    while (folder / "cgroup.procs").exists():
+        limits.append(read_bytes(folder / files.limit))
+        folder = folder.parent
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def oom_kills(folder: Path, files: MemoryFiles) -> int:
+    """How often the kernel killed in this group for memory (``failcnt`` counts other things too)."""
+    for line in (read(folder / files.events) or "").splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return 0
+
+
+def make_child(own: Path) -> Path:
+    """A new group inside ``own``, named after this process; groups of dead ones are removed first.
+
+    Raises:
+        OSError: not permitted, read-only, ...
+    """
+    _sweep(own)
+    folder = own / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+    folder.mkdir()
+    return folder
+
+
+def _sweep(own: Path) -> None:
+    """Remove what an edgepeft that was killed outright left behind: its groups hold nobody."""
+    for folder in own.glob(f"{_PREFIX}-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)) and not read(folder / "cgroup.procs"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def remove(folder: Path, *, attempts: int = 100) -> None:
+    """Kill whoever is in the group and remove it; waits up to a second for the kernel to let go."""
+    for _ in range(attempts):
+        for pid in (read(folder / "cgroup.procs") or "").split():
+            if int(pid) not in (0, os.getpid()):  # 0: a process of another namespace
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(pid), signal.SIGKILL)
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return
+    warnings.warn(f"the control group {folder} could not be removed", RuntimeWarning, stacklevel=2)
