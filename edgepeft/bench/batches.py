@@ -84,9 +84,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not text ({error.reason}); one integer a line or TOML is read."
-        ) from error
+        raise DataError(f"{path} is not text ({error.reason}); one integer a line or TOML is read.") from error
 
 
 def _from_toml(path: Path, source: str, seed: int) -> Lengths:
@@ -142,9 +140,7 @@ def batches_of(lengths: Sequence[int], batch_size: int) -> tuple[tuple[int, ...]
     return tuple(tuple(lengths[i * batch_size : (i + 1) * batch_size]) for i in range(whole))
 
 
-def random_batch(
-    lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: int
-) -> dict[str, NDArray[np.int64]]:
+def random_batch(lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: int) -> dict[str, NDArray[np.int64]]:
     """Random ids and mask, both [batch, longest], padded on the right with ``pad_id``.
 
     Ids come from the upper part of the vocabulary, where no family keeps its special tokens.

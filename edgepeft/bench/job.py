@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 
 from edgepeft.bench.batches import random_batch
 
-__all__ = ["Job", "Step"]
+__all__ = ["Job", "Prepared", "Step"]
 
 Step = Callable[[int], None]  # does one unit of work on batch number i
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A workload that is loaded: its step, and what a reader of its figures must know."""
+
+    step: Step
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edgepeft.errors import DoesNotFit
+
 __all__ = ["Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
 
 
@@ -33,11 +35,30 @@ class Steppable(Protocol):
 
 @dataclass
 class Series:
-    """All samples of one unit, in order; sample i worked on batch ``batches[i]``."""
+    """All samples of one unit, in order; sample i worked on batch ``batches[i]``.
+
+    ``failure``: it hit the memory limit and was left out of the rounds that followed.
+    """
 
     warmup: list[Sample] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
+    failure: DoesNotFit | None = None
+
+    def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
+        """Step once, unless the unit has failed before."""
+        if self.failure is not None:
+            return
+        try:
+            sample = unit.step(batch)
+        except DoesNotFit as error:
+            self.failure = error
+            return
+        if warmup:
+            self.warmup.append(sample)
+        else:
+            self.samples.append(sample)
+            self.batches.append(batch)
 
 
 def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[list[str]]:
@@ -70,14 +91,13 @@ def sample_rounds(
     for done, batch in enumerate(warmup_batches):
         progress(done, total)
         for name, unit in units.items():
-            series[name].warmup.append(unit.step(batch))
+            series[name].add(unit, batch, warmup=True)
     started = clock()
     for index, order in enumerate(round_orders(list(units), rounds, seed)):
         if index and clock() - started >= max_seconds:
             break
         progress(len(warmup_batches) + index, total)
         for name in order:
-            series[name].samples.append(units[name].step(index % n_batches))
-            series[name].batches.append(index % n_batches)
+            series[name].add(units[name], index % n_batches)
     progress(total, total)
     return series

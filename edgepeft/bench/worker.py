@@ -15,7 +15,7 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,22 +56,22 @@ def _replies(requests: IO[str]) -> Iterator[dict[str, Any]]:
 
     job = Job.from_json(requests.readline())
     module = importlib.import_module(f"edgepeft.bench.workloads.{job.workload}")
-    step = module.prepare(job)
+    prepared = module.prepare(job)
     for index in range(len(job.batches)):
         job.batch(index)  # drawn and kept now, not while a step is timed
     gc.collect()
     gc.disable()  # a collection in the middle of a step would be measured; they run between steps
-    yield {"ready": True, "notes": list(getattr(step, "notes", ()))}
+    yield {"ready": True, "notes": list(prepared.notes)}
     while line := requests.readline():
         request = json.loads(line)
         if "close" in request:
             yield {"peak_rss_bytes": peak_rss_bytes()}
             return
-        yield _timed(step, int(request["step"]))
+        yield _timed(prepared.step, int(request["step"]))
         gc.collect()
 
 
-def _timed(step: Any, batch: int) -> dict[str, float]:
+def _timed(step: Callable[[int], None], batch: int) -> dict[str, float]:
     cpu, wall = time.process_time(), time.perf_counter()
     step(batch)
     return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}

@@ -6,7 +6,7 @@ product of a base-size encoder on 1024 tokens.  One step is ``REPEATS`` of them.
 
 from __future__ import annotations
 
-from edgepeft.bench.job import Job, Step
+from edgepeft.bench.job import Job, Prepared
 
 __all__ = ["ENGINE", "FLOPS_PER_STEP", "WORKLOAD", "prepare"]
 
@@ -18,7 +18,7 @@ _REPEATS = 8  # 39 GFLOP: a tenth of a second on the host of the design's figure
 FLOPS_PER_STEP = 2 * _M * _K * _N * _REPEATS
 
 
-def prepare(job: Job) -> Step:
+def prepare(job: Job) -> Prepared:
     """A session with one MatMul, and the step that runs it ``_REPEATS`` times."""
     import numpy as np
     import onnxruntime as ort
@@ -45,4 +45,4 @@ def prepare(job: Job) -> Step:
         for _ in range(_REPEATS):
             session.run(None, feed)
 
-    return step
+    return Prepared(step)

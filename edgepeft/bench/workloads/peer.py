@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgepeft.bench.job import Job, Step
+from edgepeft.bench.job import Job, Prepared
 from edgepeft.errors import UsageError
 
 __all__ = ["ENGINE", "WORKLOAD", "prepare"]
@@ -13,7 +13,7 @@ WORKLOAD = "infer"
 _KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def prepare(job: Job) -> Step:
+def prepare(job: Job) -> Prepared:
     """Open ``job.model`` as its publisher's users would: default optimisations, the same threads.
 
     Raises:
@@ -25,17 +25,14 @@ def prepare(job: Job) -> Step:
     from edgepeft.bench.workloads._session import session_options
 
     try:
-        session = ort.InferenceSession(
-            str(job.model), session_options(job.threads), providers=["CPUExecutionProvider"]
-        )
+        session = ort.InferenceSession(str(job.model), session_options(job.threads), providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no common public base
         raise UsageError(f"--peer {job.model}: ONNX Runtime cannot open it: {error}") from error
     names = [node.name for node in session.get_inputs()]
     unknown = sorted(set(names) - set(_KNOWN))
     if unknown:
         raise UsageError(
-            f"--peer {job.model} asks for the inputs {', '.join(unknown)}; "
-            f"a peer may have {', '.join(_KNOWN)} only."
+            f"--peer {job.model} asks for the inputs {', '.join(unknown)}; a peer may have {', '.join(_KNOWN)} only."
         )
 
     def step(batch: int) -> None:
@@ -43,4 +40,4 @@ def prepare(job: Job) -> Step:
         values = {**values, "token_type_ids": np.zeros_like(values["input_ids"])}
         session.run(None, {name: values[name] for name in names})
 
-    return step
+    return Prepared(step)

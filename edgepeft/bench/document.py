@@ -1,0 +1,164 @@
+"""The result as JSON, schema ``edgepeft.bench/1`` (design.md, "CLI"): raw samples and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.bench.batches import Lengths
+from edgepeft.bench.checks import warnings_of
+from edgepeft.bench.flops import flops_per_instance
+from edgepeft.bench.measure import Measured
+from edgepeft.bench.plan import Role
+from edgepeft.bench.sampler import Series
+from edgepeft.bench.statistics import (
+    CONFIDENCE,
+    instances_per_minute,
+    paired_ratio,
+    percentile,
+    ratio_of_totals,
+)
+from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+
+__all__ = ["gemm_gflops", "result_rows"]
+
+
+def result_rows(
+    measured: Sequence[Measured],
+    *,
+    scenario: str,
+    lengths: Lengths,
+    architecture: Architecture,
+    batches: Sequence[Sequence[int]],
+    threads: int,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """One row per unit, ratios to the others of the same workload included."""
+    rows = []
+    for one in measured:
+        shape = {
+            "batch_size": len(batches[0]),
+            "sequence_length": lengths.values[0] if lengths.uniform else round(lengths.mean, 2),
+            "lengths": _described(lengths, batches),
+            "threads": threads,
+        }
+        row = {"scenario": scenario, **_subject(one), **shape, **_figures(one, architecture, rounds)}
+        rows.append({**row, "ratio_to": _ratios(one, measured)})
+    return rows
+
+
+def _subject(one: Measured) -> dict[str, Any]:
+    """What the row is about."""
+    unit = one.unit
+    task = unit.task.name if unit.task else None
+    return {
+        "workload": unit.workload,
+        "engine": unit.engine,
+        "method": unit.method,
+        "task": task,
+        "peer": unit.peer,
+    }
+
+
+def _figures(one: Measured, architecture: Architecture, rounds: int) -> dict[str, Any]:
+    """What the unit's samples say by themselves; None where it was not measured."""
+    job, seconds = one.unit.job, _seconds(one.series)
+    sizes = [len(job.batches[index]) for index in one.series.batches] if job else []
+    return {
+        "samples_s": seconds,
+        "warmup_s": [sample.seconds for sample in one.series.warmup],
+        "sample_batches": one.series.batches,
+        "instances_per_minute": instances_per_minute(sizes, seconds) if seconds else None,
+        "latency_s": {f"p{p}": percentile(seconds, p) for p in (50, 90, 99)},
+        "peak_rss_bytes": one.peak_rss_bytes,
+        "cpu_s": sum(sample.cpu_seconds for sample in one.series.samples) if seconds else None,
+        "flops_per_instance": _flops(one, architecture),
+        "gemm_fraction": _gemm_fraction(one, architecture),
+        "warnings": warnings_of(one, rounds),
+    }
+
+
+def _flops(one: Measured, architecture: Architecture) -> float | None:
+    if one.unit.job is None:
+        return None
+    texts = [n for batch in one.unit.job.batches for n in batch]
+    return flops_per_instance(architecture, texts, one.unit.workload, full=one.unit.role is Role.FULL)
+
+
+def gemm_gflops(measured: Sequence[Measured]) -> dict[str, list[float]]:
+    """The host's GEMM rate in every round of each workload, GFLOP/s."""
+    return {
+        one.unit.workload: [FLOPS_PER_STEP / sample.seconds / 1e9 for sample in one.gemm.samples]
+        for one in measured
+        if one.gemm.samples
+    }
+
+
+def _seconds(series: Series) -> list[float]:
+    return [sample.seconds for sample in series.samples]
+
+
+def _described(lengths: Lengths, batches: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Where the lengths come from, and how much of the padded batches is text."""
+    used = [n for batch in batches for n in batch]
+    padded = sum(len(batch) * max(batch) for batch in batches)
+    return {
+        "source": lengths.source,
+        "described": lengths.described,
+        "n_batches": len(batches),
+        "mean": lengths.mean,
+        "max": max(lengths.values),
+        "real_token_share": sum(used) / padded if padded else None,
+    }
+
+
+def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
+    """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round)."""
+    job = one.unit.job
+    if job is None or not one.series.samples or len(one.gemm.samples) != len(one.series.samples):
+        return None
+    fractions = []
+    full = one.unit.role is Role.FULL
+    for sample, batch, gemm in zip(one.series.samples, one.series.batches, one.gemm.samples, strict=True):
+        lengths = job.batches[batch]
+        work = len(lengths) * flops_per_instance(architecture, lengths, one.unit.workload, full=full)
+        fractions.append(work / sample.seconds / (FLOPS_PER_STEP / gemm.seconds))
+    return float(np.median(fractions))
+
+
+def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
+    """Throughput over each peer's, with its interval: the median of paired rounds, and of all rounds' sums."""
+    own = _seconds(one.series)
+    if not own or one.failure:
+        return {}
+    found = {}
+    for other in measured:
+        name = _peer_name(one, other)
+        if name is not None and len(other.series.samples) == len(own):
+            theirs = _seconds(other.series)
+            found[name] = {
+                **_as_json(asdict(paired_ratio(own, theirs))),
+                "of_totals": _as_json(asdict(ratio_of_totals(own, theirs))),
+                "confidence": CONFIDENCE,
+            }
+    return found
+
+
+def _peer_name(one: Measured, other: Measured) -> str | None:
+    """What ``other`` is to ``one``; None where a ratio would mean nothing."""
+    mine, theirs = one.unit, other.unit
+    if one is other or mine.workload != theirs.workload:
+        return None
+    if theirs.role is Role.PEER:
+        return f"peer:{theirs.peer}"
+    if theirs.engine != mine.engine:
+        return theirs.engine if (theirs.role, theirs.task) == (mine.role, mine.task) else None
+    return str(theirs.role) if theirs.role in (Role.BACKBONE, Role.FULL) else None
+
+
+def _as_json(ratio: Mapping[str, Any]) -> dict[str, Any]:
+    return {"ratio": ratio["value"], "interval": [ratio["low"], ratio["high"]], "rounds": ratio["rounds"]}

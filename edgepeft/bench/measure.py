@@ -1,0 +1,145 @@
+"""Runs a plan: starts every unit's worker, interleaves their rounds, gathers samples and peaks.
+
+Inference and fine-tuning are measured one after the other, so that at most one kind's workers are in
+memory together; the host's GEMM rate is measured in the rounds of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgepeft.bench.job import Job
+from edgepeft.bench.plan import Role, Unit
+from edgepeft.bench.sampler import Sample, Series, sample_rounds
+from edgepeft.errors import DoesNotFit
+from edgepeft.profiles.limits import InForce
+
+__all__ = ["Measured", "Progress", "Schedule", "Start", "Worker", "measure"]
+
+Progress = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
+
+
+class Worker(Protocol):
+    """What ``WorkerProcess`` offers; tests bring their own."""
+
+    notes: tuple[str, ...]
+
+    @property
+    def in_force(self) -> InForce:
+        """The limits on it."""
+
+    def ready(self) -> None:
+        """Wait until it can work."""
+
+    def step(self, batch: int) -> Sample:
+        """One unit of work."""
+
+    def finish(self) -> int:
+        """End; peak resident bytes."""
+
+
+Start = Callable[[str, Job], AbstractContextManager[Worker]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long to measure: batches to warm up on, rounds, seconds a workload, the order's seed."""
+
+    n_batches: int
+    warmup_batches: tuple[int, ...]
+    rounds: int
+    max_seconds: float
+    seed: int
+
+
+@dataclass
+class Measured:
+    """A unit's samples and the GEMM probe's of the same rounds; ``failure`` where it did not fit."""
+
+    unit: Unit
+    series: Series = field(default_factory=Series)
+    gemm: Series = field(default_factory=Series)
+    peak_rss_bytes: int | None = None
+    in_force: InForce | None = None
+    notes: tuple[str, ...] = ()
+    failure: DoesNotFit | None = None
+
+
+def measure(
+    units: Sequence[Unit],
+    schedule: Schedule,
+    start: Start,
+    *,
+    threads: int,
+    progress: Progress = lambda what, done, total: None,
+) -> list[Measured]:
+    """Measure all units, in the order given.
+
+    A unit that does not fit the memory limit is left out from then on and says so in ``failure``.
+
+    Raises:
+        EdgepeftError: a worker ended for another reason.
+    """
+    measured = {unit.label: Measured(unit) for unit in units}
+    for workload in dict.fromkeys(unit.workload for unit in units):
+        group = [one for one in measured.values() if one.unit.workload == workload and one.unit.job]
+        if group:
+            _measure_together(workload, group, schedule, start, threads=threads, progress=progress)
+    return list(measured.values())
+
+
+def _measure_together(
+    workload: str,
+    group: list[Measured],
+    schedule: Schedule,
+    start: Start,
+    *,
+    threads: int,
+    progress: Progress,
+) -> None:
+    probe = Measured(Unit(workload, "onnxruntime", Role.GEMM, job=Job("gemm", threads)))
+    everyone = {one.unit.label: one for one in [*group, probe]}
+    with ExitStack() as stack:
+        workers = {}
+        for number, (label, one) in enumerate(everyone.items()):
+            progress(f"loading {label}", number, len(everyone))
+            worker = _started(one, start, stack)
+            if worker is not None:
+                workers[label] = worker
+        series = sample_rounds(
+            workers,
+            n_batches=schedule.n_batches,
+            warmup_batches=schedule.warmup_batches,
+            rounds=schedule.rounds,
+            max_seconds=schedule.max_seconds,
+            seed=schedule.seed,
+            progress=lambda done, total: progress(workload, done, total),
+        )
+        for label, one in everyone.items():
+            if label in workers:
+                _gather(one, workers[label], series[label])
+    for one in group:
+        one.gemm = probe.series
+
+
+def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
+    """The unit's worker, loaded; None if it does not fit."""
+    assert one.unit.job is not None
+    worker = stack.enter_context(start(one.unit.label, one.unit.job))
+    one.in_force = worker.in_force
+    try:
+        worker.ready()
+    except DoesNotFit as error:
+        one.failure = error
+        return None
+    one.notes = worker.notes
+    return worker
+
+
+def _gather(one: Measured, worker: Worker, series: Series) -> None:
+    one.series, one.failure = series, series.failure
+    if one.failure is None:
+        one.peak_rss_bytes = worker.finish()

@@ -1,0 +1,135 @@
+"""What is measured: every workload on every task it applies to, the bare backbone, full fine-tuning, peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from edgepeft.bench.job import Job
+
+__all__ = ["Model", "Role", "Task", "Unit", "plan"]
+
+
+class Role(StrEnum):
+    """What a unit is to the others: ratios are taken to backbones, peers and full fine-tuning."""
+
+    TASK = "task"
+    BACKBONE = "backbone"
+    FULL = "full"
+    PEER = "peer"
+    GEMM = "gemm"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as its manifest describes it: name, method, the method's settings, number of outputs."""
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    n_labels: int = 2
+
+
+@dataclass(frozen=True)
+class Model:
+    """The bundle under measurement and what the workloads must know about it."""
+
+    bundle: Path
+    tasks: tuple[Task, ...]
+    vocab_size: int
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One row of the result.  ``job`` is None where it cannot be measured; ``unavailable`` says why."""
+
+    workload: str
+    engine: str
+    role: Role
+    task: Task | None = None
+    peer: str | None = None
+    job: Job | None = None
+    unavailable: str | None = None
+
+    @property
+    def method(self) -> str | None:
+        """The PE method's name; ``full`` where everything is trained."""
+        return "full" if self.role is Role.FULL else self.task.method if self.task else None
+
+    @property
+    def label(self) -> str:
+        """For progress and messages, unique within a plan."""
+        what = {Role.TASK: f"task {self.task.name}" if self.task else "", Role.PEER: f"peer {self.peer}"}
+        return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}"
+
+
+def plan(
+    model: Model,
+    *,
+    engines: Sequence[str],
+    workloads: Sequence[str],
+    batches: tuple[tuple[int, ...], ...],
+    threads: int,
+    seed: int,
+    peers: Sequence[Path] = (),
+    missing: Mapping[str, str] | None = None,
+) -> list[Unit]:
+    """Every unit of the benchmark.  ``missing``: engine -> why it cannot be used here."""
+    common: dict[str, Any] = {
+        "bundle": str(model.bundle),
+        "batches": batches,
+        "threads": threads,
+        "vocab_size": model.vocab_size,
+        "pad_id": model.pad_id,
+        "seed": seed,
+    }
+    units = [
+        _unit(common, Unit(workload, engine, role, task), missing or {})
+        for workload in workloads
+        for engine in engines
+        for role, task in _subjects(workload, model.tasks)
+    ]
+    if "infer" in workloads:
+        for name, path in _named(peers).items():
+            job = Job("peer", **{**common, "bundle": ""}, model=str(path))
+            units.append(Unit("infer", "onnxruntime", Role.PEER, peer=name, job=job))
+    return units
+
+
+def _subjects(workload: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None]]:
+    """Tasks, and what they are compared with: the bare backbone, or training everything."""
+    other = Role.BACKBONE if workload == "infer" else Role.FULL
+    # A task whose method is full fine-tuning already is that comparison.
+    own: list[tuple[Role, Task | None]] = [
+        (Role.FULL if workload == "finetune" and task.method == "full" else Role.TASK, task) for task in tasks
+    ]
+    return own if any(role is other for role, _ in own) else [*own, (other, None)]
+
+
+def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> Unit:
+    """``bare`` with its job, or with the reason why it has none."""
+    reason = missing.get(f"{bare.workload} {bare.engine}") or missing.get(bare.engine)
+    if reason:
+        return replace(bare, unavailable=reason)
+    about: dict[str, Any] = {}
+    if bare.task:
+        about = {
+            "task": bare.task.name,
+            "settings": dict(bare.task.settings),
+            "n_labels": bare.task.n_labels,
+        }
+    name = f"{bare.workload}_{bare.engine}"
+    return replace(bare, job=Job(name, **common, **about, method=bare.method))
+
+
+def _named(peers: Sequence[Path]) -> dict[str, Path]:
+    """A short name for each peer: the file's, with its folder's where two are called alike."""
+    stems = [path.stem for path in peers]
+    return {
+        path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}/{path.stem}": path
+        for path in peers
+    }
