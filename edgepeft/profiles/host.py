@@ -19,8 +19,22 @@ __all__ = ["cpu_model", "host_facts", "isa_flags", "memory_bytes", "thread_count
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 
 # Flags that decide which matrix kernels run; the kernel's names (x86 "flags", ARM "Features").
-_ISA_PREFIXES = tuple(
-    ["avx", "amx", "fma", "f16c", "sse4", "asimd", "neon", "fphp", "atomics", "crc32", "i8mm", "bf16", "sve", "sme"]
+_X86_PREFIXES = ("avx", "amx", "fma", "f16c", "sse4")
+_ARM_PREFIXES = ("asimd", "neon", "fphp", "atomics", "crc32", "i8mm", "bf16", "sve", "sme")
+    "avx",
+    "amx",
+    "fma",
+    "f16c",
+    "sse4",
+    "asimd",
+    "neon",
+    "fphp",
+    "atomics",
+    "crc32",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sme",
 )
 
 # ARM's part numbers (Arm, "Main ID Register"), which /proc/cpuinfo gives instead of a name.
@@ -62,7 +76,7 @@ def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
     """Instruction set extensions that matter to matrix arithmetic, sorted, by the kernel's names."""
     info = _cpuinfo(proc)
     flags = (info.get("flags") or info.get("Features") or "").split()
-    return tuple(sorted(flag for flag in flags if flag.startswith(_ISA_PREFIXES)))
+    return tuple(sorted(flag for flag in flags if flag.startswith(_X86_PREFIXES + _ARM_PREFIXES)))
 
 
 def memory_bytes(proc: Path = groups.PROC) -> int:

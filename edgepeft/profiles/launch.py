@@ -1,8 +1,9 @@
-"""Enter the limits, report what is seen inside, become the work: ``launch.py SPEC PROGRAM ARGUMENTS...``.
+"""Enter the limits, report what is seen there, become the work: ``launch.py SPEC PROGRAM ARGUMENTS...``.
 
 Run as a file by ``python -I -S``, so it uses the standard library alone and starts in a few
-milliseconds whatever the work's environment is. SPEC is JSON: ``report_fd``, ``joins``, ``cpus``,
-``address_space_bytes``, ``keeper_fd``. The report goes to ``report_fd``, which closes when the work starts.
+milliseconds whatever the work's environment is. SPEC is JSON: ``report_fd``, ``go_fd``, ``keeper_fd``,
+``joins``, ``cpus``, ``address_space_bytes``. The report goes to ``report_fd``, which closes when the work
+starts; that it does after a byte from ``go_fd``.
 """
 
 from __future__ import annotations
@@ -67,21 +68,26 @@ def _enter(spec: dict[str, Any]) -> dict[str, Any]:
     return {"pid": os.getpid(), "cpus": _cpus(), "address_space_bytes": _address_space()}
 
 
+def _tell(descriptor: int, document: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(document).encode() + b"\n")
+
+
 def main(spec_text: str, argv: list[str]) -> int:
-    """Enter, report, exec. Returns only if the work could not be started (127)."""
+    """Enter, report, wait for the word, exec. Returns only if the work could not be started (127)."""
     spec = json.loads(spec_text)
-    report_fd = int(spec["report_fd"])
+    report_fd, go_fd = int(spec["report_fd"]), int(spec["go_fd"])
     os.set_inheritable(report_fd, False)
+    os.set_inheritable(go_fd, False)
     stage = "enter"
     try:
-        os.write(report_fd, json.dumps(_enter(spec)).encode() + b"\n")
+        _tell(report_fd, _enter(spec))
+        if not os.read(go_fd, 1):  # the parent found the limits wanting, or died
+            return 127
         stage = "exec"
         os.execvp(argv[0], argv)
     except (OSError, MemoryError, ValueError, subprocess.CalledProcessError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        where = getattr(error, "filename", None)
-        failure = {"stage": stage, "errno": getattr(error, "errno", None), "reason": reason, "where": where}
-        os.write(report_fd, json.dumps(failure).encode() + b"\n")
+        _tell(report_fd, {"stage": stage, "errno": getattr(error, "errno", None), "reason": reason})
     return 127
 
 

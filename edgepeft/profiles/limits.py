@@ -7,11 +7,7 @@ achieved is read back from the kernel, so a result can say what it was measured 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +16,12 @@ from typing import IO, Any, Self
 
 import psutil
 
-from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.profiles import cgroup_v1, cgroup_v2, launch, rlimit, systemd_scope
+from edgepeft.errors import DoesNotFit, EdgepeftError
+from edgepeft.profiles import cgroup_v1, cgroup_v2, rlimit, systemd_scope
 from edgepeft.profiles.cores import pick_cpus, usable_cores
 from edgepeft.profiles.judgement import judge
-from edgepeft.profiles.placement import InForce, Limits, Placement, Report, Unavailable
+from edgepeft.profiles.launching import Launch, NoMemoryToStart
+from edgepeft.profiles.placement import InForce, Limits, Placement, Unavailable
 
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "LimitedRun", "Limits", "run_limited"]
 
@@ -38,9 +35,6 @@ BACKENDS: tuple[Prepare, ...] = (
     systemd_scope.prepare,
     rlimit.prepare,
 )
-
-_START_SECONDS = 60.0  # an emulated or heavily loaded board needs a while to start Python
-_ENOMEM = 12
 
 # What a program says when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
 # dynamic linker, ONNX Runtime, torch.
@@ -80,6 +74,7 @@ class LimitedProcess:
         backends: Sequence[Prepare] = BACKENDS,
     ):
         self.limits = limits
+        self._launch: Launch | None = None
         self._final: tuple[int, int | None] | None = None
         self._resident_peak: int | None = None
         cpus = None if limits.cores is None else pick_cpus(min(limits.cores, usable_cores()))
@@ -103,69 +98,25 @@ class LimitedProcess:
     def _start(self, placement: Placement, argv: list[str], options: dict[str, Any], refused: Sequence[str]) -> None:
         """Start ``argv`` in ``placement``, or take it down again and say why not."""
         self._placement = placement
-        self._keeper: int | None = None
-        self._process: subprocess.Popen[Any] | None = None
         try:
-            report = self._launch(argv, options)
+            self._launch = Launch(placement, argv, options)
+            report = self._launch.report()
             placement.entered(report)
             self.in_force = judge(self.limits, placement, report, refused)
+            self._launch.go()
+        except NoMemoryToStart:
+            self.close()
+            raise self._error() from None
         except BaseException:
             self.close()
-            self._final = None
+            self._launch, self._final = None, None
             raise
-
-    def _launch(self, argv: list[str], options: dict[str, Any]) -> Report:
-        reader, writer = os.pipe()
-        try:
-            kept = [writer]
-            spec: dict[str, Any] = {
-                "report_fd": writer,
-                "joins": [str(path) for path in self._placement.joins],
-                "cpus": self._placement.cpus,
-                "address_space_bytes": self._placement.address_space_bytes,
-                "keeper_fd": None,
-            }
-            if self._placement.keeper:
-                spec["keeper_fd"], self._keeper = os.pipe()
-                kept.append(spec["keeper_fd"])
-            # -I -S: the launcher must not be slowed down or altered by the work's environment.
-            launcher = [sys.executable, "-I", "-S", launch.__file__, json.dumps(spec)]
-            self._process = subprocess.Popen([*self._placement.wrapper, *launcher, *argv], pass_fds=kept, **options)
-        except BaseException:
-            os.close(reader)
-            raise
-        finally:
-            for descriptor in kept:
-                os.close(descriptor)
-        with os.fdopen(reader, "rb") as file:
-            return self._read_report(file, argv)
-
-    def _read_report(self, file: IO[bytes], argv: list[str]) -> Report:
-        """The launcher's word. The pipe ends when the work starts or the launcher dies."""
-        lines = _lines_until_end(file)
-        documents = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        failure = next((document for document in documents if "stage" in document), None)
-        if failure is not None:
-            self._explain(failure, argv)
-        if not documents:
-            if self._placement.oom_kills():
-                raise self._error()
-            raise Unavailable(f"the launcher did not start under {self._placement.backend}")
-        seen = documents[0]
-        return Report(seen["pid"], tuple(seen["cpus"]), seen["address_space_bytes"])
-
-    def _explain(self, failure: dict[str, Any], argv: list[str]) -> None:
-        if failure["reason"] == "MemoryError" or failure["errno"] == _ENOMEM:
-            raise self._error()
-        if failure["stage"] == "enter":
-            raise Unavailable(f"the child could not enter its group ({failure['reason']})")
-        raise UsageError(f"the program {argv[0]!r} cannot be started: {failure['reason']}.")
 
     @property
     def popen(self) -> subprocess.Popen[Any]:
         """The program's process: after the launcher's exec its pid is the work's."""
-        assert self._process is not None
-        return self._process
+        assert self._launch is not None  # only while the constructor still looks for a backend
+        return self._launch.process
 
     def oom_killed(self) -> bool:
         """Whether the kernel killed the program, or a part of it, for memory."""
@@ -208,14 +159,13 @@ class LimitedProcess:
         if self._final is not None:
             return
         try:
-            if self._process is not None:
+            if self._launch is not None:
                 self.peak_bytes()
-                _stop(self._process)
+                self._launch.stop()
         finally:
             self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
-            if self._keeper is not None:
-                os.close(self._keeper)
-                self._keeper = None
+            if self._launch is not None:
+                self._launch.release()
             self._placement.remove()
 
     def __enter__(self) -> Self:
@@ -268,30 +218,9 @@ def run_limited(
         return LimitedRun(status, out, err, process.in_force, process.peak_bytes())
 
 
-def _lines_until_end(file: IO[bytes]) -> list[bytes]:
-    """Everything up to the pipe's end; a launcher that hangs (a password prompt) counts as silent."""
-    content = b""
-    while select.select([file], [], [], _START_SECONDS)[0]:
-        if not (part := os.read(file.fileno(), 1 << 16)):
-            break
-        content += part
-    return content.splitlines(keepends=True)
-
-
 def _resident_peak(pid: int) -> int | None:
     """VmHWM of a living process, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def _stop(process: subprocess.Popen[Any]) -> None:
-    """Kill if it runs, collect its status, close our ends of its pipes."""
-    if process.poll() is None:
-        process.kill()  # a paused process dies of SIGKILL too
-    process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
-        if stream is not None:
-            with contextlib.suppress(OSError, ValueError):  # what was buffered for a dead reader
-                stream.close()

@@ -1,0 +1,110 @@
+"""``edgepeft profiles``: the devices there are, or all figures of one with their sources."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgepeft.profiles.schema import Figure, Latency, Profile
+
+__all__ = ["command"]
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(help="A profile's name, or the path of a .toml file.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """List the device profiles, or show every figure of one with its source."""
+    from edgepeft.profiles.loader import known_profiles, load_profile
+
+    if name is not None:
+        profile = load_profile(name)
+        _print_json(_document(profile)) if json else _show(profile)
+        return
+    profiles = [load_profile(known) for known in known_profiles()]
+    if json:
+        _print_json({"profiles": [_summary(profile) for profile in profiles]})
+    else:
+        _list(profiles)
+
+
+def _summary(profile: Profile) -> dict[str, object]:
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "cores": profile.cores.value,
+        "memory_bytes": profile.memory_bytes,
+        "isa": list(profile.isa.value),
+    }
+
+
+def _document(profile: Profile) -> dict[str, object]:
+    return {**profile.model_dump(mode="json"), "memory_bytes": profile.memory_bytes}
+
+
+def _print_json(document: object) -> None:
+    from json import dumps
+
+    typer.echo(dumps(document, indent=2, ensure_ascii=False))
+
+
+def _list(profiles: list[Profile]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "device", "cores", "memory", "instruction set")
+    for profile in profiles:
+        memory = f"{profile.memory.value:g} {profile.memory.unit}"
+        isa = " ".join(profile.isa.value)
+        table.add_row(profile.name, profile.title, str(profile.cores.value), memory, isa)
+    Console().print(table)
+
+
+def _show(profile: Profile) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console()
+    console.print(f"[bold]{escape(profile.name)}[/bold]  {escape(profile.title)}")
+    if profile.about:
+        console.print(escape(profile.about.strip()))
+    for table in (_figures(profile), _latencies(profile)):
+        if table.row_count:
+            console.print(table)
+
+
+def _figures(profile: Profile) -> Table:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    table = Table("figure", "value", "kind", Column("source and notes", overflow="fold"))
+    isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
+    parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}
+    for key, figure in parts.items():
+        value = isa if figure is profile.isa else f"{figure.value} {figure.unit}"
+        table.add_row(escape(figure.title or key), escape(value), figure.kind, escape(_source(figure)))
+    return table
+
+
+def _latencies(profile: Profile) -> Table:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    table = Table(
+        "published latency, batch 1", "runtime", "threads", "ms", "kind", Column("source and notes", overflow="fold")
+    )
+    for row in profile.latencies:
+        runtime = f"{row.runtime} {row.precision}".strip()
+        threads = str(row.threads or "-")
+        table.add_row(escape(row.model), escape(runtime), threads, f"{row.value:g}", row.kind, escape(_source(row)))
+    return table
+
+
+def _source(part: Figure | Latency) -> str:
+    return "; ".join(text for text in (part.source, part.note) if text)

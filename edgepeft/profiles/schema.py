@@ -1,0 +1,118 @@
+"""What a profile file may say. Every figure carries value, unit, kind and source.
+
+The kind says how far a figure can be trusted: ``measured`` on the device by somebody who is named,
+``spec`` from a data sheet or the paper that is reproduced, ``derived`` by arithmetic that the source
+states, ``unsourced`` general knowledge, the only kind that may go without a source.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from edgepeft.profiles.placement import Limits
+
+__all__ = ["Amount", "Cores", "Figure", "Flags", "Kind", "Latency", "Memory", "Profile"]
+
+Kind = Literal["measured", "spec", "derived", "unsourced"]
+_BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
+_SMALLEST_MEMORY, _LARGEST_MEMORY = 2**20, 2**50  # outside of these the unit was mistaken
+
+
+class _Part(BaseModel):
+    """Frozen; an unknown key is an error, and so are NaN and a number given as text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class _Sourced(_Part):
+    kind: Kind
+    source: str = ""
+    note: str = ""
+
+    @model_validator(mode="after")
+    def _has_source(self) -> Self:
+        if self.kind != "unsourced" and not self.source.strip():
+            raise ValueError(f'a {self.kind} figure needs a source (or kind = "unsourced")')
+        return self
+
+
+class Figure(_Sourced):
+    """A figure: value, unit, kind, source, and a title for people; the kinds of figure narrow the value."""
+
+    value: int | float | str | tuple[str, ...]
+    unit: str = Field(min_length=1)
+    title: str = ""
+
+
+class Cores(Figure):
+    """How many cores the device has."""
+
+    value: int = Field(ge=1, le=4096)
+    unit: Literal["cores"]
+
+
+class Memory(Figure):
+    """How much memory the device has; its unit says whether powers of two or of ten are meant."""
+
+    value: int | float = Field(gt=0)
+    unit: Literal["B", "MB", "GB", "MiB", "GiB"]
+
+    @property
+    def size_bytes(self) -> int:
+        """The value in bytes."""
+        return int(self.value * _BYTES[self.unit])
+
+    @model_validator(mode="after")
+    def _is_plausible(self) -> Self:
+        if not _SMALLEST_MEMORY <= self.size_bytes <= _LARGEST_MEMORY:
+            raise ValueError(f"{self.value} {self.unit} is no device's memory; is the unit right?")
+        return self
+
+
+class Flags(Figure):
+    """Instruction set extensions, by the Linux kernel's names; ``absent`` names those known to be missing."""
+
+    value: Annotated[tuple[str, ...], Field(strict=False)]
+    absent: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    unit: Literal["flags"]
+
+
+class Amount(Figure):
+    """Any other figure: a number with its unit, or a range in words."""
+
+    value: int | float | str
+
+
+class Latency(_Sourced):
+    """A published latency at batch 1, in milliseconds: something to check predictions with."""
+
+    model: str
+    runtime: str
+    precision: str = ""
+    threads: int | None = Field(default=None, ge=1)
+    value: int | float = Field(gt=0)
+    unit: Literal["ms"]
+
+
+class Profile(_Part):
+    """A device as data: cores, memory and instruction set, which limits need, and published figures."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    title: str = Field(min_length=1)
+    about: str = ""
+    cores: Cores
+    memory: Memory
+    isa: Flags
+    figures: dict[str, Amount] = {}
+    latencies: Annotated[tuple[Latency, ...], Field(strict=False)] = ()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The device's memory in bytes."""
+        return self.memory.size_bytes
+
+    def limits(self) -> Limits:
+        """The cores and memory that emulating this device asks for."""
+        return Limits(cores=self.cores.value, memory_bytes=self.memory_bytes)
