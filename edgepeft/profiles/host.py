@@ -21,21 +21,6 @@ _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformer
 # Flags that decide which matrix kernels run; the kernel's names (x86 "flags", ARM "Features").
 _X86_PREFIXES = ("avx", "amx", "fma", "f16c", "sse4")
 _ARM_PREFIXES = ("asimd", "neon", "fphp", "atomics", "crc32", "i8mm", "bf16", "sve", "sme")
-    "avx",
-    "amx",
-    "fma",
-    "f16c",
-    "sse4",
-    "asimd",
-    "neon",
-    "fphp",
-    "atomics",
-    "crc32",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sme",
-)
 
 # ARM's part numbers (Arm, "Main ID Register"), which /proc/cpuinfo gives instead of a name.
 _ARM_PARTS = {
