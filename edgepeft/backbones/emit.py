@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.errors import BundleError
 
-__all__ = ["IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter"]
+__all__ = ["IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter", "external_tensor"]
 
 OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
@@ -58,15 +58,7 @@ class Emitter:
                 f"the config asks for F32 {list(shape)}; weights and config do not belong together."
             )
         if stored.name not in self.initializers:
-            tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=stored.shape)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", WEIGHTS_FILE),
-                ("offset", stored.offset),
-                ("length", stored.n_bytes),
-            ):
-                tensor.external_data.add(key=key, value=str(value))
-            self.initializers[stored.name] = tensor
+            self.initializers[stored.name] = external_tensor(stored)
         return stored.name
 
     def model(
@@ -80,3 +72,12 @@ class Emitter:
             ir_version=IR_VERSION,
             producer_name="edgepeft",
         )
+
+
+def external_tensor(stored: StoredTensor) -> TensorProto:
+    """An initializer that lies in the weights file: the tensor's own name, bytes and shape."""
+    tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=stored.shape)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", WEIGHTS_FILE), ("offset", stored.offset), ("length", stored.n_bytes)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor

@@ -1,0 +1,1 @@
+"""From trained deltas to a bundle: graphs, check files, manifest."""

@@ -1,0 +1,189 @@
+"""A delta as an ONNX graph of its own: PE modules and head by ``torch.onnx.export``, overrides by name."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import Site
+from edgepeft.backbones.emit import IR_VERSION, OPSET
+from edgepeft.backbones.hooks import needs
+from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta
+from edgepeft.graph import names
+from edgepeft.graph.rename import rename_values
+from edgepeft.graph.strip import strip
+
+__all__ = ["export_delta"]
+
+# Two odd sizes, so that neither dimension is taken for a constant or for the other.
+_TOKENS, _BATCH = 7, 3
+
+
+def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
+    """The self-contained delta graph, opset 20, IR 10; the same delta gives the same bytes.
+
+    Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
+    ``weight:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs].
+    """
+    delta = delta.eval()
+    parts = _Parts(delta)
+    stored = {name: backbone.checkpoint.find(name).name for name in (*parts.borrowed, *delta.override_tensors)}
+    model = _traced(parts)
+    rename_values(model.graph, _renamer(parts, stored))
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type.lower()}_{index}"
+    for name, tensor in delta.override_tensors.items():
+        _pass_through(model.graph, tensor, stored[name])
+    del model.graph.value_info[:]
+    strip(model)
+    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, "edgepeft", ""
+    del model.metadata_props[:]
+    helper.set_model_props(model, _properties(delta))
+    onnx.checker.check_model(model)
+    return model
+
+
+class _Parts(nn.Module):
+    """All PE modules and the head side by side: a flat list of values in, a flat list out."""
+
+    def __init__(self, delta: Delta) -> None:
+        super().__init__()
+        self.delta = delta
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: list[str] = []
+        self.borrowed: list[str] = []
+        for name, module in delta.site_modules.items():
+            self._declare(delta.architecture.site(name), module)
+            self.outputs.append(names.adapted(name))
+        hidden = delta.architecture.hidden_size
+        self.inputs.setdefault(delta.card.pooling.site, torch.zeros(_BATCH, hidden))
+        for tensor, value in zip(delta.head.reads, delta.head_weights, strict=True):
+            self._borrow(tensor, tuple(value.shape))
+        self.outputs.append(names.LOGITS)
+
+    def _declare(self, site: Site, module: nn.Module) -> None:
+        rows = _TOKENS if site.layer is not None or site.name == "embeddings" else _BATCH
+        widths = {
+            "y": ("", site.out_features),
+            "x": (".input", site.in_features),
+            "residual": (".residual", site.out_features),
+        }
+        for wanted in needs(module):
+            if wanted == "norm":
+                for part in ("weight", "bias"):
+                    self._borrow(f"{site.norm}.{part}", (site.out_features,))
+            else:
+                suffix, width = widths[wanted]
+                self.inputs[site.name + suffix] = torch.zeros(rows, width)
+
+    def _borrow(self, tensor: str, shape: tuple[int, ...]) -> None:
+        self.borrowed.append(tensor)
+        self.inputs[names.weight(tensor)] = torch.zeros(shape)
+
+    def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Values in the order of ``inputs`` -> values in the order of ``outputs``."""
+        given = dict(zip(self.inputs, values, strict=True))
+        adapted = {name: self._adapt(name, module, given) for name, module in self.delta.site_modules.items()}
+        site = self.delta.card.pooling.site
+        weights = (given[names.weight(tensor)] for tensor in self.delta.head.reads)
+        return (*adapted.values(), self.delta.head(adapted.get(site, given[site]), *weights))
+
+    def _adapt(self, name: str, module: nn.Module, given: dict[str, Tensor]) -> Tensor:
+        site = self.delta.architecture.site(name)
+        sources: dict[str, Callable[[], Any]] = {
+            "y": lambda: given[name],
+            "x": lambda: given[f"{name}.input"],
+            "residual": lambda: given[f"{name}.residual"],
+            "norm": lambda: self._norm(site, given),
+        }
+        adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
+        return adapted
+
+    def _norm(self, site: Site, given: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        weight, bias = (given[names.weight(f"{site.norm}.{part}")] for part in ("weight", "bias"))
+        epsilon = self.delta.architecture.layer_norm_eps
+        return lambda z: functional.layer_norm(z, weight.shape, weight, bias, epsilon)
+
+
+def _traced(parts: _Parts) -> onnx.ModelProto:
+    tokens, batch = torch.export.Dim("tokens"), torch.export.Dim("batch")
+    dynamic = []
+    for name in parts.inputs:
+        borrowed = names.without_prefix(name)[0] == "weight"
+        dynamic.append(None if borrowed else {0: batch if name.startswith("pooled.") else tokens})
+    with _quiet():
+        program = torch.onnx.export(
+            parts.eval(),
+            tuple(parts.inputs.values()),
+            dynamo=True,
+            optimize=False,  # so that initializers keep their parameter paths
+            opset_version=OPSET,
+            dynamic_shapes=(tuple(dynamic),),
+            input_names=[f"in_{i}" for i in range(len(parts.inputs))],
+            output_names=[f"out_{i}" for i in range(len(parts.outputs))],
+            verbose=False,
+        )
+    assert program is not None
+    return program.model_proto
+
+
+def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
+    """Exporter's names -> ours: sites and tensors for inputs and outputs, delta.safetensors' for weights."""
+    new = {f"in_{i}": _stored_name(name, stored) for i, name in enumerate(parts.inputs)}
+    new |= {f"out_{i}": name for i, name in enumerate(parts.outputs)}
+    for site, module in parts.delta.site_modules.items():
+        key = site.replace(".", "/")
+        new |= {f"delta.modules_by_site.{key}.{p}": f"{site}/{p}" for p, _ in module.named_parameters()}
+    new |= {f"delta.head.{p}": f"head/{p}" for p, _ in parts.delta.head.named_parameters()}
+    return lambda name: new.get(name, name)
+
+
+def _stored_name(name: str, stored: dict[str, str]) -> str:
+    kind, tensor = names.without_prefix(name)
+    return names.weight(stored[tensor]) if kind == "weight" else name
+
+
+def _pass_through(graph: onnx.GraphProto, tensor: Tensor, stored: str) -> None:
+    """An override as it is: the exporter would rename an output that is a parameter."""
+    source, output = f"override/{stored}", names.override(stored)
+    graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
+    graph.node.append(helper.make_node("Identity", [source], [output], name=output))
+    graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, list(tensor.shape)))
+
+
+def _properties(delta: Delta) -> dict[str, str]:
+    card = delta.card
+    return {
+        "edgepeft.format": "edgepeft.task/1",
+        "edgepeft.task": card.task,
+        "edgepeft.method": card.method,
+        "edgepeft.backbone": card.backbone.source,
+        "edgepeft.backbone_sha256": card.backbone.sha256,
+        "edgepeft.card": card.model_dump_json(),
+    }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter logs its own deprecations."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""Edits of ONNX graphs, one pass a file; never torch."""

@@ -1,0 +1,35 @@
+"""How a delta graph's inputs and outputs are called; the splice and the exporter share this spelling."""
+
+from __future__ import annotations
+
+__all__ = ["LOGITS", "adapted", "override", "weight", "without_prefix"]
+
+LOGITS = "logits"
+_ADAPTED = ":adapted"
+_OVERRIDE = "override:"
+_WEIGHT = "weight:"
+
+
+def adapted(site: str) -> str:
+    """The output that replaces a site's value."""
+    return site + _ADAPTED
+
+
+def override(tensor: str) -> str:
+    """The output that replaces a backbone tensor."""
+    return _OVERRIDE + tensor
+
+
+def weight(tensor: str) -> str:
+    """The input that is bound to a backbone tensor, or to its override."""
+    return _WEIGHT + tensor
+
+
+def without_prefix(name: str) -> tuple[str, str]:
+    """(kind, rest): kind is ``adapted``, ``override``, ``weight`` or empty."""
+    if name.endswith(_ADAPTED):
+        return "adapted", name.removesuffix(_ADAPTED)
+    for kind, prefix in (("override", _OVERRIDE), ("weight", _WEIGHT)):
+        if name.startswith(prefix):
+            return kind, name.removeprefix(prefix)
+    return "", name

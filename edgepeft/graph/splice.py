@@ -1,0 +1,102 @@
+"""Pass: join a delta graph to its backbone: every reader of a site reads its adapted value instead.
+
+Copies its arguments.  Needs the bundle's bindings (site -> value); leaves one model whose only output
+is ``logits``, with nothing dangling.  The delta's own reads of a site stay on the raw value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.emit import external_tensor
+from edgepeft.errors import BundleError
+from edgepeft.graph.names import LOGITS, without_prefix
+from edgepeft.graph.prune import prune
+from edgepeft.graph.rename import rename_values
+
+__all__ = ["splice"]
+
+
+def splice(
+    backbone: onnx.ModelProto, delta: onnx.ModelProto, bindings: Mapping[str, str], checkpoint: Checkpoint
+) -> onnx.ModelProto:
+    """The task's whole model: token ids and mask in, ``logits`` [batch, outputs] out.
+
+    ``bindings`` maps each site, ``<site>.input`` and ``<site>.residual`` to a value of the backbone.
+
+    Raises:
+        BundleError: the delta names a site or tensor that the backbone lacks, adapts one value
+            twice, has no logits, or closes a circle.
+    """
+    joined, part = onnx.ModelProto(), onnx.ModelProto()
+    joined.CopyFrom(backbone)
+    part.CopyFrom(delta)
+    changed = _replacements(part.graph, bindings)
+    _check_overrides(joined.graph, part.graph, checkpoint)
+    _read_instead(joined.graph, changed)
+    bound = {i.name: _bound(i.name, bindings, changed) for i in part.graph.input}
+    borrowed = [name for name in bound.values() if name in checkpoint.tensors]
+    produced = {output.name for output in part.graph.output}
+    rename_values(part.graph, lambda name: bound.get(name) or (name if name in produced else f"delta/{name}"))
+    for node in part.graph.node:
+        node.name = f"delta/{node.name}"  # ONNX Runtime refuses two nodes of one name
+    graph = joined.graph
+    have = {initializer.name for initializer in graph.initializer}
+    graph.initializer.extend(external_tensor(checkpoint.tensors[n]) for n in dict.fromkeys(borrowed) if n not in have)
+    graph.initializer.extend(part.graph.initializer)
+    graph.node.extend(part.graph.node)
+    del graph.output[:]
+    graph.output.extend(output for output in part.graph.output if output.name == LOGITS)
+    if not graph.output:
+        raise BundleError(f"the delta graph has no output called {LOGITS}.")
+    prune(graph)
+    return joined
+
+
+def _replacements(part: onnx.GraphProto, bindings: Mapping[str, str]) -> dict[str, str]:
+    """Backbone value or tensor -> the delta's output that takes its place."""
+    changed: dict[str, str] = {}
+    for output in part.output:
+        kind, name = without_prefix(output.name)
+        if output.name == LOGITS:
+            continue
+        target = _value_of(name, bindings) if kind == "adapted" else name
+        if kind not in ("adapted", "override"):
+            raise BundleError(f"the delta graph has an output {output.name!r} that is no site, override or logits.")
+        if target in changed:
+            raise BundleError(
+                f"{output.name} and {changed[target]} would replace one value, {target}; one at most can."
+            )
+        changed[target] = output.name
+    return changed
+
+
+def _bound(name: str, bindings: Mapping[str, str], changed: Mapping[str, str]) -> str:
+    """What a delta's input reads: raw for the site itself, else whatever stands there now."""
+    kind, rest = without_prefix(name)
+    if kind == "weight":
+        return changed.get(rest, rest)
+    value = _value_of(name, bindings)
+    return changed.get(value, value) if name.endswith((".input", ".residual")) else value
+
+
+def _value_of(site: str, bindings: Mapping[str, str]) -> str:
+    if site not in bindings:
+        raise BundleError(f"the delta graph names a site {site!r} that this backbone does not have.")
+    return bindings[site]
+
+
+def _check_overrides(graph: onnx.GraphProto, part: onnx.GraphProto, checkpoint: Checkpoint) -> None:
+    known = {initializer.name for initializer in graph.initializer} | set(checkpoint.tensors)
+    for value in (*part.input, *part.output):
+        kind, tensor = without_prefix(value.name)
+        if kind in ("override", "weight") and tensor not in known:
+            raise BundleError(f"the delta graph names a tensor {tensor!r} that this backbone does not have.")
+
+
+def _read_instead(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
+    for node in graph.node:
+        node.input[:] = [changed.get(name, name) for name in node.input]
