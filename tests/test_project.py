@@ -1,0 +1,140 @@
+"""Files that must agree with each other: README, Makefile, constraints, pyproject, changelog, `__all__`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from typer.main import get_command
+
+import edgepeft
+from edgepeft.resources import package_data
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+MODULES = sorted(
+    name
+    for _, name, _ in pkgutil.walk_packages(edgepeft.__path__, "edgepeft.")
+    if not name.rsplit(".", 1)[-1].startswith("__")
+)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    project = PYPROJECT["project"]
+    lines = [*project["dependencies"], *(x for e in extras for x in project["optional-dependencies"][e])]
+    return [Requirement(line) for line in lines]
+
+
+def pins(name: str) -> dict[str, str]:
+    found = {}
+    for line in read(name).splitlines():
+        if line and not line.startswith("#"):
+            pin = Requirement(line.split(" #")[0])
+            if pin.marker is None or pin.marker.evaluate():
+                found[canonicalize_name(pin.name)] = str(pin.specifier).removeprefix("==")
+    return found
+
+
+@pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-latest.txt"])
+def test_constraints_pin_every_requirement_to_a_version_that_it_allows(constraints):
+    pinned = pins(constraints)
+    for wanted in requirements("train", "dev"):
+        name = canonicalize_name(wanted.name)
+        if wanted.marker is None or wanted.marker.evaluate():
+            assert wanted.specifier.contains(pinned[name]), f"{wanted} against {pinned[name]}"
+
+
+def test_the_two_constraints_are_the_two_ends_of_the_range_of_transformers():
+    assert pins("constraints.txt")["transformers"] == "4.57.6"
+    assert pins("constraints-latest.txt")["transformers"].startswith("5.")
+
+
+def test_makefile_pyproject_and_code_name_the_same_data_packages():
+    demo = pytest.importorskip("edgepeft.training.demo")
+    of_code = {Requirement(line) for line in demo.PACKAGES.values()}
+    of_extra = {Requirement(x) for x in PYPROJECT["project"]["optional-dependencies"]["demo"] if "[" not in x}
+    of_makefile = re.search(r"^DEMO\s*:=(.*)$", read("Makefile"), re.MULTILINE).group(1).split()
+    assert of_code == of_extra
+    assert {r.name for r in of_code} == set(of_makefile)
+    assert all(pins("constraints.txt")[r.name] in str(r.specifier) for r in of_code)
+
+
+def verbs() -> set[str]:
+    from edgepeft.cli._main import app
+
+    return set(get_command(app).commands)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/bundle.md"])
+def test_every_command_that_a_document_shows_exists(document):
+    shown = set(re.findall(r"(?:^    |`)edgepeft ([a-z]+)", read(document), re.MULTILINE))
+    assert shown, document
+    assert shown <= verbs()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_make_target_that_a_document_shows_exists(document):
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    shown = {
+        t for line in re.findall(r"(?:^    |`)make ([a-z -]+)", read(document), re.MULTILINE) for t in line.split()
+    }
+    assert shown <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_local_link_leads_to_a_file(document):
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", read(document))
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_changelog_opens_with_this_version():
+    assert re.search(r"^## ([\d.]+)", read("CHANGELOG.md"), re.MULTILINE).group(1) == edgepeft.__version__
+
+
+def test_the_list_of_texts_for_verification_has_64_different_ones_of_mixed_length():
+    texts = package_data("verify_texts.txt").read_text(encoding="utf-8").splitlines()
+    assert len(set(texts)) == len(texts) == 64
+    n_words = [len(text.split()) for text in texts]
+    assert min(n_words) == 1
+    assert max(n_words) > 250
+    assert any(not text.isascii() for text in texts)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_all_names_what_is_there(name):
+    if find_spec("torch") is None:
+        pytest.skip("some modules need PyTorch: pip install edgepeft[train]")
+    module = importlib.import_module(name)
+    declared = getattr(module, "__all__", None)
+    if declared is None:  # a package that only holds modules
+        assert not [x for x in vars(module) if not x.startswith("_") and vars(module)[x].__class__ is type], name
+        return
+    assert [x for x in declared if not hasattr(module, x)] == []
+    assert len(set(declared)) == len(declared)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_module_says_what_it_is(name):
+    assert (importlib.import_module(name).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("statement", ["import edgepeft", "import edgepeft.cli._main"])
+def test_importing_loads_nothing_heavy(statement):
+    heavy = "{'torch', 'transformers', 'onnxruntime', 'onnx', 'sklearn', 'scipy'}"
+    code = f"import sys; {statement}; print(sorted(set(sys.modules) & {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
