@@ -1,0 +1,142 @@
+"""The metrics of GLUE by name, from scikit-learn and scipy (imported when used); higher is better for all.
+
+Classification: accuracy, f1, matthews.  Regression: pearson, spearman and their mean, pearson_spearman.
+``f1`` of two labels is that of the positive one, which ``f1:LABEL`` names; of more labels it is the macro mean.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgepeft.errors import MissingPackage, UnknownName, UsageError
+
+__all__ = ["METRICS", "Metric", "check_metric", "compute", "default_metric"]
+
+Function = Callable[[Sequence[Any], Sequence[Any], str | None, Sequence[str] | None], float]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What it scores, and the function of (labels, predictions, positive label, all labels)."""
+
+    regression: bool
+    doc: str
+    function: Function
+
+
+def default_metric(regression: bool) -> str:
+    """The metric when none is asked for."""
+    return "pearson_spearman" if regression else "accuracy"
+
+
+def check_metric(name: str, *, regression: bool, names: Sequence[str] | None = None) -> None:
+    """See that ``name`` exists and scores this kind of task, before any work is done.
+
+    Raises:
+        UnknownName: no such metric, or ``f1:LABEL`` of a label that is not in ``names``.
+        UsageError: a metric of regression for a classification, or the other way round.
+    """
+    metric, positive = _find(name)
+    if metric.regression != regression:
+        fitting = ", ".join(known for known, m in METRICS.items() if m.regression == regression)
+        kind = "regression" if regression else "classification"
+        raise UsageError(f"{name} is no metric of a {kind}; those are {fitting}.")
+    if positive is not None and names is not None and positive not in names:
+        raise UnknownName("label", positive, names)
+
+
+def compute(name: str, labels: Sequence[Any], predictions: Sequence[Any], names: Sequence[str] | None = None) -> float:
+    """Score ``predictions`` against ``labels``: label texts, or numbers for a regression.
+
+    ``names`` are all labels of the task, where some may not occur.  What is not defined (a correlation
+    with a constant) is 0.
+
+    Raises:
+        UnknownName: no such metric.
+        MissingPackage: scikit-learn or scipy is needed and not installed.
+    """
+    metric, positive = _find(name)
+    if len(labels) != len(predictions) or not len(labels):
+        raise ValueError(f"{len(labels)} labels and {len(predictions)} predictions cannot be compared")
+    value = metric.function(labels, predictions, positive, names)
+    return value if math.isfinite(value) else 0.0
+
+
+def _find(name: str) -> tuple[Metric, str | None]:
+    known, _, positive = name.partition(":")
+    if known not in METRICS or (positive and known != "f1"):
+        raise UnknownName("metric", name, METRICS)
+    return METRICS[known], positive or None
+
+
+def _accuracy(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
+    # Not scikit-learn's: a board has none, and this one needs none.
+    return sum(bool(a == b) for a, b in zip(labels, predictions, strict=True)) / len(labels)
+
+
+def _f1(labels: Sequence[Any], predictions: Sequence[Any], positive: str | None, names: Sequence[str] | None) -> float:
+    score = _sklearn().f1_score
+    known = sorted({*labels, *predictions} if names is None else {*names})
+    if positive is None and len(known) > 2:
+        return float(score(labels, predictions, labels=known, average="macro", zero_division=0))
+    chosen = positive or _positive(known)
+    return float(score(labels, predictions, labels=[chosen], average="macro", zero_division=0))
+
+
+def _positive(names: Sequence[str]) -> str:
+    """The last of the sorted names that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
+    affirming = [name for name in names if not re.match(r"(not?|non)[ _-]", name, re.IGNORECASE)]
+    return (affirming or list(names))[-1]
+
+
+def _matthews(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
+    return float(_sklearn().matthews_corrcoef(labels, predictions))
+
+
+def _pearson(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
+    return _correlation("pearsonr", labels, predictions)
+
+
+def _spearman(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
+    return _correlation("spearmanr", labels, predictions)
+
+
+def _pearson_spearman(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
+    return (_pearson(labels, predictions) + _spearman(labels, predictions)) / 2
+
+
+def _correlation(function: str, labels: Sequence[Any], predictions: Sequence[Any]) -> float:
+    stats = _scipy_stats()
+    if len(set(labels)) < 2 or len(set(predictions)) < 2:
+        return 0.0  # scipy would warn and give NaN
+    return float(getattr(stats, function)(labels, predictions).statistic)
+
+
+def _sklearn() -> Any:
+    try:
+        from sklearn import metrics
+    except ImportError:
+        raise MissingPackage("this metric needs scikit-learn: pip install scikit-learn.") from None
+    return metrics
+
+
+def _scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError:
+        raise MissingPackage("this metric needs scipy: pip install scipy.") from None
+    return stats
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(False, "share of rows that are right", _accuracy),
+    "f1": Metric(False, "harmonic mean of precision and recall", _f1),
+    "matthews": Metric(False, "Matthews' correlation coefficient", _matthews),
+    "pearson": Metric(True, "linear correlation", _pearson),
+    "spearman": Metric(True, "rank correlation", _spearman),
+    "pearson_spearman": Metric(True, "mean of both correlations", _pearson_spearman),
+}
