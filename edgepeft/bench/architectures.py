@@ -49,7 +49,7 @@ def write_random_checkpoint(config: dict[str, Any], folder: Path, *, seed: int =
     save_file(
         {name: _random(name, shape, source) for name, shape in shapes.items()},
         folder / "model.safetensors",
-        metadata={"format": "pt", "edgepeft": "random weights"},
+        metadata={"format": "pt"},
     )
     write_json(folder / "config.json", config)
     return architecture

@@ -36,7 +36,7 @@ def fresh_delta(job: Job, backbone: Backbone) -> Delta:
     from edgepeft.methods.base import method_named
 
     method = method_named(job.method or "").from_settings(job.settings)
-    labels = tuple(str(index) for index in range(job.n_labels))
+    labels = None if job.n_labels == 1 else tuple(str(index) for index in range(job.n_labels))
     return new_delta(backbone, method, job.task or "bench", labels)
 
 

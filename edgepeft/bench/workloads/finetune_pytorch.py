@@ -42,7 +42,7 @@ def prepare(job: Job) -> Prepared:
             loss = functional.mse_loss(found.squeeze(-1), rows.float())
         else:
             loss = functional.cross_entropy(found, rows % job.n_labels)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -1,0 +1,131 @@
+"""Benchmark results and comparisons as rich tables; what is printed is the command line's business."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from edgepeft.bench.compare import Comparison, Verdict
+from edgepeft.bench.statistics import Ratio
+
+__all__ = ["bench_table", "comparison_table"]
+
+_PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
+
+
+def bench_table(document: Mapping[str, Any]) -> RenderableType:
+    """Rows, then what they were measured under, then warnings."""
+    table = Table(title=_title(document), title_justify="left")
+    for header in ("workload", "engine", "what", "method"):
+        table.add_column(header)
+    for header in ("instances/min", "p50 ms", "peak MB", "of GEMM", "x backbone / full (95 %)"):
+        table.add_column(header, justify="right")
+    for row in document["results"]:
+        table.add_row(*(Text(cell) for cell in _cells(row)))
+    return Group(table, Text("\n".join(_conditions(document))), Text("\n".join(_warnings(document)), "yellow"))
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    model = document["model"]
+    random = ", random weights" if model["random_weights"] else ""
+    return f"{model['name']}{random} under {document['profile']['name']}"
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    subject = [row["workload"], row["engine"], _what(row), row["method"] or "-"]
+    if row["instances_per_minute"] is None:
+        return [*subject, _reason(row), "-", "-", "-", "-"]
+    latency, fraction, peak = row["latency_s"]["p50"], row["gemm_fraction"], row["peak_rss_bytes"]
+    return [
+        *subject,
+        f"{row['instances_per_minute']:,.1f}",
+        "-" if latency is None else f"{1000 * latency:,.1f}",
+        "-" if peak is None else f"{peak / 1e6:,.0f}",
+        "-" if fraction is None else f"{fraction:.0%}",
+        _paired(row["ratio_to"].get(_PER[row["workload"]])),
+    ]
+
+
+def _what(row: Mapping[str, Any]) -> str:
+    if row["peer"]:
+        return f"peer {row['peer']}"
+    if row["task"]:
+        return str(row["task"])
+    return "bare backbone" if row["workload"] == "infer" else "full fine-tuning"
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    first = row["warnings"][0] if row["warnings"] else "not measured"
+    return str(first).split(":", 1)[0]
+
+
+def _paired(ratio: Mapping[str, Any] | None) -> str:
+    if ratio is None:
+        return "-"
+    low, high = ratio["interval"]
+    return f"{ratio['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _conditions(document: Mapping[str, Any]) -> list[str]:
+    host, profile = document["host"], document["profile"]
+    in_force, first = profile["limits"]["in_force"], document["results"][0]
+    lines = [f"host: {host['cpu']}"]
+    if host["gemm_gflops"]:
+        lines[0] += f", GEMM {host['gemm_gflops']:.0f} GFLOP/s on {first['threads']} threads"
+    if in_force:
+        memory = in_force["memory_bytes"]
+        allowed = f"{memory / 1e6:,.0f} MB" if memory else "unlimited memory"
+        cores = f"{in_force['cores']} core{'s' if in_force['cores'] != 1 else ''}"
+        lines.append(f"limits in force: {cores}, {allowed} ({in_force['backend']}; emulation {profile['emulation']})")
+    lengths = first["lengths"]
+    lines.append(
+        f"threads {first['threads']}, batch {first['batch_size']}, tokens {first['sequence_length']} "
+        f"({lengths['described']})"
+    )
+    return [*lines, *(f"peers: {text}" for text in _peer_ratios(document)), *profile["notes"]]
+
+
+def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['engine']} {_what(row)} runs at {_paired(ratio)} x {name}"
+        for row in document["results"]
+        for name, ratio in row["ratio_to"].items()
+        if name.startswith("peer:") and not row["peer"]
+    ]
+
+
+def _warnings(document: Mapping[str, Any]) -> list[str]:
+    """Each warning once, with the rows it is about."""
+    about: dict[str, list[str]] = {}
+    for row in document["results"]:
+        for warning in row["warnings"]:
+            about.setdefault(warning, []).append(f"{row['workload']} {row['engine']} {_what(row)}")
+    return [f"{warning} ({', '.join(rows)})" for warning, rows in about.items()]
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """One row per result that both files have; what is missing and what to know beneath."""
+    table = Table(title="new throughput over base throughput, 95 % interval", title_justify="left")
+    for header in ("result", "ratio", "per host GEMM", "verdict"):
+        table.add_column(header)
+    for verdict in comparison.verdicts:
+        per_gemm = _interval(verdict.per_gemm) if verdict.per_gemm else "-"
+        cells = (verdict.result.label, _interval(verdict.ratio), per_gemm, _judged(verdict))
+        table.add_row(*(Text(cell) for cell in cells))
+    lines = [f"missing from the new file: {label}" for label in comparison.missing]
+    lines += [f"only in the new file: {label}" for label in comparison.added]
+    return Group(table, Text("\n".join([*lines, *comparison.notes]), "yellow"))
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+
+
+def _judged(verdict: Verdict) -> str:
+    if verdict.regressed:
+        return "slower"
+    return "faster" if verdict.ratio.low > 1.0 else "no regression"

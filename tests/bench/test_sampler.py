@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+
+from edgepeft.bench.sampler import Sample, round_orders, sample_rounds
+from edgepeft.errors import DoesNotFit
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeUnit:
+    """Takes a fixed time on the fake clock and writes down when it was asked."""
+
+    def __init__(self, name, clock, log, seconds=1.0, fails_at=None):
+        self.name, self.clock, self.log, self.seconds, self.fails_at = name, clock, log, seconds, fails_at
+        self.steps = 0
+
+    def step(self, batch):
+        if self.steps == self.fails_at:
+            raise DoesNotFit("too large")
+        self.steps += 1
+        self.clock.now += self.seconds
+        self.log.append((self.name, batch))
+        return Sample(self.seconds, 2 * self.seconds)
+
+
+def run(units, clock, **options):
+    settings = {"n_batches": 1, "warmup_batches": [], "rounds": 4, "max_seconds": 1e9, "seed": 0}
+    return sample_rounds({u.name: u for u in units}, clock=clock, **{**settings, **options})
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+def test_every_unit_runs_exactly_once_in_every_round(clock):
+    log = []
+    run([FakeUnit(name, clock, log) for name in "abc"], clock, rounds=20)
+    rounds = [log[i : i + 3] for i in range(0, 60, 3)]
+    assert len(log) == 60
+    assert all({name for name, _ in one} == set("abc") for one in rounds)
+
+
+def test_the_order_within_rounds_changes_and_repeats_with_the_seed():
+    first, again = list(round_orders("abcd", 30, 5)), list(round_orders("abcd", 30, 5))
+    assert first == again
+    assert first != list(round_orders("abcd", 30, 6))
+    assert {order[0] for order in first} == set("abcd")
+
+
+def test_all_units_work_on_the_same_batch_in_one_round(clock):
+    log = []
+    found = run([FakeUnit(name, clock, log) for name in "ab"], clock, rounds=5, n_batches=3)
+    assert found["a"].batches == found["b"].batches == [0, 1, 2, 0, 1]
+    assert [batch for _, batch in log] == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1]
+
+
+def test_warm_up_is_kept_apart_from_the_samples(clock):
+    log = []
+    found = run([FakeUnit("a", clock, log)], clock, rounds=2, n_batches=4, warmup_batches=[3, 0])
+    assert log == [("a", 3), ("a", 0), ("a", 0), ("a", 1)]
+    assert len(found["a"].warmup) == 2
+    assert [sample.seconds for sample in found["a"].samples] == [1.0, 1.0]
+
+
+def test_no_round_begins_after_the_time_is_up_and_none_is_left_half_done(clock):
+    log = []
+    units = [FakeUnit("a", clock, log, 1.0), FakeUnit("b", clock, log, 2.0)]
+    found = run(units, clock, rounds=100, max_seconds=7.0)
+    # Rounds of 3 s begin at 0, 3 and 6; the one that would begin at 9 does not.
+    assert len(found["a"].samples) == len(found["b"].samples) == 3
+
+
+def test_warm_up_does_not_count_against_the_time(clock):
+    found = run([FakeUnit("a", clock, [], 5.0)], clock, warmup_batches=[0, 0], rounds=3, max_seconds=10.0)
+    assert len(found["a"].samples) == 2
+
+
+def test_one_round_is_done_however_little_time_there_is(clock):
+    assert len(run([FakeUnit("a", clock, [])], clock, max_seconds=0.0)["a"].samples) == 1
+
+
+def test_a_unit_that_does_not_fit_is_left_out_and_the_others_go_on(clock):
+    log = []
+    units = [FakeUnit("a", clock, log), FakeUnit("b", clock, log, fails_at=2)]
+    found = run(units, clock, rounds=5)
+    assert len(found["a"].samples) == 5
+    assert len(found["b"].samples) == 2
+    assert isinstance(found["b"].failure, DoesNotFit)
+
+
+def test_progress_ends_at_its_total(clock):
+    seen = []
+    run([FakeUnit("a", clock, [])], clock, warmup_batches=[0], progress=lambda d, t: seen.append((d, t)))
+    assert seen[0] == (0, 5)
+    assert seen[-1] == (5, 5)
