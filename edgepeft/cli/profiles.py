@@ -83,7 +83,8 @@ def _figures(profile: Profile) -> Table:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    table = Table("figure", "value", "kind", Column("source and notes", overflow="fold"))
+    headers = ("figure", "value", "kind", "source and notes")
+    table = Table(*(Column(header, overflow="fold") for header in headers))
     isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
     parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}
     for key, figure in parts.items():
@@ -96,9 +97,9 @@ def _latencies(profile: Profile) -> Table:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    table = Table(
-        "published latency, batch 1", "runtime", "threads", "ms", "kind", Column("source and notes", overflow="fold")
-    )
+    headers = ("latency of", "runtime", "threads", "ms", "kind", "source and notes")
+    columns = (Column(header, overflow="fold") for header in headers)
+    table = Table(*columns, title="published latencies, batch 1")
     for row in profile.latencies:
         runtime = f"{row.runtime} {row.precision}".strip()
         threads = str(row.threads or "-")

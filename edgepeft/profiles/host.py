@@ -60,8 +60,9 @@ def cpu_model(proc: Path = groups.PROC) -> str:
 def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
     """Instruction set extensions that matter to matrix arithmetic, sorted, by the kernel's names."""
     info = _cpuinfo(proc)
-    flags = (info.get("flags") or info.get("Features") or "").split()
-    return tuple(sorted(flag for flag in flags if flag.startswith(_X86_PREFIXES + _ARM_PREFIXES)))
+    x86 = [flag for flag in info.get("flags", "").split() if flag.startswith(_X86_PREFIXES)]
+    arm = [flag for flag in info.get("Features", "").split() if flag.startswith(_ARM_PREFIXES)]
+    return tuple(sorted(x86 + arm))
 
 
 def memory_bytes(proc: Path = groups.PROC) -> int:

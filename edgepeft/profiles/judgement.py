@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import mmap
 from collections.abc import Sequence
 
 import psutil
@@ -60,7 +60,7 @@ def _memory(asked: int, found: int | None, notes: list[str]) -> tuple[int | None
     if found is None:
         notes.append("memory is not limited")
         return None, False
-    if abs(found - asked) >= resource.getpagesize():
+    if abs(found - asked) >= mmap.PAGESIZE:
         notes.append(f"{asked} bytes of memory were asked for, {found} are in force")
         return found, False
     return found, True

@@ -52,10 +52,10 @@ def _read(path: Path) -> Profile:
         raise UsageError(f"there is no profile file {path}. Shipped: {', '.join(known_profiles())}.")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{path} is not TOML: {error}.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8 (byte {error.start}).") from error
+    except (ValueError, RecursionError) as error:  # endless digits, endless nesting: not TOMLDecodeErrors
+        raise DataError(f"{path} is not TOML: {error}.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
     try:
