@@ -24,7 +24,7 @@ def prepare(job: Job) -> Prepared:
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
 
-    from edgepeft.bench.workloads._session import session_options
+    from edgepeft.runtime.session import session_options
 
     source = np.random.default_rng(0)
     weight = numpy_helper.from_array(source.standard_normal((_K, _N), np.float32), "b")

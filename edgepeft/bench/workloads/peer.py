@@ -22,7 +22,7 @@ def prepare(job: Job) -> Prepared:
     import numpy as np
     import onnxruntime as ort
 
-    from edgepeft.bench.workloads._session import session_options
+    from edgepeft.runtime.session import session_options
 
     try:
         session = ort.InferenceSession(str(job.model), session_options(job.threads), providers=["CPUExecutionProvider"])

@@ -1,0 +1,233 @@
+"""The whole benchmark: from what was asked to the JSON document of the result."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgepeft.bench.batches import Lengths, batches_of, full_length, load_lengths
+from edgepeft.bench.document import gemm_gflops, result_rows
+from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.plan import plan
+from edgepeft.bench.process import WorkerProcess
+from edgepeft.bench.result_file import SCHEMA
+from edgepeft.bench.scenario import Scenario, load_scenario
+from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
+from edgepeft.errors import DoesNotFit, UnknownName, UsageError
+from edgepeft.profiles.cores import thread_count
+from edgepeft.profiles.host import host_facts
+from edgepeft.profiles.limits import Limits
+from edgepeft.profiles.loader import load_profile
+from edgepeft.profiles.schema import Profile
+
+__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
+
+ENGINES = ("onnxruntime", "pytorch")
+WORKLOADS = ("infer", "finetune")
+_DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
+_NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
+_COUNTED = (
+    "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
+    "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked; None takes the scenario's value, empty everything there is."""
+
+    profile: str
+    bundle: Path | None = None
+    backbone: str | None = None
+    methods: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    batch_size: int | None = None
+    length: int | None = None
+    lengths: str | None = None
+    peers: tuple[Path, ...] = ()
+    rounds: int | None = None
+    max_seconds: float | None = None
+    seed: int = 0
+    scenario: str = "offline"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The document, and what did not fit the profile's memory."""
+
+    document: dict[str, Any]
+    failures: tuple[DoesNotFit, ...]
+
+
+def run(
+    request: Request,
+    *,
+    progress: Progress = lambda what, done, total: None,
+    start: Start | None = None,
+) -> Outcome:
+    """Measure everything that was asked.  ``start`` makes a worker; tests bring fakes.
+
+    Raises:
+        UsageError: an option that makes no sense; nothing was started.
+        EdgepeftError: a worker ended for another reason than memory.
+    """
+    _check(request)
+    profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
+    limits = profile.limits()
+    threads = thread_count(limits.cores)
+    with ExitStack() as stack:
+        progress("preparing the model", 0, 1)
+        subject = _subject(request, stack)
+        lengths, notes = _lengths(request, scenario, subject)
+        batches = batches_of(lengths.values, request.batch_size or scenario.batch_size)
+        units = plan(
+            subject.model,
+            engines=request.engines or ENGINES,
+            workloads=request.workloads or WORKLOADS,
+            batches=batches,
+            threads=threads,
+            seed=request.seed,
+            peers=request.peers,
+            missing=_missing(),
+        )
+        schedule = _schedule(request, scenario, batches)
+        launch = start or (lambda label, job: WorkerProcess(label, job, limits))
+        measured = measure(units, schedule, launch, threads=threads, progress=progress)
+    rows = result_rows(
+        measured,
+        scenario=scenario.name,
+        lengths=lengths,
+        architecture=subject.architecture,
+        batches=batches,
+        threads=threads,
+        rounds=schedule.rounds,
+    )
+    document = {
+        "schema": SCHEMA,
+        "mode": "limits",
+        "host": _host(measured),
+        "profile": _profile(profile, limits, measured, notes),
+        "model": _model(subject),
+        "flops_counted": _COUNTED,
+        "schedule": asdict(schedule),
+        "results": rows,
+    }
+    return Outcome(document, tuple(one.failure for one in measured if one.failure))
+
+
+def _check(request: Request) -> None:
+    for kind, asked, known in (
+        ("engine", request.engines, ENGINES),
+        ("workload", request.workloads, WORKLOADS),
+    ):
+        for name in asked:
+            if name not in known:
+                raise UnknownName(kind, name, known)
+    for option, number in (("--batch-size", request.batch_size), ("--length", request.length)):
+        if number is not None and number < 1:
+            raise UsageError(f"{option} must be at least 1, got {number}.")
+    if request.rounds is not None and request.rounds < 1:
+        raise UsageError(f"--rounds must be at least 1, got {request.rounds}.")
+    if request.max_seconds is not None and not request.max_seconds > 0:
+        raise UsageError(f"--max-seconds must be above 0, got {request.max_seconds}.")
+    if request.length is not None and request.lengths is not None:
+        raise UsageError("--length and --lengths exclude each other; give one.")
+    if request.bundle is not None and (request.backbone is not None or request.settings):
+        raise UsageError("--backbone and --set make a random model; they do not go with a bundle. Leave one out.")
+    if request.bundle is None and request.tasks:
+        raise UsageError("--task names a task of a bundle; give the bundle's folder, or --method for random weights.")
+    for peer in request.peers:
+        if not peer.is_file():
+            raise UsageError(f"--peer {peer}: there is no such file.")
+
+
+def _subject(request: Request, stack: ExitStack) -> Subject:
+    if request.bundle is not None:
+        return open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
+    name = request.backbone or _DEFAULT_ARCHITECTURE
+    return random_subject(name, Path(folder), methods=request.methods, settings=request.settings, seed=request.seed)
+
+
+def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Lengths, list[str]]:
+    """Lengths that the model takes, and what to say about them."""
+    longest = subject.architecture.max_length
+    if request.lengths is None:
+        length = request.length or scenario.sequence_length
+        if length > longest:
+            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens.")
+        return full_length(length, request.batch_size or scenario.batch_size), []
+    lengths = load_lengths(request.lengths, seed=request.seed)
+    cut = sum(n > longest for n in lengths.values)
+    notes = [f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens"] if cut else []
+    return lengths.clamped(longest), notes
+
+
+def _missing() -> dict[str, str]:
+    """Engine, or workload and engine -> why it cannot be measured here."""
+    missing = {"finetune onnxruntime": "fine-tuning with ONNX Runtime does not exist in this version"}
+    if not torch_installed():
+        missing["pytorch"] = "PyTorch is not installed (pip install 'edgepeft[train]')"
+    return missing
+
+
+def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
+    # The largest batch first: memory is at its most before anything is measured.
+    largest = max(range(len(batches)), key=lambda index: len(batches[index]) * max(batches[index]))
+    warmup = (largest, *(index % len(batches) for index in range(scenario.warmup_rounds - 1)))
+    return Schedule(
+        n_batches=len(batches),
+        warmup_batches=warmup,
+        rounds=request.rounds or scenario.rounds,
+        max_seconds=request.max_seconds or scenario.max_seconds,
+        seed=request.seed,
+    )
+
+
+def _host(measured: Sequence[Measured]) -> dict[str, Any]:
+    rates = gemm_gflops(measured)
+    everything = [rate for workload in rates.values() for rate in workload]
+    return {
+        **host_facts(),
+        "gemm_gflops": float(np.median(everything)) if everything else None,
+        "gemm_samples_gflops": rates,
+    }
+
+
+def _profile(profile: Profile, limits: Limits, measured: Sequence[Measured], notes: list[str]) -> dict[str, Any]:
+    """What was asked, what the kernel says is in force, and what that is worth."""
+    in_force = next((one.in_force for one in measured if one.in_force), None)
+    kept: dict[str, Any] | None = None
+    if in_force:
+        kept = {
+            "backend": in_force.backend,
+            "cores": in_force.cores,
+            "memory_bytes": in_force.memory_bytes,
+            "cpu_quota": in_force.cpu_quota,
+        }
+    return {
+        "name": profile.name,
+        "title": profile.title,
+        "limits": {"requested": asdict(limits), "in_force": kept},
+        "emulation": in_force.emulation if in_force else "none",
+        "notes": [*(in_force.notes if in_force else ()), _NO_SPEED, *notes],
+    }
+
+
+def _model(subject: Subject) -> dict[str, Any]:
+    return {
+        "name": subject.name,
+        "random_weights": subject.random_weights,
+        "family": subject.architecture.family,
+        "model_type": subject.architecture.model_type,
+        "n_parameters": subject.architecture.n_parameters,
+    }

@@ -1,0 +1,129 @@
+"""What is benchmarked: a bundle from disk, or one made of random weights of a named architecture."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.bench.architectures import config_of, write_random_checkpoint
+from edgepeft.bench.plan import Model, Task
+from edgepeft.errors import MissingPackage, UnknownName, UsageError
+from edgepeft.resources import sha256_of, write_atomically
+from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
+from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
+
+if TYPE_CHECKING:
+    from edgepeft.delta import Delta
+
+__all__ = ["Subject", "open_subject", "random_subject", "torch_installed"]
+
+_NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A bundle and what results say about it."""
+
+    name: str
+    model: Model
+    architecture: Architecture
+    random_weights: bool
+
+
+def torch_installed() -> bool:
+    """Whether PyTorch and transformers are there; neither is imported for the answer."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> Subject:
+    """A bundle on disk, with the named tasks and methods only where any are named.
+
+    Raises:
+        UnknownName: no such task.
+        UsageError: no task of these methods; not a bundle.
+    """
+    bundle = Bundle(folder)
+    chosen = {name: bundle.entry(name) for name in (tasks or bundle.manifest.tasks)}
+    known = {entry.method for entry in chosen.values()}
+    for method in methods:
+        if method not in known:
+            raise UnknownName("method of this bundle's chosen tasks", method, known)
+    kept = tuple(
+        Task(name, entry.method, entry.hyperparameters, entry.n_outputs)
+        for name, entry in chosen.items()
+        if not methods or entry.method in methods
+    )
+    return _subject(folder.name or str(folder), folder, kept, bundle.architecture, random=False)
+
+
+def random_subject(
+    name: str, folder: Path, *, methods: Sequence[str] = (), settings: Mapping[str, str] | None = None, seed: int = 0
+) -> Subject:
+    """A bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
+
+    Raises:
+        UnknownName: no such architecture, method or hyperparameter.
+        MissingPackage: methods were named, and PyTorch, which builds their modules, is not installed.
+        UsageError: settings without a method.
+    """
+    if settings and not methods:
+        raise UsageError("--set sets a method's hyperparameters; name the method with --method.")
+    architecture = write_random_checkpoint(config_of(name), folder, seed=seed)
+    backbone = open_backbone(str(folder))
+    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
+    entries = {method: _write_task(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
+    _manifest(backbone, name, entries).write(folder)
+    tasks = tuple(Task(task, e.method, e.hyperparameters, e.n_outputs) for task, e in entries.items())
+    return _subject(name, folder, tasks, architecture, random=True)
+
+
+def _subject(name: str, folder: Path, tasks: tuple[Task, ...], architecture: Architecture, *, random: bool) -> Subject:
+    model = Model(folder, tasks, architecture.vocab_size, architecture.pad_token_id)
+    return Subject(name, model, architecture, random)
+
+
+def _write_task(backbone: Backbone, name: str, settings: Mapping[str, str], seed: int) -> TaskEntry:
+    """Export a fresh delta as ``tasks/<method>.onnx``."""
+    if not torch_installed():
+        raise MissingPackage(
+            f"--method {name} without a bundle builds fresh modules, which needs PyTorch: "
+            "pip install 'edgepeft[train]'. On a board, give a bundle."
+        )
+    import torch
+
+    from edgepeft.delta import new_delta
+    from edgepeft.export.delta import export_delta
+    from edgepeft.methods.base import method_named
+
+    method = method_named(name).from_settings(settings)
+    torch.manual_seed(seed)
+    delta = new_delta(backbone, method, name, ("0", "1"))
+    path = backbone.folder / TASKS_FOLDER / f"{name}.onnx"
+    write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
+    return _entry(delta, path)
+
+
+def _entry(delta: Delta, path: Path) -> TaskEntry:
+    card: dict[str, Any] = delta.card.model_dump()
+    return TaskEntry.model_validate(
+        {**card, "n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
+    )
+
+
+def _manifest(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:
+    return Manifest(
+        backbone=BackboneEntry(
+            family=backbone.family.name,
+            model_type=backbone.architecture.model_type,
+            source=f"random weights of {name}",
+            sha256=Hashes(graph=sha256_of(backbone.folder / BACKBONE_FILE), weights=backbone.sha256),
+            sites=backbone.family.bindings(backbone.architecture),
+        ),
+        tasks=tasks,
+    )

@@ -1,0 +1,125 @@
+"""``edgepeft bench``: throughput under a device's limits."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.errors import DoesNotFit, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["command"]
+
+_STDOUT = "-"
+
+
+def command(
+    bundle: Annotated[
+        Path | None,
+        typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False),
+    ] = None,
+    *,
+    profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")],
+    engine: Annotated[list[str] | None, typer.Option(help="onnxruntime or pytorch; may repeat. Default: both.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="infer or finetune; may repeat. Default: both.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A hyperparameter of --method: name=value; may repeat.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts in a batch. Default: the scenario's 32.")] = None,
+    length: Annotated[int | None, typer.Option(help="Every text has this many tokens. Default: 128.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
+    ] = None,
+    peer: Annotated[
+        list[Path] | None, typer.Option(help="Another encoder as ONNX, measured in the same rounds; may repeat.")
+    ] = None,
+    scenario: Annotated[str, typer.Option(help="How work arrives.")] = "offline",
+    rounds: Annotated[int | None, typer.Option(help="Samples of each. Default: 30.")] = None,
+    max_seconds: Annotated[
+        float | None, typer.Option(help="Begin no new round after this time, for each workload. Default: 600.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0,
+    json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
+) -> None:
+    """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
+    from edgepeft.bench.run import Request, run
+
+    request = Request(
+        profile=profile,
+        bundle=bundle,
+        backbone=backbone,
+        methods=tuple(method or ()),
+        settings=_settings(set_ or []),
+        tasks=tuple(task or ()),
+        engines=tuple(dict.fromkeys(engine or ())),
+        workloads=tuple(dict.fromkeys(workload or ())),
+        batch_size=batch_size,
+        length=length,
+        lengths=lengths,
+        peers=tuple(peer or ()),
+        rounds=rounds,
+        max_seconds=max_seconds,
+        seed=seed,
+        scenario=scenario,
+    )
+    with _progress() as bar:
+        current = bar.add_task("starting", total=None)
+        outcome = run(
+            request,
+            progress=lambda what, done, total: bar.update(current, description=what, completed=done, total=total),
+        )
+    _show(outcome.document, json)
+    if outcome.failures:
+        raise DoesNotFit("; ".join(str(failure) for failure in outcome.failures))
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    """``["rank=8"]`` -> ``{"rank": "8"}``."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _progress() -> AbstractContextManager[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        # Redrawn when a step ends: a redrawing thread would take time from what is measured.
+        auto_refresh=False,
+    )
+
+
+def _show(document: dict[str, Any], target: str | None) -> None:
+    """The table, and the JSON where it was asked for; one document alone on standard output."""
+    from json import dumps
+
+    from rich.console import Console
+
+    from edgepeft.report.tables import bench_table
+    from edgepeft.resources import write_json
+
+    if target == _STDOUT:
+        typer.echo(dumps(document, indent=2, ensure_ascii=False))
+        return
+    if target is not None:
+        write_json(Path(target), document)
+    Console().print(bench_table(document))
