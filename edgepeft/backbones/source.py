@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -16,12 +15,13 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture, Family, Pooling, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, MissingPackage, UsageError
 from edgepeft.resources import cache_folder, new_folder, sha256_of
 
-__all__ = ["COMPANIONS", "Backbone", "open_backbone", "read_config"]
+__all__ = ["COMPANIONS", "Backbone", "open_backbone"]
 
 # What travels with the weights: read by us or by transformers.
 COMPANIONS = (
@@ -108,21 +108,6 @@ def open_backbone(source: str) -> Backbone:
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
     folder = _plain_folder(folder)
     return Backbone(source, folder, read_config(folder / "config.json"))
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        BundleError: not JSON, or not an object.
-    """
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise BundleError(f"{path} cannot be read as JSON ({error}).") from error
-    if not isinstance(config, dict):
-        raise BundleError(f"{path} holds {type(config).__name__}; a JSON object was expected.")
-    return config
 
 
 def _download(source: str) -> Path:
