@@ -23,18 +23,16 @@ from edgepeft.resources import cache_folder, new_folder, sha256_of
 
 __all__ = ["COMPANIONS", "Backbone", "open_backbone"]
 
-# What travels with the weights: read by us or by transformers.
-COMPANIONS = (
+# What travels with the weights, read by us or by transformers.
+BUNDLE_FILES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
     "1_Pooling/config.json",
 )
+# Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
+COMPANIONS = (*BUNDLE_FILES, "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model")
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 
 

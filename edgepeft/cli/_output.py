@@ -1,0 +1,52 @@
+"""What the verbs share in talking to a person or a program: documents to stdout, the rest to stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+__all__ = ["log", "print_json", "stages", "table_console"]
+
+
+def log() -> Console:
+    """Messages and progress; standard error, so that standard output stays the result's."""
+    return Console(stderr=True, highlight=False)
+
+
+def table_console() -> Console:
+    """Tables, on standard output."""
+    return Console(highlight=False)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+@contextlib.contextmanager
+def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """A progress bar over ``total`` named steps; yields what is entered around each."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=log(), transient=True) as progress:
+        bar = progress.add_task("", total=total)
+
+        @contextlib.contextmanager
+        def stage(name: str) -> Iterator[None]:
+            progress.update(bar, description=name)
+            yield
+            progress.advance(bar)
+
+        yield stage

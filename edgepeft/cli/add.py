@@ -1,0 +1,44 @@
+"""``edgepeft add``: tasks into an existing bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log, print_json, stages
+from edgepeft.errors import MissingPackage
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    delta: Annotated[list[Path], typer.Argument(help="Trained delta folders, or exported <task>.onnx files.")],
+    verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Add tasks to a bundle; the backbone is untouched. Exported tasks need no PyTorch."""
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.tasks import commit_tasks, prepare_exported
+
+    if all(path.suffix == ".onnx" for path in delta):
+        opened = Bundle(bundle)
+        manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
+    else:
+        try:
+            from edgepeft.export.bundle import add_deltas
+            from edgepeft.export.check import check_texts
+        except ImportError as error:
+            raise MissingPackage(
+                f"adding a trained folder needs PyTorch ({error.name}): pip install 'edgepeft[train]'. "
+                "Without it, add an exported <task>.onnx."
+            ) from error
+        with stages(len(delta)) as stage:
+            manifest = add_deltas(bundle, delta, texts=check_texts(verify_data), replace=force, stage=stage)
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+    else:
+        log().print(f"{bundle} now holds: {', '.join(manifest.tasks)}")

@@ -1,0 +1,50 @@
+"""``edgepeft eval``: the metric of the deployed artefact, without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import print_json
+from edgepeft.errors import DataError
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    data: Annotated[Path, typer.Option(help="Labelled rows: jsonl, csv or tsv.")],
+    task: Annotated[str, typer.Option(help="The task to score.")],
+    metric: Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson, spearman, ...")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32,
+    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Score a task of the bundle on labelled data."""
+    from edgepeft.backbones.tokens import Text
+    from edgepeft.metrics import check_metric, compute, default_metric
+    from edgepeft.rows import label_number, read_rows
+    from edgepeft.runtime.runtime import Runtime, in_batches
+
+    rows = read_rows(data, labels=True)
+    runtime = Runtime(bundle, threads=threads)
+    entry = runtime.bundle.entry(task)
+    name = metric or default_metric(entry.labels is None)
+    check_metric(name, regression=entry.labels is None, names=entry.labels)
+    expected: list[str | float] = []
+    found: list[str | float] = []
+    for batch in in_batches(rows, batch_size):
+        for row in batch:
+            if entry.labels is not None and row.label not in entry.labels:
+                known = ", ".join(entry.labels)
+                raise DataError(f"{row.where}: task {task} has no label {row.label!r}. Known: {known}.")
+            expected.append(label_number(row) if entry.labels is None else row.label or "")
+        texts = [Text(row.sentence1, row.sentence2) for row in batch]
+        found += [prediction.value for prediction in runtime.predict(task, texts)]
+    score = compute(name, expected, found, entry.labels)
+    if as_json:
+        print_json({"bundle": str(bundle), "task": task, "metric": name, "score": score, "rows": len(expected)})
+    else:
+        typer.echo(f"{task}: {name} {score:.4f} on {len(expected)} rows")

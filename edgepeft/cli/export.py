@@ -1,0 +1,49 @@
+"""``edgepeft export``: a bundle of one backbone and any number of verified tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log, print_json, stages
+from edgepeft.errors import MissingPackage, UsageError
+
+__all__ = ["command"]
+
+
+def command(
+    backbone: Annotated[str, typer.Option(help="Folder in Hugging Face layout, or a Hub name.")],
+    delta: Annotated[list[Path], typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")],
+    out: Annotated[Path, typer.Option(help="The bundle's folder.")],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
+    verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Export the backbone once and each task as a delta graph, verified against PyTorch."""
+    try:
+        from edgepeft.export.bundle import export_bundle
+        from edgepeft.export.check import check_texts
+    except ImportError as error:
+        raise MissingPackage(f"export needs PyTorch ({error.name}): pip install 'edgepeft[train]'.") from error
+    from edgepeft.backbones.source import open_backbone
+
+    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
+    texts = check_texts(verify_data)
+    source = open_backbone(backbone)
+    deltas = [*delta, *(more or [])]
+    with stages(1 + len(deltas)) as stage:
+        manifest = export_bundle(source, deltas, out, texts=texts, force=force, stage=stage)
+    if as_json:
+        print_json(manifest.model_dump(mode="json"))
+        return
+    for name, entry in manifest.tasks.items():
+        assert entry.verification is not None
+        log().print(
+            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, largest logit difference to PyTorch "
+            f"{entry.verification.max_abs_difference:.1e} on {entry.verification.rows} rows"
+        )
+    typer.echo(out)

@@ -1,0 +1,23 @@
+"""``edgepeft remove``: a task out of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    task: Annotated[str, typer.Argument(help="The task to take out.")],
+) -> None:
+    """Remove a task from a bundle; the backbone is untouched."""
+    from edgepeft.runtime.tasks import remove_task
+
+    manifest = remove_task(bundle, task)
+    log().print(f"{bundle} now holds: {', '.join(manifest.tasks) or 'no task'}")

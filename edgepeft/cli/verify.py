@@ -1,0 +1,48 @@
+"""``edgepeft verify``: hashes, ONNX checker and parity with PyTorch, without PyTorch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from edgepeft.cli._output import print_json, stages, table_console
+from edgepeft.errors import VerificationFailed
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Check a bundle's hashes and graphs, and replay each task's check file."""
+    from edgepeft.runtime.audit import audit
+    from edgepeft.runtime.manifest import Manifest
+
+    with stages(1 + len(Manifest.read(bundle).tasks)) as stage:
+        findings = audit(bundle, lambda subject: stage(subject).__enter__())
+    failed = [finding for finding in findings if finding.problem]
+    if as_json:
+        rows = [
+            {
+                "subject": finding.subject,
+                "passed": not finding.problem,
+                "problem": finding.problem or None,
+                "verification": finding.verification and finding.verification.model_dump(),
+            }
+            for finding in findings
+        ]
+        print_json({"bundle": str(bundle), "passed": not failed, "findings": rows})
+    else:
+        table = Table("checked", "largest logit difference", "decisions equal", "result")
+        for finding in findings:
+            result = finding.verification
+            difference = "" if result is None else f"{result.max_abs_difference:.1e} of {result.tolerance:.0e}"
+            agreement = "" if result is None else f"{result.agreement:.0%} of {result.rows - result.undecided}"
+            table.add_row(finding.subject, difference, agreement, "failed" if finding.problem else "passed")
+        table_console().print(table)
+    if failed:
+        raise VerificationFailed("; ".join(f"{finding.subject}: {finding.problem}" for finding in failed))

@@ -1,0 +1,1 @@
+"""Running a bundle: ONNX Runtime alone, never torch."""

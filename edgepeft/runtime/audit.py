@@ -1,0 +1,69 @@
+"""A whole bundle checked without torch: hashes, the ONNX checker, and parity replayed task by task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from edgepeft.errors import EdgepeftError, VerificationFailed
+from edgepeft.runtime.bundle import BACKBONE_FILE, expect_hash
+from edgepeft.runtime.manifest import Verification
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.verify import read_check, replay, require_passed
+
+__all__ = ["Finding", "audit"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was checked, and what is wrong with it (empty when nothing is)."""
+
+    subject: str
+    problem: str = ""
+    verification: Verification | None = None
+
+
+def audit(folder: Path, step: Callable[[str], object] = lambda _: None) -> list[Finding]:
+    """Check everything that the bundle claims; ``step`` hears what is being checked.
+
+    Raises:
+        UsageError, BundleError: there is no readable manifest; anything later is a finding.
+    """
+    runtime = Runtime(folder)
+    checks: dict[str, Callable[[], Verification | None]] = {"backbone": lambda: _check_backbone(runtime)}
+    checks |= {task: lambda task=task: _check_task(runtime, task) for task in runtime.tasks}  # type: ignore[misc]
+    findings = []
+    for subject, check in checks.items():
+        step(subject)
+        try:
+            findings.append(Finding(subject, verification=check()))
+        except EdgepeftError as error:
+            findings.append(Finding(subject, str(error)))
+        except onnx.checker.ValidationError as error:
+            findings.append(Finding(subject, f"the ONNX checker refuses it: {error}"))
+    return findings
+
+
+def _check_backbone(runtime: Runtime) -> None:
+    bundle = runtime.bundle
+    expect_hash(bundle.weights, bundle.manifest.backbone.sha256.weights)
+    expect_hash(bundle.folder / BACKBONE_FILE, bundle.manifest.backbone.sha256.graph)
+    onnx.checker.check_model(str(bundle.folder / BACKBONE_FILE))
+    values = {name for node in bundle.backbone_graph.graph.node for name in node.output}
+    missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
+    if missing:
+        raise VerificationFailed(f"the graph has no value for the site {missing[0]} that the manifest names.")
+
+
+def _check_task(runtime: Runtime, task: str) -> Verification:
+    bundle = runtime.bundle
+    path = bundle.check_file(task)
+    expect_hash(path, bundle.entry(task).check_sha256)
+    onnx.checker.check_model(bundle.delta_graph(task))
+    inputs, reference = read_check(path.read_bytes(), str(path))
+    result = replay(lambda group: runtime.logits(task, group), inputs, reference)
+    require_passed(task, result)
+    return result

@@ -1,0 +1,165 @@
+"""A bundle's folder: its files, each checked against the manifest before use."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from edgepeft.backbones.base import Architecture, Family, family_of
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.emit import WEIGHTS_FILE
+from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.graph.splice import splice
+from edgepeft.resources import sha256_of
+from edgepeft.runtime.manifest import Manifest, TaskEntry
+
+__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "Bundle", "check_owner", "read_graph"]
+
+BACKBONE_FILE = "backbone.onnx"
+TASKS_FOLDER = "tasks"
+
+
+class Bundle:
+    """An opened bundle; nothing is loaded before it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest.read(folder)
+
+    @property
+    def weights(self) -> Path:
+        """The backbone's ``model.safetensors``."""
+        return self.folder / WEIGHTS_FILE
+
+    def task_file(self, task: str) -> Path:
+        """The task's delta graph."""
+        return self.folder / TASKS_FOLDER / f"{task}.onnx"
+
+    def check_file(self, task: str) -> Path:
+        """The task's token ids, masks and PyTorch logits."""
+        return self.folder / TASKS_FOLDER / f"{task}.check.safetensors"
+
+    @cached_property
+    def family(self) -> Family:
+        """The backbone's family."""
+        return family_of(read_config(self.folder / "config.json"))
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The backbone's sizes and sites, from its config."""
+        return self.family.architecture(read_config(self.folder / "config.json"))
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The index of the weights, whose bytes are those that the manifest names.
+
+        Raises:
+            BundleError: truncated or altered.
+        """
+        expect_hash(self.weights, self.manifest.backbone.sha256.weights)
+        return self.family.open_checkpoint(self.architecture, self.weights)
+
+    @cached_property
+    def backbone_graph(self) -> onnx.ModelProto:
+        """``backbone.onnx`` without the weights.
+
+        Raises:
+            BundleError: truncated or altered.
+        """
+        path = self.folder / BACKBONE_FILE
+        expect_hash(path, self.manifest.backbone.sha256.graph)
+        return read_graph(path)
+
+    def entry(self, task: str) -> TaskEntry:
+        """The manifest's entry.
+
+        Raises:
+            UnknownName: no such task.
+        """
+        return self.manifest.task(task)
+
+    def delta_graph(self, task: str) -> onnx.ModelProto:
+        """The task's delta graph.
+
+        Raises:
+            UnknownName: no such task.
+            BundleError: truncated, altered, or of another backbone.
+        """
+        path = self.task_file(task)
+        expect_hash(path, self.entry(task).sha256)
+        graph = read_graph(path)
+        check_owner(graph, self.manifest, path)
+        return graph
+
+    def graph(self, task: str | None) -> onnx.ModelProto:
+        """The whole model of a task, or the bare backbone's for None; weights stay in their file."""
+        checkpoint = self.checkpoint  # first: a damaged weights file is the clearer message
+        if task is None:
+            return self.backbone_graph
+        delta = self.delta_graph(task)
+        return splice(self.backbone_graph, delta, self.manifest.backbone.sites, checkpoint)
+
+    def encoder(self) -> TextEncoder:
+        """The bundle's tokenizer."""
+        return TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
+
+
+def expect_hash(path: Path, expected: str) -> None:
+    """See that a file is the one that the manifest names.
+
+    Raises:
+        BundleError: it is missing or has other bytes.
+    """
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); the bundle is incomplete.") from error
+    if found != expected:
+        raise BundleError(
+            f"{path} is not the file that the bundle was made with: its SHA-256 is {found[:12]}, the manifest says "
+            f"{expected[:12]}. It is truncated or altered; export or copy the bundle again."
+        )
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """An ONNX file, weights that lie outside not loaded.
+
+    Raises:
+        BundleError: missing, or not an ONNX model.
+    """
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except (DecodeError, OSError, ValueError) as error:
+        raise BundleError(f"{path} is missing, truncated or not an ONNX model.") from error
+
+
+def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:
+    """The delta graph's own metadata, once it is known to belong to this backbone.
+
+    Raises:
+        BundleError: not a delta graph, of another format version, or of another backbone.
+    """
+    facts = {entry.key: entry.value for entry in graph.metadata_props}
+    if facts.get("edgepeft.format") != "edgepeft.task/1":
+        found = facts.get("edgepeft.format", "none")
+        raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {found}.")
+    wanted = manifest.backbone.sha256.weights
+    if facts.get("edgepeft.backbone_sha256") != wanted:
+        theirs = (
+            f"{facts.get('edgepeft.backbone', 'unknown')} (weights {facts.get('edgepeft.backbone_sha256', '')[:12]})"
+        )
+        raise BundleError(
+            f"{path} belongs to the backbone {theirs}, this bundle holds {manifest.backbone.source} "
+            f"(weights {wanted[:12]}). Export the task again for this backbone."
+        )
+    return facts
+
+
+def as_bundle_error(path: Path, error: Exception) -> EdgepeftError:
+    """What a library said about a file of the bundle."""
+    return BundleError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")

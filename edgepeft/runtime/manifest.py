@@ -1,0 +1,158 @@
+"""``edgepeft.json``: what a bundle holds, checked when it is read.
+
+Paths are never taken from the manifest: a task's files follow from its name, which cannot leave the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from edgepeft.errors import BundleError, UnknownName, UsageError
+from edgepeft.resources import write_json
+
+__all__ = [
+    "MANIFEST_FILE",
+    "BackboneEntry",
+    "FileHash",
+    "Hashes",
+    "Manifest",
+    "TaskEntry",
+    "Verification",
+    "check_task_name",
+]
+
+MANIFEST_FILE = "edgepeft.json"
+
+
+def check_task_name(name: str) -> str:
+    """A task's name is also a file's name.
+
+    Raises:
+        UsageError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, or starts with a dot.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name):
+        raise UsageError(
+            f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
+        )
+    return name
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError("not a SHA-256 in hexadecimal")
+    return value
+
+
+FileHash = Annotated[str, AfterValidator(_sha256)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a later minor version may add keys
+
+
+class Hashes(_Model):
+    """SHA-256 of the backbone's two files."""
+
+    graph: FileHash
+    weights: FileHash
+
+
+class BackboneEntry(_Model):
+    """``sites`` maps every site, and what stands around it, to a value of ``backbone.onnx``."""
+
+    family: str
+    model_type: str
+    source: str
+    sha256: Hashes
+    weights_dtype: Literal["fp32"] = "fp32"
+    sites: dict[str, str]
+
+
+class Verification(_Model):
+    """ONNX Runtime against PyTorch on the task's check file."""
+
+    rows: int
+    max_abs_difference: float
+    tolerance: float
+    agreement: float  # share of rows with PyTorch's decision, of those where its margin decides
+    undecided: int = 0  # rows whose two best logits PyTorch holds closer than twice the tolerance
+    isa: str = ""
+    onnxruntime: str = ""
+
+
+class TaskEntry(_Model):
+    """One task: what its delta is, and how it was verified.  ``labels`` is None for regression."""
+
+    method: str
+    hyperparameters: dict[str, Any] = {}
+    labels: tuple[str, ...] | None
+    regression: bool = False
+    pairs: bool = False
+    level: Literal["sentence"] = "sentence"
+    head: str
+    head_reads: Literal["first_token", "first_position", "mean"]
+    max_length: int = Field(gt=0)
+    prompt_length: int = Field(default=0, ge=0)
+    trainable_parameters: int = Field(ge=0)
+    n_bytes: int = Field(ge=0)
+    sha256: FileHash
+    check_sha256: FileHash
+    metrics: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    verification: Verification | None = None
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits of a row."""
+        return 1 if self.labels is None else len(self.labels)
+
+
+class Manifest(_Model):
+    """The whole of ``edgepeft.json``."""
+
+    format: Literal["edgepeft.bundle/1"] = "edgepeft.bundle/1"
+    backbone: BackboneEntry
+    tasks: dict[str, TaskEntry] = {}
+    versions: dict[str, str] = {}
+
+    def task(self, name: str) -> TaskEntry:
+        """The task of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        if name not in self.tasks:
+            raise UnknownName("task of this bundle", name, self.tasks)
+        return self.tasks[name]
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's manifest atomically."""
+        write_json(folder / MANIFEST_FILE, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read and check a folder's manifest.
+
+        Raises:
+            UsageError: no such folder, or it is no bundle.
+            BundleError: the manifest is damaged or of an unknown version.
+        """
+        path = folder / MANIFEST_FILE
+        if not path.is_file():
+            found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
+            raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
+        try:
+            manifest = cls.model_validate_json(path.read_bytes())
+            for name in manifest.tasks:
+                check_task_name(name)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the document"
+            raise BundleError(f"{path} is not a manifest that this version knows: {where}: {first['msg']}.") from error
+        except UsageError as error:
+            raise BundleError(f"{path}: {error}") from error
+        return manifest

@@ -1,0 +1,30 @@
+"""The bundle's README.md: a model card with the Hub's front matter, written from the manifest alone."""
+
+from __future__ import annotations
+
+from edgepeft.runtime.manifest import Manifest, TaskEntry
+
+__all__ = ["model_card"]
+
+
+def model_card(manifest: Manifest) -> str:
+    """Markdown: what the bundle holds and how it is run."""
+    source = manifest.backbone.source
+    hub_name = source if source.count("/") == 1 and not source.startswith(("/", ".")) else None
+    front = ["---", "library_name: edgepeft", "tags: [edgepeft, onnx, peft, text-classification]"]
+    front += [f"base_model: {hub_name}"] if hub_name else []
+    lines = [*front, "---", "", "# An edgepeft bundle", ""]
+    lines.append(f"One frozen backbone ({hub_name or manifest.backbone.model_type}), {len(manifest.tasks)} task(s).")
+    lines += ["", "| task | method | kind | trained parameters | bytes | largest logit difference to PyTorch |"]
+    lines.append("|---|---|---|---|---|---|")
+    lines += [_row(name, entry) for name, entry in manifest.tasks.items()]
+    first = next(iter(manifest.tasks), "TASK")
+    lines += ["", "```", f"edgepeft run . --task {first} 'some text'", "edgepeft verify .", "```", ""]
+    lines.append("Made with " + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()) + ".")
+    return "\n".join(lines) + "\n"
+
+
+def _row(name: str, entry: TaskEntry) -> str:
+    kind = "regression" if entry.labels is None else f"{len(entry.labels)} labels"
+    parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
+    return f"| {name} | {entry.method} | {kind} | {entry.trainable_parameters:,} | {entry.n_bytes:,} | {parity} |"

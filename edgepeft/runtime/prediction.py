@@ -1,0 +1,47 @@
+"""From logits to answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Prediction", "predictions"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row's answer: a label with its probability, or a number (``label`` None) for regression."""
+
+    task: str
+    label: str | None
+    score: float
+    scores: dict[str, float]
+
+    @property
+    def value(self) -> str | float:
+        """The label, or the number."""
+        return self.score if self.label is None else self.label
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        if self.label is None:
+            return {"task": self.task, "value": self.score}
+        return {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores}
+
+
+def predictions(task: str, labels: Sequence[str] | None, logits: NDArray[np.float32]) -> list[Prediction]:
+    """[batch, outputs] -> one answer a row; probabilities are the softmax of the logits."""
+    if labels is None:
+        return [Prediction(task, None, float(row[0]), {}) for row in logits]
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    found = []
+    for row in probabilities:
+        scores = {label: round(float(p), 6) for label, p in zip(labels, row, strict=True)}
+        best = int(row.argmax())
+        found.append(Prediction(task, labels[best], scores[labels[best]], scores))
+    return found

@@ -1,0 +1,111 @@
+"""Running the tasks of a bundle on texts: one tokenizer, one weights file, a spliced session per task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.backbones.tokens import Text, TextEncoder
+from edgepeft.errors import BundleError, DataError
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.prediction import Prediction, predictions
+from edgepeft.runtime.session import open_session
+
+__all__ = ["Runtime", "check_rows", "in_batches"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class Truncation:
+    """How many rows lost tokens so far, so that it can be said once."""
+
+    rows: int = 0
+
+
+class Runtime:
+    """An opened bundle that answers; sessions open with the first request to their task.
+
+    ``threads`` caps the intra-op threads; None takes what affinity and quota allow.
+    """
+
+    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
+        self.bundle = Bundle(folder)
+        self.threads = threads
+        self.truncation = Truncation()
+        self._sessions: dict[str | None, ort.InferenceSession] = {}
+        self._encoder: TextEncoder | None = None
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The bundle's tasks, by name."""
+        return tuple(self.bundle.manifest.tasks)
+
+    def session(self, task: str | None) -> ort.InferenceSession:
+        """The session of a task, or of the bare backbone for None.
+
+        Raises:
+            UnknownName: no such task.
+            BundleError: a file is damaged, or foreign.
+        """
+        if task not in self._sessions:
+            model = self.bundle.graph(task)
+            self._sessions[task] = open_session(model, self.bundle.folder, self.threads)
+        return self._sessions[task]
+
+    def logits(self, task: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        """[batch, outputs] from token ids and masks [batch, length], padded on any side.
+
+        Raises:
+            DataError: a row without a single real token.
+        """
+        check_rows(inputs["attention_mask"])
+        session = self.session(task)
+        known = {value.name for value in session.get_inputs()}
+        logits: NDArray[np.float32] = session.run(["logits"], {n: v for n, v in inputs.items() if n in known})[0]
+        if logits.shape[1] != self.bundle.entry(task).n_outputs:
+            raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names another number.")
+        return logits
+
+    def predict(self, task: str, texts: Sequence[Text]) -> list[Prediction]:
+        """One answer for each text, in order; longer texts are truncated and counted in ``truncation``."""
+        entry = self.bundle.entry(task)
+        if not texts:
+            return []
+        return predictions(task, entry.labels, self.logits(task, self._encode(entry, texts)))
+
+    def predict_all(self, tasks: Sequence[str], texts: Sequence[Text]) -> dict[str, list[Prediction]]:
+        """The answers of several tasks on the same texts, by task."""
+        return {task: self.predict(task, texts) for task in tasks}
+
+    def _encode(self, entry: TaskEntry, texts: Sequence[Text]) -> dict[str, NDArray[np.int64]]:
+        self._encoder = self._encoder or self.bundle.encoder()
+        batch = self._encoder.encode(texts, entry.max_length)
+        self.truncation.rows += batch.truncated
+        return batch.inputs
+
+
+def check_rows(mask: NDArray[np.int64]) -> None:
+    """See that each row has a token: attention over nothing has no answer.
+
+    Raises:
+        DataError: names the first row that is masked throughout.
+    """
+    empty = np.flatnonzero(~(mask != 0).any(axis=1))
+    if empty.size:
+        raise DataError(f"row {empty[0]} of the batch is masked throughout; every row needs at least one token.")
+
+
+def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Consecutive groups of at most ``size``, in constant memory."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

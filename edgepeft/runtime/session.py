@@ -1,0 +1,45 @@
+"""ONNX Runtime sessions: threads as the profile and the host allow, no spinning beyond them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
+
+import onnx
+import onnxruntime as ort
+
+from edgepeft.errors import BundleError
+from edgepeft.profiles.cores import cpu_quota, thread_count
+
+__all__ = ["open_session", "session_options"]
+
+_ERRORS_ONLY = 3
+
+
+def session_options(threads: int | None = None) -> ort.SessionOptions:
+    """Options for ``threads`` intra-op threads; None takes what affinity and quota allow."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = thread_count(threads)
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = _ERRORS_ONLY
+    # A spinning thread that has been throttled by a quota holds up all others (measured: 2x to 6x).
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if cpu_quota() is not None else "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def open_session(model: onnx.ModelProto, folder: Path, threads: int | None = None) -> ort.InferenceSession:
+    """A session on a model whose weights lie in ``folder``.
+
+    Raises:
+        BundleError: ONNX Runtime refuses the model.
+    """
+    options = session_options(threads)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    try:
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no base but Exception
+        raise BundleError(f"ONNX Runtime cannot open the model of {folder}: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,136 @@
+"""Tasks into and out of a bundle; the backbone's files are only read.
+
+The manifest is written last when a task comes and first when one goes, so a power cut leaves at worst
+an unlisted file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from pydantic import TypeAdapter, ValidationError
+
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.graph.splice import splice
+from edgepeft.resources import write_atomically
+from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
+from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
+from edgepeft.runtime.model_card import model_card
+from edgepeft.runtime.session import open_session
+from edgepeft.runtime.verify import read_check, replay, require_passed
+
+__all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task"]
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A verified task, ready to be written."""
+
+    name: str
+    graph: bytes
+    check: bytes
+    entry: TaskEntry
+
+
+def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> PreparedTask:
+    """Splice a delta graph, replay its check file, and state the result; writes nothing.
+
+    Raises:
+        BundleError: damaged, of another version or of another backbone.
+        VerificationFailed: the task does not give PyTorch's logits here.
+    """
+    delta = onnx.load_model_from_string(graph)
+    facts = check_owner(delta, bundle.manifest, where)
+    name = check_task_name(facts.get("edgepeft.task", ""))
+    session = open_session(
+        splice(bundle.backbone_graph, delta, bundle.manifest.backbone.sites, bundle.checkpoint), bundle.folder
+    )
+    inputs, reference = read_check(check, f"the check file of {where}")
+    known = {value.name for value in session.get_inputs()}
+    result = replay(
+        lambda group: session.run(["logits"], {n: v for n, v in group.items() if n in known})[0], inputs, reference
+    )
+    require_passed(name, result)
+    entry = _entry(
+        facts.get("edgepeft.card", "{}"),
+        where,
+        {
+            "n_bytes": len(graph),
+            "sha256": hashlib.sha256(graph).hexdigest(),
+            "check_sha256": hashlib.sha256(check).hexdigest(),
+            "verification": result.model_dump(),
+        },
+    )
+    return PreparedTask(name, graph, check, entry)
+
+
+def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
+    """A ``<task>.onnx`` that another bundle holds, with the check file beside it.
+
+    Raises:
+        UsageError: one of the two files is not there.
+        BundleError, VerificationFailed: as ``prepare_task``.
+    """
+    check = path.with_name(f"{path.stem}.check.safetensors")
+    for file in (path, check):
+        if not file.is_file():
+            raise UsageError(
+                f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
+            )
+    read_graph(path)  # a truncated file is told apart here
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path)
+
+
+def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:
+    """Write verified tasks and then the manifest that lists them.
+
+    Raises:
+        UsageError: the bundle has a task of that name, and ``replace`` is not given.
+    """
+    entries = dict(bundle.manifest.tasks)
+    for task in tasks:
+        if task.name in entries and not replace:
+            raise UsageError(f"the bundle has a task {task.name!r} already; remove it first, or give --force.")
+        entries[task.name] = task.entry
+    for task in tasks:
+        write_atomically(bundle.task_file(task.name), task.graph)
+        write_atomically(bundle.check_file(task.name), task.check)
+    bundle.manifest = _write(bundle, entries)
+    return bundle.manifest
+
+
+def remove_task(folder: Path, name: str) -> Manifest:
+    """Take a task out of a bundle.
+
+    Raises:
+        UnknownName: there is none of that name.
+    """
+    bundle = Bundle(folder)
+    bundle.manifest.task(name)
+    entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
+    manifest = _write(bundle, entries)
+    for path in (bundle.task_file(name), bundle.check_file(name)):
+        path.unlink(missing_ok=True)
+    return manifest
+
+
+def _write(bundle: Bundle, entries: dict[str, TaskEntry]) -> Manifest:
+    manifest = bundle.manifest.model_copy(update={"tasks": entries})
+    write_atomically(bundle.folder / "README.md", model_card(manifest).encode())
+    manifest.write(bundle.folder)
+    return manifest
+
+
+def _entry(card: str, where: Path, more: dict[str, Any]) -> TaskEntry:
+    try:
+        facts = TypeAdapter(dict[str, Any]).validate_json(card)
+        return TaskEntry.model_validate({**facts, **more, "regression": facts.get("labels") is None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where_in = ".".join(map(str, first["loc"]))
+        raise BundleError(f"{where}: its card is damaged: {where_in}: {first['msg']}.") from error
