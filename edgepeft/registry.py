@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import ModuleType
 
 __all__ = ["modules_of"]
 
 
-def modules_of(package: str) -> Iterator[ModuleType]:
-    """Import and yield the public modules of ``package`` in alphabetical order."""
+def modules_of(package: str, *, skip: Collection[str] = ()) -> Iterator[ModuleType]:
+    """Import and yield the public modules of ``package`` in alphabetical order, those in ``skip`` left out."""
     found = importlib.import_module(package)
     for info in sorted(pkgutil.iter_modules(found.__path__), key=lambda info: info.name):
-        if not info.name.startswith("_"):
+        if not info.name.startswith("_") and info.name not in skip:
             yield importlib.import_module(f"{package}.{info.name}")

@@ -154,7 +154,7 @@ class Family(ABC):
 def families() -> dict[str, Family]:
     """Every family, by name: each public module of this package that defines one."""
     found: dict[str, Family] = {}
-    for module in modules_of("edgepeft.backbones"):
+    for module in modules_of("edgepeft.backbones", skip=("hooks",)):  # the torch side; a board has none
         family = getattr(module, "FAMILY", None)
         if family is not None:
             found[family.name] = family

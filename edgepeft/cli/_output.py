@@ -40,7 +40,8 @@ def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=log(), transient=True) as progress:
+    console = log()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=total)
 
         @contextlib.contextmanager
