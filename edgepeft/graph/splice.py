@@ -42,7 +42,7 @@ def splice(
     produced = {output.name for output in part.graph.output}
     rename_values(part.graph, lambda name: bound.get(name) or (name if name in produced else f"delta/{name}"))
     for node in part.graph.node:
-        node.name = f"delta/{node.name}"  # ONNX Runtime refuses two nodes of one name
+        node.name = node.name and f"delta/{node.name}"  # ONNX Runtime refuses two nodes of one name
     graph = joined.graph
     have = {initializer.name for initializer in graph.initializer}
     graph.initializer.extend(external_tensor(checkpoint.tensors[n]) for n in dict.fromkeys(borrowed) if n not in have)
