@@ -1,0 +1,102 @@
+"""Manifests that a stranger wrote."""
+
+import json
+
+import pytest
+
+from edgepeft.errors import BundleError, UnknownName, UsageError
+from edgepeft.runtime.manifest import Manifest, check_task_name
+
+SOUND = {
+    "format": "edgepeft.bundle/1",
+    "backbone": {
+        "family": "bert",
+        "model_type": "bert",
+        "source": "somewhere",
+        "sha256": {"graph": "a" * 64, "weights": "b" * 64},
+        "weights_dtype": "fp32",
+        "sites": {"embeddings": "embeddings"},
+    },
+    "tasks": {
+        "news": {
+            "method": "lora",
+            "labels": ["x", "y"],
+            "head": "linear",
+            "head_reads": "mean",
+            "max_length": 64,
+            "trainable_parameters": 5,
+            "n_bytes": 9,
+            "sha256": "c" * 64,
+            "check_sha256": "d" * 64,
+        }
+    },
+    "versions": {},
+}
+
+
+def written(folder, **changes):
+    document = json.loads(json.dumps(SOUND))
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        where = document
+        for part in parents:
+            where = where[part]
+        where[last] = value
+    (folder / "edgepeft.json").write_text(json.dumps(document))
+    return folder
+
+
+def test_a_sound_manifest_is_read_and_written_again_the_same(tmp_path):
+    manifest = Manifest.read(written(tmp_path))
+    manifest.write(tmp_path)
+    assert Manifest.read(tmp_path) == manifest
+    assert manifest.task("news").n_outputs == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "edgepeft.bundle/9"}, "format"),
+        ({"backbone__sha256__weights": "xyz"}, "sha256"),
+        ({"tasks__news__max_length": -1}, "max_length"),
+        ({"tasks__news__labels": "text"}, "labels"),
+        ({"tasks__news__sha256": "../../etc/passwd"}, "sha256"),
+        ({"backbone__weights_dtype": "int4"}, "weights_dtype"),
+    ],
+)
+def test_what_does_not_fit_the_schema_is_named(tmp_path, changes, message):
+    with pytest.raises(BundleError, match=message):
+        Manifest.read(written(tmp_path, **changes))
+
+
+def test_a_task_name_that_leaves_the_folder_is_refused(tmp_path):
+    document = json.loads(json.dumps(SOUND))
+    document["tasks"]["../../evil"] = document["tasks"].pop("news")
+    (tmp_path / "edgepeft.json").write_text(json.dumps(document))
+    with pytest.raises(BundleError, match="evil"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "edgepeft.bundle/1"'])
+def test_damaged_json_is_a_bundle_error(tmp_path, content):
+    (tmp_path / "edgepeft.json").write_bytes(content)
+    with pytest.raises(BundleError, match=r"edgepeft\.json"):
+        Manifest.read(tmp_path)
+
+
+def test_a_folder_without_manifest_is_no_bundle(tmp_path):
+    with pytest.raises(UsageError, match="edgepeft export"):
+        Manifest.read(tmp_path)
+    with pytest.raises(UsageError, match="is not there"):
+        Manifest.read(tmp_path / "nowhere")
+
+
+def test_an_unknown_task_is_answered_with_the_nearest_one(tmp_path):
+    with pytest.raises(UnknownName, match="Did you mean 'news'"):
+        Manifest.read(written(tmp_path)).task("new")
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "ä", "a\n", "x" * 101, ".."])
+def test_names_that_cannot_be_files_are_refused(name):
+    with pytest.raises(UsageError):
+        check_task_name(name)
