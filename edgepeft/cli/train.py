@@ -1,0 +1,187 @@
+"""``edgepeft train``: a delta from labelled text."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.errors import MissingPackage, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgepeft.training.loop import Progress as Report
+    from edgepeft.training.loop import TrainResult
+
+__all__ = ["command"]
+
+SETTINGS = "A hyperparameter of the method: name=value; may repeat."
+
+
+def command(
+    *,
+    backbone: Annotated[str, typer.Option(help="A folder in Hugging Face layout, a bundle, or a Hub name.")],
+    data: Annotated[Path, typer.Option(help="Rows to train on: jsonl, csv or tsv of sentence1, [sentence2,] label.")],
+    eval_: Annotated[
+        Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="Rows whose score is reported. Default: another 10 %.")] = None,
+    task: Annotated[str, typer.Option(help="The task's name.")],
+    method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTINGS, metavar="NAME=VALUE")] = None,
+    few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: the method's.")] = None,
+    head_lr: Annotated[
+        float | None, typer.Option(help="That of the head. Default: 20 times --lr on a mean, else the same.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
+    max_length: Annotated[int, typer.Option(help="Tokens kept of a text or pair.")] = 128,
+    regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers to predict.")] = False,
+    metric: Annotated[
+        str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
+    head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores in force.")] = None,
+    out: Annotated[Path, typer.Option(help="The delta's folder, new.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a delta or an interrupted run in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
+) -> None:
+    """Train one task's delta. The rows that choose a checkpoint are never the rows reported."""
+    try:
+        import torch
+
+        from edgepeft.training.data import load_data
+        from edgepeft.training.loop import Interrupted, train
+        from edgepeft.training.options import TrainOptions
+        from edgepeft.training.output import prepare_output
+    except ImportError as error:
+        raise MissingPackage(f"training needs {error.name}: pip install 'edgepeft[train]'.") from error
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.methods.base import method_named
+    from edgepeft.profiles.cores import thread_count
+
+    options = TrainOptions(
+        task=task,
+        epochs=epochs,
+        steps=steps,
+        learning_rate=lr,
+        head_learning_rate=head_lr,
+        batch_size=batch_size,
+        max_length=max_length,
+        regression=regression,
+        metric=metric,
+        few_shot=few_shot,
+        seed=seed,
+        head=head,
+    )
+    prepare_output(out, resume=resume, force=force)  # what is wrong with it is said before files are read
+    chosen = method_named(method).from_settings(_settings(set_ or []))
+    opened = open_backbone(backbone)
+    rows = load_data(data, eval_, test, regression=regression, few_shot=few_shot, seed=seed)
+    torch.set_num_threads(threads or thread_count())
+    try:
+        with _bar(options.task) as watch, _stopping() as stop:
+            result = train(opened, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
+    except Interrupted as interrupted:
+        log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
+        raise typer.Exit(130) from None
+    _show(result, out, as_json)
+
+
+def _settings(pairs: list[str]) -> dict[str, str]:
+    """``["rank=8"]`` -> ``{"rank": "8"}``."""
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+@contextmanager
+def _stopping() -> Iterator[Any]:
+    """Yields a function that says whether Ctrl-C or SIGTERM came; a second one interrupts at once."""
+    asked = False
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+        restore()
+
+    for number in before:
+        signal.signal(number, ask)
+    try:
+        yield lambda: asked
+    finally:
+        restore()
+
+
+@contextmanager
+def _bar(task: str) -> Iterator[Any]:
+    """A progress bar with loss and metric; yields what `train` tells."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[state]}", markup=False), console=log()) as bars:
+        bar = bars.add_task(f"{task}: loading", total=None, state="")
+
+        def watch(progress: Report) -> None:
+            bars.update(
+                bar,
+                description=f"{task}: {progress.phase}",
+                completed=progress.done,
+                total=progress.total,
+                state=_state(progress),
+            )
+
+        yield watch
+
+
+def _state(progress: Report) -> str:
+    known = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
+    return "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
+
+
+def _show(result: TrainResult, out: Path, as_json: bool) -> None:
+    if result.truncated:
+        longest = result.delta.card.max_length
+        log().print(
+            f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length)."
+        )
+    if as_json:
+        print_json(result.delta.card.model_dump(mode="json"))
+    else:
+        table_console().print(_table(result, out))
+
+
+def _table(result: TrainResult, out: Path) -> Table:
+    from rich.table import Table
+
+    card = result.delta.card
+    counts = result.delta.n_parameters()
+    table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
+    rows = {
+        f"{result.metric}, test rows": f"{result.test_score:.4f}",
+        f"{result.metric}, eval rows": f"{result.eval_score:.4f} after step {result.best_step} of {result.steps}",
+        "rows": result.split,
+        "labels": "numbers" if card.labels is None else ", ".join(card.labels),
+        "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
+        "written": str(out),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,1 @@
+"""Training a delta on a workstation: data, loop, checkpoints."""

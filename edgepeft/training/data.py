@@ -1,0 +1,181 @@
+"""The rows of one training run: those that train, those that choose a checkpoint, those that are reported.
+
+The three are disjoint.  What no file is given for is held out of the training file, stratified, in the
+same way for every seed, so that runs of several seeds are scored on the same rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from edgepeft.errors import DataError, UsageError
+from edgepeft.rows import Row, label_number, read_rows
+from edgepeft.training.sampling import part, row_digest
+
+__all__ = ["TaskData", "load_data", "task_data"]
+
+HELD_OUT = 0.1  # of the training file, for each part without a file of its own
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Disjoint rows; ``labels`` are sorted by name, None for a regression; ``split`` says where each part is from."""
+
+    train: tuple[Row, ...]
+    eval: tuple[Row, ...]
+    test: tuple[Row, ...]
+    labels: tuple[str, ...] | None
+    split: str
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rows are pairs of sentences."""
+        return self.train[0].sentence2 is not None
+
+    @property
+    def sha256(self) -> str:
+        """Of all rows in order: the same digest is the same training."""
+        digest = hashlib.sha256()
+        for name, rows in (("train", self.train), ("eval", self.eval), ("test", self.test)):
+            digest.update(name.encode())
+            for row in rows:
+                digest.update(row_digest(row))
+        return digest.hexdigest()
+
+    def targets(self, rows: Sequence[Row]) -> list[float]:
+        """The label's index, or the number of a regression."""
+        if self.labels is None:
+            return [label_number(row) for row in rows]
+        index = {label: i for i, label in enumerate(self.labels)}
+        return [index[row.label or ""] for row in rows]
+
+
+class _Source(NamedTuple):
+    rows: tuple[Row, ...]
+    origin: str
+
+
+def load_data(
+    train: Path,
+    eval: Path | None = None,
+    test: Path | None = None,
+    *,
+    regression: bool = False,
+    few_shot: int | None = None,
+    seed: int = 0,
+) -> TaskData:
+    """Read the files of a run and part them.
+
+    Raises:
+        UsageError: a path that is no data file; the same file in two parts; too many rows wanted.
+        DataError: what is wrong in a file, with its line.
+    """
+    given = {name: path for name, path in (("--data", train), ("--eval", eval), ("--test", test)) if path}
+    parts = {name: tuple(read_rows(path, labels=True)) for name, path in given.items()}
+    _require_different(given, parts)
+    return task_data(
+        parts["--data"], parts.get("--eval"), parts.get("--test"), regression=regression, few_shot=few_shot, seed=seed
+    )
+
+
+def task_data(
+    train: Sequence[Row],
+    eval: Sequence[Row] | None = None,
+    test: Sequence[Row] | None = None,
+    *,
+    regression: bool = False,
+    few_shot: int | None = None,
+    seed: int = 0,
+) -> TaskData:
+    """The same from rows in memory.
+
+    Raises:
+        UsageError: more or fewer rows wanted than can be taken.
+        DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
+    """
+    labels = None if regression else _labels(train)
+    for rows in (train, eval or (), test or ()):
+        _check(rows, train[0], labels)
+    left = tuple(train)
+    left, tested = _held_out(left, test, "test", len(train), not regression)
+    left, chosen = _held_out(left, eval, "eval", len(train), not regression)
+    kept = _Source(left, f"{len(left)} rows of {_name(train)}")
+    if few_shot is not None:
+        kept = _few(left, few_shot, seed, labels)
+    split = f"train: {kept.origin}; eval: {chosen.origin}; test: {tested.origin}"
+    return TaskData(kept.rows, chosen.rows, tested.rows, labels, split)
+
+
+def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
+    labels = tuple(sorted({row.label or "" for row in rows}))
+    if len(labels) < 2:
+        raise DataError(
+            f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
+            "If labels are numbers to predict, give --regression."
+        )
+    return labels
+
+
+def _check(rows: Sequence[Row], first: Row, labels: tuple[str, ...] | None) -> None:
+    known = set(labels or ())
+    for row in rows:
+        if (row.sentence2 is None) != (first.sentence2 is None):
+            kinds = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
+            raise DataError(f"{row.where} is {kinds[0]}, but {first.where} is {kinds[1]}; give one kind.")
+        if labels is None:
+            label_number(row)
+        elif row.label not in known:
+            raise DataError(
+                f"{row.where}: label {row.label!r} was not seen in {first.file}, which has {_listed(labels)}. "
+                "Add training rows of it, or correct it."
+            )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
+
+
+def _held_out(
+    rows: tuple[Row, ...], given: Sequence[Row] | None, name: str, n_all: int, stratify: bool
+) -> tuple[tuple[Row, ...], _Source]:
+    """What is left to train on, and the part called ``name``: as given, or held out."""
+    if given is not None:
+        return rows, _Source(tuple(given), f"{len(given)} rows of {_name(given)}")
+    n = max(1, round(HELD_OUT * n_all))
+    taken, left = part(rows, n, f"held out: {name}", stratify=stratify, spare=1)
+    if not taken:
+        raise DataError(
+            f"{rows[0].file} has {n_all} rows, too few to hold some out. "
+            "Give files for --eval and --test, or more rows."
+        )
+    return left, _Source(taken, f"{len(taken)} rows held out of {_name(rows)}")
+
+
+def _few(rows: tuple[Row, ...], n: int, seed: int, labels: tuple[str, ...] | None) -> _Source:
+    if labels is not None and n < len(labels):
+        raise UsageError(f"--few-shot {n} is fewer than the {len(labels)} labels; give at least one row a label.")
+    if n > len(rows):
+        raise UsageError(f"--few-shot {n} is more than the {len(rows)} rows of {rows[0].file} that can train.")
+    taken = part(rows, n, f"few-shot {seed}", stratify=labels is not None, least=1).taken
+    return _Source(taken, f"{n} of {len(rows)} rows of {_name(rows)} (stratified, seed {seed})")
+
+
+def _name(rows: Sequence[Row]) -> str:
+    return Path(rows[0].file).name
+
+
+def _require_different(given: dict[str, Path], parts: dict[str, tuple[Row, ...]]) -> None:
+    """The rows that choose a checkpoint or train are never the rows reported."""
+    seen: dict[bytes, str] = {}
+    for option, rows in parts.items():
+        digest = hashlib.sha256(b"".join(map(row_digest, rows))).digest()
+        if digest in seen:
+            raise UsageError(
+                f"{seen[digest]} {given[seen[digest]]} and {option} {given[option]} hold the same rows; a score on "
+                f"rows that trained or chose the checkpoint means nothing. Leave {option} out to have a part held out."
+            )
+        seen[digest] = option

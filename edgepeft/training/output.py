@@ -1,0 +1,40 @@
+"""The output folder of a run: what may be there before, and what is written at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgepeft.delta import CARD_FILE, TENSORS_FILE
+from edgepeft.errors import UsageError
+from edgepeft.training.checkpoint import FOLDER, latest
+
+__all__ = ["prepare_output"]
+
+OURS = {CARD_FILE, TENSORS_FILE, FOLDER}
+
+
+def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
+    """The checkpoint to continue from, or None for a new run; touches nothing.
+
+    Raises:
+        UsageError: the folder holds something, and neither flag fits it; the message says which would.
+    """
+    if resume and force:
+        raise UsageError("--resume and --force exclude each other: continue what is there, or replace it.")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
+    found = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
+    checkpoint = latest(out)
+    if resume:
+        if checkpoint is None:
+            holds = "a finished delta" if CARD_FILE in found else "no checkpoint"
+            raise UsageError(f"there is nothing to resume: {out} holds {holds}. Leave --resume out to start a run.")
+        return checkpoint
+    foreign = [name for name in found if name not in OURS]
+    if foreign:
+        raise UsageError(f"{out} holds {foreign[0]}, which is no part of a delta; choose another folder.")
+    if checkpoint is not None and not force:
+        raise UsageError(f"{out} holds an interrupted run. Give --resume to continue it, or --force to start anew.")
+    if found and not force:
+        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
+    return None

@@ -1,0 +1,56 @@
+"""Stratified parts of a data set that are the same on every machine, Python and library version.
+
+The order is that of SHA-256 over a salt and the row's content: no generator whose stream a release may
+change.  Equal rows are neighbours in it, so copies of a row hardly ever fall on both sides of a split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from edgepeft.rows import Row
+
+__all__ = ["Parted", "part", "quotas", "row_digest"]
+
+
+class Parted(NamedTuple):
+    """Rows taken and rows left, each in the order of the file."""
+
+    taken: tuple[Row, ...]
+    left: tuple[Row, ...]
+
+
+def part(rows: Sequence[Row], n: int, salt: str, *, stratify: bool, least: int = 0, spare: int = 0) -> Parted:
+    """Take ``n`` rows, from every label in proportion if ``stratify``.
+
+    Every label gives at least ``least`` rows and keeps at least ``spare``.
+    """
+    strata: dict[str, list[int]] = {}
+    for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
+        strata.setdefault(str(rows[index].label) if stratify else "", []).append(index)
+    wanted = quotas({label: len(members) for label, members in strata.items()}, n, least=least, spare=spare)
+    taken = {index for label, members in strata.items() for index in members[: wanted[label]]}
+    return Parted(
+        tuple(row for index, row in enumerate(rows) if index in taken),
+        tuple(row for index, row in enumerate(rows) if index not in taken),
+    )
+
+
+def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) -> dict[str, int]:
+    """``n`` shared in proportion to ``sizes``: one by one to whom most is due; less if there are not so many."""
+    total = sum(sizes.values())
+    room = {label: max(0, size - spare) for label, size in sizes.items()}
+    given = {label: min(least, room[label]) for label in sizes}
+    while sum(given.values()) < min(n, sum(room.values())):
+        open_ones = sorted(label for label in sizes if given[label] < room[label])
+        neediest = max(open_ones, key=lambda label: sizes[label] * n / total - given[label])
+        given[neediest] += 1
+    return given
+
+
+def row_digest(row: Row, salt: str = "") -> bytes:
+    """SHA-256 of the salt and the row's content, not of where it stands."""
+    content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or ""))
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
