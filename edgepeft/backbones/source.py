@@ -38,7 +38,7 @@ _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 
 @dataclass(frozen=True)
 class Backbone:
-    """A backbone on disk: ``source`` is what the user called it, ``folder`` holds its files."""
+    """A backbone on disk: ``source`` is its Hub name or its folder's, ``folder`` holds its files."""
 
     source: str
     folder: Path
@@ -100,12 +100,13 @@ def open_backbone(source: str) -> Backbone:
         BundleError: files are missing or damaged.
     """
     folder = Path(source)
+    name = folder.resolve().name if folder.is_dir() else source  # a path is the machine's own business
     if not folder.is_dir():
         folder = _download(source)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
     folder = _plain_folder(folder)
-    return Backbone(source, folder, read_config(folder / "config.json"))
+    return Backbone(name, folder, read_config(folder / "config.json"))
 
 
 def _download(source: str) -> Path:
