@@ -76,7 +76,7 @@ def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC
     except OSError as error:
         placement.remove()
         where = error.filename or own["memory"]
-        raise Unavailable(f"the own group cannot be used ({where}: {error.strerror})") from error
+        raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
     except BaseException:
         placement.remove()
         raise

@@ -66,17 +66,17 @@ def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC
         raise Unavailable("cgroup v2 is not mounted")
     offered = (groups.read(own / "cgroup.controllers") or "").split()
     if "memory" not in offered:
-        raise Unavailable("its memory controller is not offered to this process")
+        raise Unavailable("cgroup v2 does not offer its memory controller to this process")
     try:
         _enable(own, "memory")
         folder = groups.make_child(own)
     except OSError as error:
-        raise Unavailable(f"the own group {own} cannot be used ({error.strerror})") from error
+        raise Unavailable(f"the own cgroup v2 group {own} cannot be used ({error.strerror})") from error
     try:
         return _limited(folder, limits, cpus, offered)
     except OSError as error:
         groups.remove(folder)
-        raise Unavailable(f"{error.filename or folder}: {error.strerror}") from error
+        raise Unavailable(f"cgroup v2 refuses {error.filename or folder} ({error.strerror})") from error
     except BaseException:
         groups.remove(folder)
         raise
@@ -103,7 +103,7 @@ def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: 
             groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
     if limits.cpu_quota is not None:
         if "cpu" not in offered:
-            raise Unavailable("its cpu controller, needed for a quota, is not offered to this process")
+            raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
         _enable(folder.parent, "cpu")
         groups.write(folder / "cpu.max", f"{round(limits.cpu_quota * _PERIOD_US)} {_PERIOD_US}")
     return placement

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -121,7 +122,8 @@ class Launch:
     def _gone(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)  # a kill for memory is counted by then
-        if self._placement.oom_kills():
+        # A scope's counters went with it; nobody else kills a launcher in its first milliseconds.
+        if self._placement.oom_kills() or self.process.poll() == -signal.SIGKILL:
             raise NoMemoryToStart
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ achieved is read back from the kernel, so a result can say what it was measured 
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ BACKENDS: tuple[Prepare, ...] = (
     systemd_scope.prepare,
     rlimit.prepare,
 )
+
+_LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in
 
 # What a program says when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
 # dynamic linker, ONNX Runtime, torch.
@@ -138,11 +141,17 @@ class LimitedProcess:
         Raises:
             DoesNotFit: it was stopped for memory.
         """
-        refused = self._placement.address_space_bytes is not None and any(
-            words in stderr.lower() for words in _OUT_OF_MEMORY
-        )
-        if self.oom_killed() or refused:
+        if self.oom_killed() or self._was_refused(stderr.lower()):
             raise self._error()
+
+    def _was_refused(self, words: str) -> bool:
+        """Whether the program got no more address space, as far as it says or can be told."""
+        allowed = self._placement.address_space_bytes
+        if allowed is None:
+            return False
+        # The kernel answers an exec that has no room for the program with a segmentation fault.
+        unloadable = allowed < _LOADS_NOTHING and self.popen.poll() == -signal.SIGSEGV
+        return unloadable or any(phrase in words for phrase in _OUT_OF_MEMORY)
 
     def _error(self) -> DoesNotFit:
         allowed = self.limits.memory_bytes or 0

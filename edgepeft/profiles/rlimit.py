@@ -36,6 +36,4 @@ def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = PROC) -> Ad
         placement.notes.append("memory is limited as address space (RLIMIT_AS), stricter than a device's memory")
     if sys.platform != "linux":
         placement.notes.append(f"{sys.platform} has no processor affinity: the cores are not limited")
-    if limits.cpu_quota is not None:
-        placement.notes.append("a quota needs control groups: none is in force")
     return placement

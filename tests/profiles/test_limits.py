@@ -108,6 +108,11 @@ def test_the_environment_is_the_one_given(backend):
     assert run_limited(python(code), Limits(1), env=env, backends=[backend]).stdout.split() == [b"1", b"None"]
 
 
+def test_a_segmentation_fault_within_ample_memory_is_not_called_out_of_memory(backend):
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    assert run_limited(python(code), Limits(1, 400 * MIB), backends=[backend]).returncode == -11
+
+
 def test_nothing_of_the_launcher_is_left_in_the_program(backend):
     code = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))); print(os.getpid())"
     with LimitedProcess(python(code), Limits(1, 400 * MIB), text=True, backends=[backend]) as process:

@@ -103,6 +103,13 @@ def test_a_refusal_is_given_as_the_reason_and_the_next_way_is_taken(systemd):
     assert any("Failed to connect to bus" in note for note in run.in_force.notes)
 
 
+def test_a_launcher_that_the_scope_has_no_memory_for_does_not_fit(systemd):
+    prepare, _, install = systemd
+    install("case $unit in *probe) ;; *) kill -9 $$ ;; esac")  # what the kernel does; seen on systemd 252
+    with pytest.raises(DoesNotFit, match="1048576 bytes"):
+        run_limited(["true"], Limits(1, MIB), backends=[prepare, rlimit.prepare])
+
+
 def test_a_child_outside_the_scope_is_not_believed(systemd, v2):
     prepare, _, install = systemd
     install(f'echo "0::/work" > {v2.proc}/$$/cgroup')
