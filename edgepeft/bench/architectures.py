@@ -1,4 +1,4 @@
-"""Named architectures whose config is package data, and random weights for them.
+"""Random weights for a config.
 
 Throughput does not depend on what the weights are, so a benchmark needs no download.  Matrices are
 N(0, 0.02) as the models themselves start (Devlin et al. 2018), norms are the identity, biases zero.
@@ -6,37 +6,15 @@ N(0, 0.02) as the models themselves start (Devlin et al. 2018), norms are the id
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgepeft.backbones.base import Architecture, family_of
-from edgepeft.errors import UnknownName
-from edgepeft.resources import package_data, write_json
+from edgepeft.resources import write_json
 
-__all__ = ["architecture_names", "config_of", "write_random_checkpoint"]
-
-
-def architecture_names() -> list[str]:
-    """The names that ``config_of`` knows."""
-    return sorted(path.stem for path in package_data("architectures").glob("*.json"))
-
-
-def config_of(name: str) -> dict[str, Any]:
-    """The Hugging Face config of a named architecture; an organisation before a slash may be left out.
-
-    Raises:
-        UnknownName: no such architecture is shipped.
-    """
-    known = {known.lower(): known for known in architecture_names()}
-    key = name.rsplit("/", 1)[-1].lower()
-    if key not in known:
-        raise UnknownName("architecture", name, known.values())
-    path = package_data("architectures") / f"{known[key]}.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return config
+__all__ = ["write_random_checkpoint"]
 
 
 def write_random_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0) -> Architecture:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.architectures import config_of, write_random_checkpoint
+from edgepeft.bench.architectures import write_random_checkpoint
 from edgepeft.bench.plan import Model, Task
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import sha256_of, write_atomically

@@ -11,7 +11,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.errors import UnknownName
 from edgepeft.registry import modules_of
 
-__all__ = ["Head", "head_named", "heads"]
+__all__ = ["Head", "fresh_linear", "head_named", "heads"]
 
 
 class Head(nn.Module):
@@ -38,6 +38,14 @@ class Head(nn.Module):
     @abstractmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
         """Trained parameters, by formula."""
+
+
+def fresh_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer as BERT and its relatives start one: N(0, 0.02), their ``initializer_range``, and zero bias."""
+    linear = nn.Linear(inputs, outputs)
+    nn.init.normal_(linear.weight, std=0.02)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 def heads() -> dict[str, type[Head]]:

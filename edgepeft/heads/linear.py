@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.heads.base import Head
+from edgepeft.heads.base import Head, fresh_linear
 
 __all__ = ["Linear"]
 
@@ -20,9 +20,7 @@ class Linear(Head):
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)
-        self.classifier = nn.Linear(hidden, outputs)
-        nn.init.normal_(self.classifier.weight, std=0.02)  # BERT's initializer_range
-        nn.init.zeros_(self.classifier.bias)
+        self.classifier = fresh_linear(hidden, outputs)
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d] -> [batch, outputs]."""

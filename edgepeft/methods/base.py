@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from torch import nn
@@ -62,7 +63,7 @@ class Method(ABC):
 
     @abstractmethod
     def n_parameters(self, architecture: Architecture) -> int:
-        """Trained parameters without the head, by the closed formula."""
+        """Trained parameters of modules and encoder, by the closed formula; neither head nor pooler."""
 
     @classmethod
     @abstractmethod
@@ -85,6 +86,12 @@ class Method(ABC):
                 raise UnknownName(f"hyperparameter of {cls.name}", name, fields)
             values[name] = _converted(f"{cls.name}'s {name}", value, hints[name])
         return cls(**values)
+
+    def n_trained(self, architecture: Architecture, reads: Iterable[str]) -> int:
+        """``n_parameters``, and those of the pooler where the head reads it and the method trains it."""
+        read = set(reads).difference(architecture.tensors)
+        pooler = (name for name in self.overrides(architecture) if name in read)
+        return self.n_parameters(architecture) + sum(math.prod(architecture.shape_of(name)) for name in pooler)
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters as plain values."""
@@ -144,6 +151,9 @@ def _scalar(what: str, value: Any, kind: type) -> Any:
             return truths[str(value).lower()]
         raise UsageError(f"{what} is true or false; found {value!r}.")
     try:
-        return kind(value)
-    except (TypeError, ValueError):
+        converted = kind(value)
+        if kind is int and isinstance(value, float) and converted != value:
+            raise ValueError  # int() would round it
+        return converted
+    except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.bench.architectures import config_of, write_random_checkpoint
+from edgepeft.backbones.named import config_of
+from edgepeft.bench.architectures import write_random_checkpoint
 from edgepeft.errors import UnknownName
 
 TINY = {

@@ -1,0 +1,39 @@
+"""BitFit (Ben Zaken et al., 2022, arXiv:2106.10199): every bias of the encoder is trained, nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Self
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.methods.base import Method
+
+__all__ = ["BitFit"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BitFit(Method):
+    """Own copies of the backbone's biases, those of the LayerNorms and of a pooler that the head reads included."""
+
+    name: ClassVar[str] = "bitfit"
+    title: ClassVar[str] = "BitFit"
+    paper: ClassVar[str] = "Ben Zaken et al., 2022, arXiv:2106.10199"
+    equation: ClassVar[str] = "W x + b', b' trained"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 1e-3
+    learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """Every tensor called bias."""
+        return tuple(name for name in (*architecture.tensors, *architecture.pooler) if name.endswith(".bias"))
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """L (5 d + f) for the linear layers, d for each LayerNorm, and the projection's of unequal embeddings."""
+        d, f = architecture.hidden_size, architecture.intermediate_size
+        projection = d if "embeddings_project.bias" in architecture.tensors else 0
+        return architecture.n_layers * (5 * d + f) + architecture.n_norm_parameters // 2 + projection
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """There is nothing to choose."""
+        return (cls(),)

@@ -1,0 +1,37 @@
+"""Full fine-tuning (Devlin et al., 2019): every tensor of the encoder is trained; a task is a model of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Self
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.methods.base import Method
+
+__all__ = ["Full"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Full(Method):
+    """Own copies of all the backbone's tensors, those of a pooler that the head reads included."""
+
+    name: ClassVar[str] = "full"
+    title: ClassVar[str] = "Full fine-tuning"
+    paper: ClassVar[str] = "Devlin et al., 2019, arXiv:1810.04805"
+    equation: ClassVar[str] = "W' x + b', all trained"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 2e-5
+    learning_rate_source: ClassVar[str] = "Deshpande et al., 2022, appendix A (RoBERTa)"
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """Every tensor."""
+        return (*architecture.tensors, *architecture.pooler)
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """Those of the encoder."""
+        return architecture.n_parameters
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """There is nothing to choose."""
+        return (cls(),)

@@ -1,0 +1,88 @@
+"""LoRA (Hu et al., 2021, arXiv:2106.09685, eq. 3): y' = y + (alpha / r) B A x.
+
+x and y are a linear layer's input and output, y after the dropout that may follow it.
+``rank_stabilised`` divides by sqrt(r) instead (Kalajdzievski, 2023, arXiv:2312.03732).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.errors import UnknownName
+from edgepeft.methods.base import Method, option, require
+
+__all__ = ["LoRA", "LowRank"]
+
+# The sites that are a linear layer's output.
+ROLES = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
+
+
+class LowRank(nn.Module):
+    """y + scale B A x; x [..., in], y [..., out]."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.A = nn.Parameter(torch.empty(rank, inputs))
+        self.B = nn.Parameter(torch.zeros(outputs, rank))  # zero, so that a fresh delta is the identity
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))  # the authors' code; nn.Linear's own default
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """Eq. 3; the scale is applied where the value is narrowest, (..., r)."""
+        adapted: Tensor = y + functional.linear(functional.linear(x, self.A) * self.scale, self.B)
+        return adapted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRA(Method):
+    """Low-rank updates of linear layers."""
+
+    name: ClassVar[str] = "lora"
+    title: ClassVar[str] = "LoRA"
+    paper: ClassVar[str] = "Hu et al., 2021, arXiv:2106.09685"
+    equation: ClassVar[str] = "y + (alpha / r) B A x"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 5e-4
+    learning_rate_source: ClassVar[str] = "Hu et al., table 9 (RoBERTa-base, most tasks of GLUE)"
+
+    rank: int = option(8, "r")
+    alpha: float = option(16.0, "the update is scaled by alpha / r")
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(ROLES)}")
+    rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
+        require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
+        require(bool(self.roles), f"lora needs at least one of {', '.join(ROLES)} as roles; found none.")
+        for role in self.roles:
+            if role not in ROLES:
+                raise UnknownName("role that lora can update", role, ROLES)
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """The chosen linear layers' outputs."""
+        return architecture.sites_of(*(Role(role) for role in self.roles))
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One pair of factors a site."""
+        divisor = math.sqrt(self.rank) if self.rank_stabilised else self.rank
+        scale = self.alpha / divisor
+        return {site.name: LowRank(site.in_features, site.out_features, self.rank, scale) for site in sites}
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """L r (in + out) over the roles; in is d, or f for the feed-forward's output."""
+        d, f = architecture.hidden_size, architecture.intermediate_size
+        widths = sum((f if role == Role.FFN_OUTPUT else d) + d for role in set(self.roles))
+        return architecture.n_layers * self.rank * widths
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The paper's two roles, and every role with the other scale."""
+        return (cls(rank=4), cls(rank=2, roles=tuple(map(str, ROLES)), rank_stabilised=True))

@@ -1,0 +1,103 @@
+"""Pfeiffer adapters (Pfeiffer et al., 2021, arXiv:2005.00247, in AdapterHub's form): LN(sub + A(LN(sub + res)) + res).
+
+A(z) = W2 relu(W1 z + b1) + b2, once a layer, after the feed-forward's projection.  The layer's own
+LayerNorm runs twice.  The adapter's inner residual starts from ``sub``, the sub-layer's output, not
+from LN(sub + res), which A reads.  ``placement="attention"`` is what the Compacter paper calls Pfeiffer:
+Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, Self
+
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods.base import Method, norm_tensors, option, require
+
+__all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
+
+
+class _Bottleneck(nn.Sequential):
+    """A(z), [..., d] -> [..., d]."""
+
+    def __init__(self, hidden: int, bottleneck: int, std: float) -> None:
+        super().__init__(nn.Linear(hidden, bottleneck), nn.ReLU(), nn.Linear(bottleneck, hidden))
+        for linear in (self[0], self[2]):
+            nn.init.normal_(linear.weight, std=std)
+            nn.init.zeros_(linear.bias)
+
+
+class AfterNorm(_Bottleneck):
+    """y + A(LN(y + residual)); the layer then computes LN of this + residual."""
+
+    def forward(self, y: Tensor, residual: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """All [..., d]; ``norm`` is the LayerNorm after the sum."""
+        adapted: Tensor = y + super().forward(norm(y + residual))
+        return adapted
+
+
+class BeforeNorm(_Bottleneck):
+    """y + A(y)."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        adapted: Tensor = y + super().forward(y)
+        return adapted
+
+
+# Where the adapter stands -> the site's role and the module.
+PLACEMENTS: dict[str, tuple[Role, type[_Bottleneck]]] = {
+    "ffn": (Role.FFN_OUTPUT, AfterNorm),
+    "attention": (Role.ATTENTION_OUTPUT, BeforeNorm),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pfeiffer(Method):
+    """One bottleneck adapter a layer."""
+
+    name: ClassVar[str] = "pfeiffer"
+    title: ClassVar[str] = "Pfeiffer adapter"
+    paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
+    equation: ClassVar[str] = "LN(sub + A(LN(sub + res)) + res)"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 1e-4
+    learning_rate_source: ClassVar[str] = "Pfeiffer et al.; Deshpande et al., 2022, appendix A"
+
+    bottleneck: int = option(64, "width m of the adapter")
+    placement: Literal["ffn", "attention"] = option(
+        "ffn", "ffn: AdapterHub's form; attention: the Compacter paper's, LN(sub + A(sub) + res)"
+    )
+    norms: bool = option(False, "train every LayerNorm too (as the Compacter paper does)")
+    std: float = option(0.02, "of the normal init")
+
+    def __post_init__(self) -> None:
+        require(self.bottleneck >= 1, f"pfeiffer's bottleneck must be at least 1; found {self.bottleneck}.")
+        require(self.std > 0, f"pfeiffer's std must be positive; found {self.std}.")
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """One sub-layer's outputs."""
+        return architecture.sites_of(PLACEMENTS[self.placement][0])
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One adapter a site."""
+        form = PLACEMENTS[self.placement][1]
+        return {site.name: form(site.out_features, self.bottleneck, self.std) for site in sites}
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """None, unless ``norms=true``."""
+        return norm_tensors(architecture) if self.norms else ()
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """L (2 m d + m + d), and 2 d for each LayerNorm where they are trained."""
+        d, m = architecture.hidden_size, self.bottleneck
+        adapters = architecture.n_layers * (2 * m * d + m + d)
+        return adapters + (architecture.n_norm_parameters if self.norms else 0)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """AdapterHub's form, the same with trained norms, and the Compacter paper's."""
+        return (cls(bottleneck=8), cls(bottleneck=4, norms=True), cls(bottleneck=3, placement="attention"))
