@@ -29,9 +29,8 @@ def judge(limits: Limits, placement: Placement, report: Report, refused: Sequenc
     if limits.cpu_quota is not None:
         grades.append(quota is not None and abs(quota - limits.cpu_quota) < 0.01)
         if not grades[-1]:
-            notes.append(
-                f"a quota of {limits.cpu_quota:g} cores was asked for, {quota or 'none'} is in force (a quota needs control groups)"
-            )
+            found = "none" if quota is None else f"{quota:g}"
+            notes.append(f"a quota of {limits.cpu_quota:g} cores was asked for, {found} is in force")
     if refused and placement.backend != "cgroup v1":  # without version 2, version 1 is the ordinary way
         notes.append(f"not used: {'; '.join(refused)}")
     anything = any(grades) or _restricts(limits, report, placement)
