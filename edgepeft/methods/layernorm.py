@@ -1,4 +1,4 @@
-"""LayerNorm tuning (Houlsby et al., 2019, arXiv:1902.00751, section 3.4): g' (z - mean) / std + b', g' and b' trained."""
+"""LayerNorm tuning (Houlsby et al., 2019, arXiv:1902.00751, section 3.4): g (z - mean) / std + b, g and b trained."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, norm_tensors, option, require
@@ -20,14 +21,21 @@ from edgepeft.methods.base import Method, norm_tensors, option, require
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
 
 
-class _Bottleneck(nn.Sequential):
-    """A(z), [..., d] -> [..., d]."""
+class _Bottleneck(nn.Module):
+    """Holds A; the two forms below place it."""
 
     def __init__(self, hidden: int, bottleneck: int, std: float) -> None:
-        super().__init__(nn.Linear(hidden, bottleneck), nn.ReLU(), nn.Linear(bottleneck, hidden))
-        for linear in (self[0], self[2]):
+        super().__init__()
+        self.down = nn.Linear(hidden, bottleneck)
+        self.up = nn.Linear(bottleneck, hidden)
+        for linear in (self.down, self.up):
             nn.init.normal_(linear.weight, std=std)
             nn.init.zeros_(linear.bias)
+
+    def change(self, z: Tensor) -> Tensor:
+        """A(z), [..., d] -> [..., d]."""
+        changed: Tensor = self.up(functional.relu(self.down(z)))
+        return changed
 
 
 class AfterNorm(_Bottleneck):
@@ -35,8 +43,7 @@ class AfterNorm(_Bottleneck):
 
     def forward(self, y: Tensor, residual: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
         """All [..., d]; ``norm`` is the LayerNorm after the sum."""
-        adapted: Tensor = y + super().forward(norm(y + residual))
-        return adapted
+        return y + self.change(norm(y + residual))
 
 
 class BeforeNorm(_Bottleneck):
@@ -44,8 +51,7 @@ class BeforeNorm(_Bottleneck):
 
     def forward(self, y: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""
-        adapted: Tensor = y + super().forward(y)
-        return adapted
+        return y + self.change(y)
 
 
 # Where the adapter stands -> the site's role and the module.

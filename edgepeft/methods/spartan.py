@@ -14,6 +14,7 @@ Letters: N parents, C children of each, K kept parents, d hidden.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -64,9 +65,10 @@ class Memory(nn.Module):
         """The softmax of eq. 2 for every parent: [..., d] -> [..., C, N], 1 in sum over C."""
         children, parents, _ = self.keys.shape
         keys = self.keys.flatten(0, 1) / self.temperature  # constant once exported, so folded at load
-        scores = functional.linear(y, keys).unflatten(-1, (children, parents))
+        scores = torch.unflatten(functional.linear(y, keys), -1, (children, parents))
         powers = (scores - scores.amax(-2, keepdim=True)).exp()
-        return powers / sum(powers.unbind(-2)).unsqueeze(-2)
+        # Added one by one: ONNX Runtime's ReduceSum over a middle axis is slow.
+        return powers / functools.reduce(torch.add, powers.unbind(-2)).unsqueeze(-2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
