@@ -1,0 +1,160 @@
+"""``edgepeft quickstart``: the whole way, from real text to throughput under a device's limits."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._output import log
+from edgepeft.errors import MissingPackage, UsageError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+__all__ = ["command"]
+
+PROFILE = "rpi4"
+LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer
+ROUNDS, MAX_SECONDS = 10, 60.0  # a first figure; `edgepeft bench` measures long enough for a comparison
+_SUMMARY = "quickstart.json"
+_WIDTH = 120  # of a table in a file or a log, where rich would take 80
+
+
+def command(
+    out: Annotated[Path, typer.Option(help="The folder to write to.")] = Path("exports/quickstart"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier quickstart there.")] = False,
+) -> None:
+    """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
+    _check_folder(out, force)
+    try:
+        import torch
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise MissingPackage(f"the quickstart trains with {error.name}: pip install 'edgepeft[train]'.") from error
+    from edgepeft.profiles.cores import thread_count
+
+    torch.set_num_threads(thread_count())
+    seconds: dict[str, float] = {}
+    with _timed("train", seconds):
+        source = _train(out)
+    with _timed("export", seconds):
+        manifest = _export(source, out)
+    with _timed("bench", seconds):
+        bench = _measure(out)
+    _close(out, manifest, bench, seconds)
+
+
+def _check_folder(out: Path, force: bool) -> None:
+    """Only what an earlier quickstart wrote is ever replaced."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
+    found = {path.name for path in out.iterdir()} if out.exists() else set()
+    if found - {"data", "deltas", "bundle", "bench.json", _SUMMARY}:
+        raise UsageError(f"{out} holds other files than a quickstart's; choose another folder.")
+    if found and not force:
+        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
+
+
+def _train(out: Path) -> str:
+    """Write both tasks' rows and train their deltas; the backbone's folder."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.cli._quickstart import TASKS, train_task, write_rows
+    from edgepeft.training import demo
+
+    corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # what is missing is said before any work
+    backbone = open_backbone(str(demo.backbone()))
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=log()) as bars:
+        rows = [bars.add_task(f"train {task.name} ({task.method})", total=None) for task in TASKS]
+        for task, row in zip(TASKS, rows, strict=True):
+            parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
+            files = write_rows(parts, out / "data" / task.corpus.name)
+            train_task(task, backbone, files, out / "deltas" / task.name, _watcher(bars, row))
+    return backbone.source
+
+
+def _watcher(bars: Progress, row: Any) -> Any:
+    """Steps of training on the bar; evaluations pass in a second and are not shown."""
+
+    def watch(report: Any) -> None:
+        if report.phase == "train":
+            bars.update(row, completed=report.done, total=report.total)
+
+    return watch
+
+
+def _export(source: str, out: Path) -> dict[str, Any]:
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.cli._output import stages
+    from edgepeft.cli._quickstart import TASKS
+    from edgepeft.export.bundle import export_bundle
+    from edgepeft.export.check import check_texts
+
+    deltas = [out / "deltas" / task.name for task in TASKS]
+    with stages(1 + len(deltas)) as stage:
+        manifest = export_bundle(
+            open_backbone(source), deltas, out / "bundle", texts=check_texts(None), force=True, stage=stage
+        )
+    return manifest.model_dump(mode="json")
+
+
+def _measure(out: Path) -> dict[str, Any]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from edgepeft.bench.run import Request, run
+    from edgepeft.resources import write_json
+
+    request = Request(profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
+    with Progress(*columns, console=log(), auto_refresh=False) as bars:
+        row = bars.add_task("measure", total=None)
+
+        def progress(what: str, done: int, total: int) -> None:
+            bars.update(row, description=f"measure: {what}", completed=done, total=total)
+            bars.refresh()
+
+        outcome = run(request, progress=progress)
+    write_json(out / "bench.json", outcome.document)
+    for failure in outcome.failures:
+        log().print(f"note: {failure}", markup=False)
+    return outcome.document
+
+
+def _close(out: Path, manifest: dict[str, Any], bench: dict[str, Any], seconds: dict[str, float]) -> None:
+    """The summary as JSON, the table, and what to try next."""
+    from rich.console import Console
+
+    from edgepeft.cli._quickstart import TASKS, described
+    from edgepeft.report.quickstart import quickstart_summary, quickstart_table
+    from edgepeft.resources import write_json
+
+    summary = quickstart_summary([described(task) for task in TASKS], manifest, bench, seconds)
+    write_json(out / _SUMMARY, summary)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    console.print(quickstart_table(summary))
+    console.print(f"\nWritten in {sum(seconds.values()):.0f} s:", markup=False)
+    for name, what in (
+        ("bundle", "backbone, both tasks, tokenizer: all that a board needs"),
+        ("deltas", "what was trained"),
+        ("data", "the rows, as `edgepeft train` reads them"),
+        ("bench.json", "every sample of the measurement"),
+        (_SUMMARY, "this table"),
+    ):
+        console.print(f"  {out / name}  {what}", markup=False, soft_wrap=True)
+    console.print(f'\nTry: edgepeft run {out / "bundle"} --task topic --task spam "Shares fell 12% on Tuesday."')
+
+
+@contextmanager
+def _timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
