@@ -48,6 +48,11 @@ class WorkerProcess:
         """The limits as the kernel reports them."""
         return self._process.in_force
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.popen.pid
+
     def ready(self) -> None:
         """Wait until the model is loaded."""
         self.notes = tuple(self._answer()["notes"])

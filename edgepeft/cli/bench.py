@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_WIDTH = 120  # of a table in a file or a log, where rich would take 80
 _STDOUT = "-"
 
 
@@ -122,4 +124,5 @@ def _show(document: dict[str, Any], target: str | None) -> None:
         return
     if target is not None:
         write_json(Path(target), document)
-    Console().print(bench_table(document))
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console.print(bench_table(document))

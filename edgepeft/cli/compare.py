@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from edgepeft.bench.compare import Comparison
 
 __all__ = ["command"]
+
+_WIDTH = 120  # of a table in a file or a log, where rich would take 80
 
 
 def command(
@@ -36,7 +39,8 @@ def command(
 
         typer.echo(json_module.dumps(_document(comparison, allowed), indent=2, ensure_ascii=False))
     else:
-        Console().print(comparison_table(comparison))
+        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console.print(comparison_table(comparison))
     if comparison.regressions:
         labels = "; ".join(verdict.result.label for verdict in comparison.regressions)
         raise ThroughputRegression(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}.")

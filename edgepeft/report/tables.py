@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -19,14 +20,20 @@ _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last colum
 
 def bench_table(document: Mapping[str, Any]) -> RenderableType:
     """Rows, then what they were measured under, then warnings."""
-    table = Table(title=_title(document), title_justify="left")
+    table = Table(title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("workload", "engine", "what", "method"):
-        table.add_column(header)
-    for header in ("instances/min", "p50 ms", "peak MB", "of GEMM", "x backbone / full (95 %)"):
-        table.add_column(header, justify="right")
+        table.add_column(header, overflow="fold")
+    # The last column: inference over the bare backbone's, fine-tuning over that of everything.
+    for header in ("inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"):
+        table.add_column(header, justify="right", overflow="fold")
     for row in document["results"]:
         table.add_row(*(Text(cell) for cell in _cells(row)))
-    return Group(table, Text("\n".join(_conditions(document))), Text("\n".join(_warnings(document)), "yellow"))
+    return Group(table, *_lines(_conditions(document)), *_lines(_warnings(document), "yellow"))
+
+
+def _lines(texts: list[str], style: str = "") -> list[Text]:
+    """Plain text: names from a file must not be read as markup."""
+    return [Text(text, style) for text in texts]
 
 
 def _title(document: Mapping[str, Any]) -> str:
@@ -109,16 +116,17 @@ def _warnings(document: Mapping[str, Any]) -> list[str]:
 
 def comparison_table(comparison: Comparison) -> RenderableType:
     """One row per result that both files have; what is missing and what to know beneath."""
-    table = Table(title="new throughput over base throughput, 95 % interval", title_justify="left")
+    title = "new throughput over base throughput, 95 % interval"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("result", "ratio", "per host GEMM", "verdict"):
-        table.add_column(header)
+        table.add_column(header, overflow="fold")
     for verdict in comparison.verdicts:
         per_gemm = _interval(verdict.per_gemm) if verdict.per_gemm else "-"
         cells = (verdict.result.label, _interval(verdict.ratio), per_gemm, _judged(verdict))
         table.add_row(*(Text(cell) for cell in cells))
     lines = [f"missing from the new file: {label}" for label in comparison.missing]
     lines += [f"only in the new file: {label}" for label in comparison.added]
-    return Group(table, Text("\n".join([*lines, *comparison.notes]), "yellow"))
+    return Group(table, *_lines([*lines, *comparison.notes], "yellow"))
 
 
 def _interval(ratio: Ratio) -> str:

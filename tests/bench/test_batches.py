@@ -26,9 +26,7 @@ def test_a_batch_size_of_zero_is_a_usage_error():
         batches_of([1], 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "longest"), [("sst2", 872, 55), ("mrpc", 408, 86), ("rte", 277, 253)]
-)
+@pytest.mark.parametrize(("name", "rows", "longest"), [("sst2", 872, 55), ("mrpc", 408, 86), ("rte", 277, 253)])
 def test_shipped_lengths_are_whole_validation_sets_in_arrival_order(name, rows, longest):
     found = load_lengths(name)
     assert len(found.values) == rows  # GLUE's published validation sizes
@@ -81,7 +79,7 @@ def test_a_file_without_usable_lengths_is_refused_by_name(tmp_path, name, conten
 
 
 def test_an_unknown_list_names_the_shipped_ones():
-    with pytest.raises(UnknownName, match="did you mean|Did you mean 'sst2'"):
+    with pytest.raises(UnknownName, match="Did you mean 'sst2'"):
         load_lengths("sst-2")
 
 

@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from edgepeft.bench.result_file import ResultFile
+from edgepeft.bench.run import Request, run
+from edgepeft.errors import UnknownName, UsageError
+
+# What design.md demands of the JSON, written down a second time.
+TOP = {"schema", "mode", "host", "profile", "results"}
+ROW = {
+    "scenario",
+    "workload",
+    "engine",
+    "method",
+    "task",
+    "batch_size",
+    "sequence_length",
+    "threads",
+    "samples_s",
+    "instances_per_minute",
+    "latency_s",
+    "peak_rss_bytes",
+    "cpu_s",
+    "flops_per_instance",
+    "gemm_fraction",
+    "ratio_to",
+    "warnings",
+}
+
+
+def bench(start, **options):
+    settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
+    return run(Request(**{**settings, **options}), start=start)
+
+
+@pytest.fixture(scope="module")
+def outcome(fake_start):
+    def seconds(label):
+        return 0.25 if label.endswith("gemm") else 0.5 if "onnx" in label else 2.0
+
+    start = fake_start(seconds)
+    return bench(start), start
+
+
+def rows(document):
+    return {(row["workload"], row["engine"]): row for row in document["results"]}
+
+
+def test_the_document_has_every_field_of_the_contract(outcome):
+    document = json.loads(json.dumps(outcome[0].document, allow_nan=False))
+    assert document.keys() >= TOP
+    assert document["schema"] == "edgepeft.bench/1"
+    assert document["mode"] == "limits"
+    assert document["profile"].keys() >= {"limits", "emulation", "notes"}
+    assert document["profile"]["limits"].keys() == {"requested", "in_force"}
+    for row in document["results"]:
+        assert row.keys() >= ROW
+        assert row["latency_s"].keys() == {"p50", "p90", "p99"}
+
+
+def test_throughput_follows_from_the_samples(outcome):
+    row = rows(outcome[0].document)["infer", "onnxruntime"]
+    assert row["samples_s"] == [0.5] * 10
+    assert row["instances_per_minute"] == pytest.approx(4 / 0.5 * 60)
+    assert row["latency_s"] == {"p50": 0.5, "p90": 0.5, "p99": None}
+    assert row["cpu_s"] == pytest.approx(10.0)
+    assert row["peak_rss_bytes"] == 123_000_000
+
+
+def test_the_share_of_gemm_is_work_over_the_probes_rate(outcome):
+    document = outcome[0].document
+    row = rows(document)["infer", "onnxruntime"]
+    n, d, ff, layers = 16, 384, 1536, 6
+    flops = layers * (2 * n * (4 * d * d + 2 * d * ff) + 4 * n * n * d)
+    assert row["flops_per_instance"] == flops
+    rate = document["host"]["gemm_gflops"] * 1e9
+    assert rate == pytest.approx(8 * 2 * 1024 * 768 * 3072 / 0.25)
+    assert row["gemm_fraction"] == pytest.approx(4 * flops / 0.5 / rate)
+
+
+def test_engines_are_compared_in_their_rounds(outcome):
+    ratio = rows(outcome[0].document)["infer", "onnxruntime"]["ratio_to"]["pytorch"]
+    assert ratio["ratio"] == pytest.approx(4.0)
+    assert ratio["interval"] == [pytest.approx(4.0)] * 2
+    assert ratio["rounds"] == 10
+
+
+def test_fine_tuning_with_onnx_runtime_is_said_not_to_exist(outcome):
+    row = rows(outcome[0].document)["finetune", "onnxruntime"]
+    assert row["samples_s"] == []
+    assert row["instances_per_minute"] is None
+    assert any("not available" in warning for warning in row["warnings"])
+
+
+def test_one_kinds_workers_are_closed_before_the_next_are_opened(outcome):
+    for together in outcome[1].together:
+        assert len({label.split()[0] for label in together}) == 1
+
+
+def test_random_weights_are_labelled(outcome):
+    assert outcome[0].document["model"]["random_weights"] is True
+
+
+def test_compare_reads_what_bench_writes(outcome, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(outcome[0].document))
+    file = ResultFile.open(path)
+    assert len(file.results) == 4
+    assert file.gemm_gflops("infer")
+
+
+def test_the_table_shows_limits_threads_and_length(outcome):
+    from rich.console import Console
+
+    from edgepeft.report.tables import bench_table
+
+    console = Console(width=200, file=io.StringIO())
+    console.print(bench_table(outcome[0].document))
+    text = console.file.getvalue()
+    for part in ("random weights under rpi4", "not available", "limits in force: 2 cores", "tokens 16", "480.0"):
+        assert part in text
+
+
+def test_a_unit_that_does_not_fit_leaves_the_others_measured(fake_start):
+    outcome = bench(fake_start(too_large=["infer pytorch backbone"]), workloads=("infer",))
+    found = rows(outcome.document)
+    assert found["infer", "pytorch"]["samples_s"] == []
+    assert any("does not fit" in warning for warning in found["infer", "pytorch"]["warnings"])
+    assert len(found["infer", "onnxruntime"]["samples_s"]) == 10
+    assert len(outcome.failures) == 1
+    assert "1000000 bytes" in str(outcome.failures[0])
+
+
+def test_real_lengths_run_over_their_batches_and_warm_up_on_the_largest(fake_start):
+    start = fake_start()
+    outcome = bench(start, length=None, lengths="rte", batch_size=32, workloads=("infer",), engines=("onnxruntime",))
+    job = start.jobs["infer onnxruntime backbone"]
+    padded = [len(batch) * max(batch) for batch in job.batches]
+    asked = [batch for label, batch in start.log if label == "infer onnxruntime backbone"]
+    assert len(job.batches) == 277 // 32
+    assert asked[0] == padded.index(max(padded))
+    assert asked[2:] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
+    row = outcome.document["results"][0]
+    assert row["lengths"]["source"] == "rte"
+    assert row["sequence_length"] == pytest.approx(68.26)
+    # Mean over the batches that were made, a remainder of 21 rows left out.
+    assert 0.3 < row["lengths"]["real_token_share"] < 0.9
+
+
+def test_a_peer_is_a_row_and_a_ratio_of_every_other(tmp_path, fake_start):
+    peer = tmp_path / "optimum.onnx"
+    peer.write_bytes(b"opened by the worker, which is a fake here")
+    outcome = bench(
+        fake_start(lambda label: 3.0 if "peer" in label else 1.0),
+        peers=(peer,),
+        workloads=("infer",),
+        engines=("onnxruntime",),
+    )
+    bare, other = outcome.document["results"]
+    assert other["peer"] == "optimum"
+    assert bare["ratio_to"]["peer:optimum"]["ratio"] == pytest.approx(3.0)
+    assert other["ratio_to"]["backbone"]["ratio"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"batch_size": 0}, "--batch-size"),
+        ({"length": 0}, "--length"),
+        ({"length": 513}, "at most 512"),
+        ({"rounds": 0}, "--rounds"),
+        ({"max_seconds": 0.0}, "--max-seconds"),
+        ({"max_seconds": float("nan")}, "--max-seconds"),
+        ({"lengths": "sst2"}, "exclude"),
+        ({"tasks": ("sst2",)}, "--task"),
+        ({"settings": {"a": "1"}}, "--method"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_a_usage_error(options, named, fake_start):
+    with pytest.raises(UsageError, match=named):
+        bench(fake_start(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"profile": "rpi5"}, "rpi4"),
+        ({"backbone": "roberta"}, "roberta-base"),
+        ({"engines": ("onnx",)}, "onnxruntime"),
+        ({"workloads": ("train",)}, "finetune"),
+        ({"lengths": "sst", "length": None}, "sst2"),
+        ({"scenario": "ofline"}, "offline"),
+    ],
+)
+def test_an_unknown_name_offers_the_known_ones(options, named, fake_start):
+    with pytest.raises(UnknownName, match=named):
+        bench(fake_start(), **options)
+
+
+def test_a_missing_peer_is_a_usage_error(tmp_path, fake_start):
+    with pytest.raises(UsageError, match=r"nowhere\.onnx"):
+        bench(fake_start(), peers=(tmp_path / "nowhere.onnx",))
