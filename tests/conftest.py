@@ -1,0 +1,35 @@
+"""Fixtures for every test: small random backbones, one thread, no cache of the user's, no network."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions go to a folder of the test run, never to the user's cache."""
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path_factory.getbasetemp() / "edgepeft-cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+    """``tiny("roberta", hidden_size=16)`` -> a folder with that random model, written once a session."""
+    from tiny import write_model
+
+    written: dict[str, Path] = {}
+
+    def folder(model_type: str, **options: object) -> Path:
+        key = f"{model_type}-{sorted(options.items())}"
+        if key not in written:
+            written[key] = write_model(tmp_path_factory.mktemp(model_type), model_type, **options)  # type: ignore[arg-type]
+        return written[key]
+
+    yield folder

@@ -1,0 +1,101 @@
+"""Small random models in HF layout, with nothing in them that could hide a mistake.
+
+A fresh HF model has zero biases, unit LayerNorms and nearly flat attention: a graph that lost a bias, or
+confused key and query, would still agree with it.  Here all of those are random, and attention is sharp.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
+
+_BERT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "layer_norm_eps": 1e-6,  # neither family's default
+}
+_ROBERTA = _BERT | {"type_vocab_size": 1, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+SIZES: dict[str, dict[str, Any]] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "electra": _BERT | {"embedding_size": 32},
+    "distilbert": {
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "vocab_size": 60,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    },
+}
+
+
+def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Every parameter random: matrices keep the scale of what they read, queries and keys sharpen attention."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        norm = "norm" in name.lower()
+        if parameter.dim() == 2:
+            sharp = any(part in name for part in ("query", "key", "q_lin", "k_lin"))
+            embedding = "embeddings." in name
+            scale = 0.5 if embedding else (1.3 if sharp else 1.0) * parameter.shape[1] ** -0.5
+            parameter.data = scale * noise
+        elif norm and name.endswith("weight"):
+            parameter.data = 1 + 0.3 * noise
+        else:
+            parameter.data = 0.3 * noise
+    return model.eval()
+
+
+def write_model(folder: Path, model_type: str, *, seed: int = 0, mean: bool = False, **sizes: Any) -> Path:
+    """A random base model with a tokenizer; ``mean`` adds sentence-transformers' note on pooling."""
+    config = transformers.AutoConfig.for_model(model_type, **(SIZES[model_type] | sizes))
+    model = randomise(transformers.AutoModel.from_config(config, attn_implementation="eager"), seed)
+    model.save_pretrained(folder)
+    write_tokenizer(folder / "tokenizer.json", config.pad_token_id, config.vocab_size)
+    if mean:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder
+
+
+def write_tokenizer(path: Path, pad: int, vocab_size: int) -> None:
+    """Words w5, w6, ... by their own id, in BERT's template; RoBERTa pads with 1, the others with 0."""
+    first, last = (0, 2) if pad == 1 else (2, 3)
+    special = {pad: "[PAD]", first: "[CLS]", last: "[SEP]"}
+    unknown = 3 if pad == 1 else 1
+    special[unknown] = "[UNK]"
+    vocabulary = {special.get(i, f"w{i}"): i for i in range(vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", last), ("[CLS]", first))
+    tokenizer.save(str(path))
+
+
+def ragged(batch: int, length: int, config: dict[str, Any], seed: int = 0) -> dict[str, np.ndarray]:
+    """Token ids, mask and token types [batch, length] int64: rows of every length, one full, one of a single token."""
+    source = np.random.default_rng(seed)
+    lengths = source.integers(1, length + 1, batch)
+    lengths[0], lengths[-1] = length, 1 if batch > 1 else length
+    mask = (np.arange(length) < lengths[:, None]).astype(np.int64)
+    ids = source.integers(5, config["vocab_size"], (batch, length))
+    types = source.integers(0, max(config.get("type_vocab_size", 1), 1), (batch, length))
+    ids = np.where(mask == 1, ids, config["pad_token_id"])
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
