@@ -53,7 +53,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "-" if latency is None else f"{1000 * latency:,.1f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
         "-" if fraction is None else f"{fraction:.0%}",
-        _paired(row["ratio_to"].get(_PER[row["workload"]])),
+        _paired(row, _PER[row["workload"]]),
     ]
 
 
@@ -70,9 +70,13 @@ def _reason(row: Mapping[str, Any]) -> str:
     return str(first).split(":", 1)[0]
 
 
-def _paired(ratio: Mapping[str, Any] | None) -> str:
+def _paired(row: Mapping[str, Any], peer: str) -> str:
+    """The median of paired rounds; where batches differ in length, the ratio over all of them."""
+    ratio = row["ratio_to"].get(peer)
     if ratio is None:
         return "-"
+    if row["lengths"]["source"] != "full":
+        ratio = ratio["of_totals"]
     low, high = ratio["interval"]
     return f"{ratio['ratio']:.3f} [{low:.3f}, {high:.3f}]"
 
@@ -98,9 +102,9 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
 
 def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
     return [
-        f"{row['engine']} {_what(row)} runs at {_paired(ratio)} x {name}"
+        f"{row['engine']} {_what(row)} runs at {_paired(row, name)} x {name}"
         for row in document["results"]
-        for name, ratio in row["ratio_to"].items()
+        for name in row["ratio_to"]
         if name.startswith("peer:") and not row["peer"]
     ]
 

@@ -1,0 +1,149 @@
+"""The workloads do the work they say: the right tensors move, and all see the same batches."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from edgepeft.bench import subject as subject_module
+from edgepeft.bench.job import Job
+from edgepeft.bench.subject import open_subject, random_subject
+from edgepeft.bench.workloads import _torch, finetune_pytorch, infer_onnxruntime, infer_pytorch, peer
+from edgepeft.errors import UnknownName, UsageError
+
+TINY = {
+    "model_type": "bert",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 60,
+    "max_position_embeddings": 40,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "hidden_act": "gelu",
+    "pad_token_id": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject_module, "config_of", lambda name: TINY)
+        random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"})
+    return folder
+
+
+def job(bundle, workload, **fields):
+    settings = {"threads": 1, "batches": ((7, 3, 5), (2, 2)), "bundle": str(bundle), "vocab_size": 60}
+    return Job(workload, **{**settings, **fields})
+
+
+TASK = {"task": "pfeiffer", "method": "pfeiffer", "settings": {"bottleneck": 4}}
+
+
+def test_both_engines_run_the_bare_backbone_and_the_task(bundle):
+    for fields in ({}, TASK):
+        for module in (infer_onnxruntime, infer_pytorch):
+            prepared = module.prepare(job(bundle, "infer", **fields))
+            prepared.step(0)
+            prepared.step(1)
+
+
+def test_pytorch_says_that_its_delta_is_a_fresh_one(bundle):
+    assert infer_pytorch.prepare(job(bundle, "x")).notes == ()
+    assert "fresh delta" in infer_pytorch.prepare(job(bundle, "x", **TASK)).notes[0]
+
+
+@pytest.fixture
+def loaded(monkeypatch):
+    """The models that a workload loads."""
+    models = []
+    load = _torch.load
+
+    def keep(asked):
+        found = load(asked)
+        models.append(found[1])
+        return found
+
+    monkeypatch.setattr(_torch, "load", keep)
+    return models
+
+
+def moved(model, before):
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+
+
+def copied(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def test_full_fine_tuning_moves_every_matrix_of_the_model(bundle, loaded):
+    prepared = finetune_pytorch.prepare(job(bundle, "x", method="full"))
+    before = copied(loaded[0])
+    prepared.step(0)
+    layers = {n for n in before if n.startswith("encoder.") and n.endswith("weight") and before[n].ndim == 2}
+    assert layers <= moved(loaded[0], before)
+
+
+def test_tuning_a_delta_moves_no_tensor_of_the_model(bundle, loaded):
+    prepared = finetune_pytorch.prepare(job(bundle, "x", **TASK))
+    before = copied(loaded[0])
+    prepared.step(0)
+    assert moved(loaded[0], before) == set()
+
+
+def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
+    deltas = []
+    fresh = _torch.fresh_delta
+    monkeypatch.setattr(_torch, "fresh_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
+    prepared = finetune_pytorch.prepare(job(bundle, "x", **TASK))
+    before = copied(deltas[0])
+    prepared.step(0)
+    assert moved(deltas[0], before) == set(before)
+
+
+def test_regression_has_a_loss_of_its_own(bundle):
+    finetune_pytorch.prepare(job(bundle, "x", n_labels=1, **TASK)).step(0)
+
+
+def test_a_peer_is_fed_by_name_and_an_unknown_input_refused(tmp_path):
+    from onnx import TensorProto, helper, save_model
+
+    def write(names):
+        values = [helper.make_tensor_value_info(n, TensorProto.INT64, ["b", "s"]) for n in names]
+        out = helper.make_tensor_value_info("out", TensorProto.INT64, ["b", "s"])
+        graph = helper.make_graph([helper.make_node("Add", [*names[:2]], ["out"])], "g", values, [out])
+        path = tmp_path / f"{'-'.join(names)}.onnx"
+        save_model(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)]), path)
+        return str(path)
+
+    good = Job("peer", 1, ((3, 2),), model=write(["attention_mask", "input_ids"]), vocab_size=9)
+    peer.prepare(good).step(0)
+    with pytest.raises(UsageError, match="pixel_values"):
+        peer.prepare(Job("peer", 1, ((3,),), model=write(["input_ids", "pixel_values"]), vocab_size=9))
+
+
+def test_all_workers_see_the_same_ids(bundle):
+    one = job(bundle, "infer_onnxruntime")
+    two = Job.from_json(json.dumps(json.loads(one.to_json())))
+    for index in (0, 1):
+        np.testing.assert_array_equal(one.batch(index)["input_ids"], two.batch(index)["input_ids"])
+
+
+def test_a_bundles_tasks_can_be_chosen_by_name_and_method(bundle):
+    assert [task.name for task in open_subject(bundle).model.tasks] == ["pfeiffer"]
+    assert open_subject(bundle, methods=("pfeiffer",)).model.tasks[0].settings["bottleneck"] == 4
+    with pytest.raises(UnknownName, match="pfeiffer"):
+        open_subject(bundle, tasks=("pfeifer",))
+    with pytest.raises(UnknownName, match="Known: pfeiffer"):
+        open_subject(bundle, methods=("lora",))
+
+
+def test_a_folder_that_is_no_bundle_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="not a bundle"):
+        open_subject(tmp_path)
