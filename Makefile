@@ -31,7 +31,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@touch $@
 
 quickstart: $(INSTALLED)  ## Real text to a throughput figure under the rpi4 profile (OUT=FOLDER)
-	$(BIN)/edgepeft quickstart --out $(OUT)
+	$(BIN)/edgepeft quickstart --out $(OUT) --force
 
 test: $(INSTALLED)  ## The tests, a few minutes (PYTEST_ARGS=...)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
