@@ -64,7 +64,7 @@ class LoRA(Method):
         require(bool(self.roles), f"lora needs at least one of {', '.join(ROLES)} as roles; found none.")
         for role in self.roles:
             if role not in ROLES:
-                raise UnknownName("role that lora can update", role, ROLES)
+                raise UnknownName("role that lora can update", role, map(str, ROLES))
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """The chosen linear layers' outputs."""

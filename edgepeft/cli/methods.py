@@ -1,0 +1,78 @@
+"""``edgepeft methods``: the PE methods there are, from the catalogue, which needs no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["command"]
+
+
+def command(
+    name: Annotated[str | None, typer.Argument(help="A method's name.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """List the PE methods, or show one with its equation, paper, fields and defaults."""
+    from edgepeft.backbones.config import read_config
+    from edgepeft.cli._output import print_json
+    from edgepeft.resources import package_data
+
+    document = read_config(package_data("methods.json"))
+    entries = {entry["name"]: entry for entry in document["methods"]}
+    if name is None:
+        print_json(document) if as_json else _list(document["methods"])
+        return
+    if name not in entries:
+        from edgepeft.errors import UnknownName
+
+        raise UnknownName("PE method", name, entries)
+    print_json(entries[name]) if as_json else _show(entries[name])
+
+
+def _list(entries: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from edgepeft.cli._output import table_console
+
+    counted_on = next(iter(entries[0]["parameters"]))
+    numbers = [Column(header, justify="right") for header in (f"trained on {counted_on}", "%", "lr")]
+    table = Table("name", Column("what it computes", overflow="fold"), *numbers, box=box.SIMPLE_HEAD)
+    for entry in entries:
+        count, share = entry["parameters"][counted_on], entry["percent"][counted_on]
+        cells = (f"{count:,}", f"{share:.3g}", f"{entry['learning_rate']:g}")
+        table.add_row(entry["name"], escape(entry["equation"]), *cells)
+    table_console().print(table)
+
+
+def _show(entry: dict[str, Any]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from edgepeft.cli._output import table_console
+
+    console = table_console()
+    console.print(f"[bold]{escape(entry['name'])}[/bold]  {escape(entry['title'])}\n")
+    console.print(entry["about"], markup=False, soft_wrap=True)
+    console.print()
+    console.print(f"paper          {escape(entry['paper'])}")
+    console.print(f"learning rate  {entry['learning_rate']:g}  {escape(entry['learning_rate_source'])}")
+    for backbone, count in entry["parameters"].items():
+        console.print(f"trained        {count:,} parameters on {backbone}, {entry['percent'][backbone]:.3g} % of it")
+    headers = ("--set", "type", "default", "what it is")
+    table = Table(*(Column(header, overflow="fold") for header in headers), box=box.SIMPLE_HEAD)
+    for field in entry["fields"]:
+        cells = (field["name"], field["type"], _default(field["default"]), field["doc"])
+        table.add_row(*map(escape, cells))
+    if table.row_count:
+        console.print(table)
+
+
+def _default(value: Any) -> str:
+    """As one would write it after ``--set name=``."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,131 @@
+"""The methods as data, from their own files: ``edgepeft/_data/methods.json`` and the README's table.
+
+    python -m edgepeft.methods._catalogue [--check] [--readme README.md]
+
+A board has no torch to import the methods with, so `edgepeft methods` reads the file that this writes;
+``--check`` writes nothing and exits 1 when a file is not what the methods say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import sys
+import typing
+from pathlib import Path
+from typing import Any
+
+from edgepeft.backbones.base import Architecture, family_of
+from edgepeft.backbones.named import config_of
+from edgepeft.errors import UsageError
+from edgepeft.methods.base import Method, methods
+from edgepeft.resources import package_data, write_atomically
+
+__all__ = ["catalogue", "main", "readme_table", "with_table"]
+
+COUNTED_ON = ("roberta-base", "bert-base-uncased")
+BEGIN, END = "<!-- methods:begin", "<!-- methods:end -->"
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def catalogue() -> dict[str, Any]:
+    """Every method's facts, fields and counts, as `edgepeft methods --json` prints them."""
+    architectures = {name: _architecture(name) for name in COUNTED_ON}
+    return {"methods": [_entry(method, architectures) for method in methods().values()]}
+
+
+def readme_table(document: dict[str, Any]) -> str:
+    """A markdown table, one row a method."""
+    name = COUNTED_ON[0]
+    lines = [f"| method | what it computes | trained on {name} | learning rate | paper |", "|---|---|---|---|---|"]
+    for entry in document["methods"]:
+        count, share = entry["parameters"][name], entry["percent"][name]
+        trained = f"{count:,} ({share:.3g} %)"
+        equation = entry["equation"].replace("|", "\\|")
+        cells = (f"`{entry['name']}`", f"`{equation}`", trained, f"{entry['learning_rate']:g}", entry["paper"])
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_table(text: str, table: str, where: str) -> str:
+    """``text`` with what stands between the two markers replaced.
+
+    Raises:
+        UsageError: a marker is missing.
+    """
+    head, begin, rest = text.partition(BEGIN)
+    comment, newline, rest = rest.partition("\n")
+    _, end, tail = rest.partition(END)
+    if not (begin and newline and end):
+        raise UsageError(f"{where} has no lines '{BEGIN} -->' and '{END}' for the table to stand between.")
+    return f"{head}{begin}{comment}{newline}{table}\n{end}{tail}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the generated files; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m edgepeft.methods._catalogue", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    parser.add_argument("--readme", type=Path, default=README, help="the file whose table is generated")
+    options = parser.parse_args(arguments)
+    stale = [path for path, content in _generated(options.readme).items() if _content(path) != content]
+    for path in stale:
+        print(f"{path} is {'stale; run: make generated' if options.check else 'written'}", file=sys.stderr)
+        if not options.check:
+            write_atomically(path, _generated(options.readme)[path])
+    return 1 if options.check and stale else 0
+
+
+def _generated(readme: Path) -> dict[Path, bytes]:
+    """What each file should hold."""
+    document = catalogue()
+    files = {package_data("methods.json"): json.dumps(document, indent=2, ensure_ascii=False) + "\n"}
+    if readme.is_file():
+        files[readme] = with_table(readme.read_text(encoding="utf-8"), readme_table(document), str(readme))
+    return {path: text.encode() for path, text in files.items()}
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _architecture(name: str) -> Architecture:
+    config = config_of(name)
+    return family_of(config).architecture(config)
+
+
+def _entry(method: type[Method], architectures: dict[str, Architecture]) -> dict[str, Any]:
+    default = method()
+    counts = {name: default.n_parameters(architecture) for name, architecture in architectures.items()}
+    return {
+        "name": method.name,
+        "title": method.title,
+        "about": (inspect.getdoc(inspect.getmodule(method)) or "").strip(),
+        "paper": method.paper,
+        "equation": method.equation,
+        "near_identity": method.near_identity,
+        "learning_rate": method.learning_rate,
+        "learning_rate_source": method.learning_rate_source,
+        "fields": [_field(method, field) for field in dataclasses.fields(method)],
+        "parameters": counts,
+        "percent": {name: round(100 * n / architectures[name].n_parameters, 4) for name, n in counts.items()},
+    }
+
+
+def _field(method: type[Method], field: dataclasses.Field[Any]) -> dict[str, Any]:
+    hint = typing.get_type_hints(method)[field.name]
+    default = list(field.default) if isinstance(field.default, tuple) else field.default
+    return {"name": field.name, "type": _type_name(hint), "default": default, "doc": field.metadata["doc"]}
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return " | ".join(map(str, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        return f"list of {_type_name(typing.get_args(hint)[0])}"
+    return getattr(hint, "__name__", str(hint))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
