@@ -40,6 +40,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     stored = {name: backbone.checkpoint.find(name).name for name in (*parts.borrowed, *delta.override_tensors)}
     model = _traced(parts)
     rename_values(model.graph, _renamer(parts, stored))
+    _name_dims(model.graph)
     for index, node in enumerate(model.graph.node):
         node.name = f"{node.op_type.lower()}_{index}"
     for name, tensor in delta.override_tensors.items():
@@ -62,11 +63,14 @@ class _Parts(nn.Module):
         self.inputs: dict[str, Tensor] = {}
         self.outputs: list[str] = []
         self.borrowed: list[str] = []
+        self.owners: dict[str, str] = {}  # input -> the site whose rows it has
         for name, module in delta.site_modules.items():
             self._declare(delta.architecture.site(name), module)
             self.outputs.append(names.adapted(name))
         hidden = delta.architecture.hidden_size
-        self.inputs.setdefault(delta.card.pooling.site, torch.zeros(_BATCH, hidden))
+        pooled = delta.card.pooling.site
+        self.inputs.setdefault(pooled, torch.zeros(_BATCH, hidden))
+        self.owners[pooled] = pooled
         for tensor, value in zip(delta.head.reads, delta.head_weights, strict=True):
             self._borrow(tensor, tuple(value.shape))
         self.outputs.append(names.LOGITS)
@@ -85,6 +89,7 @@ class _Parts(nn.Module):
             else:
                 suffix, width = widths[wanted]
                 self.inputs[site.name + suffix] = torch.zeros(rows, width)
+                self.owners[site.name + suffix] = site.name
 
     def _borrow(self, tensor: str, shape: tuple[int, ...]) -> None:
         self.borrowed.append(tensor)
@@ -116,11 +121,10 @@ class _Parts(nn.Module):
 
 
 def _traced(parts: _Parts) -> onnx.ModelProto:
-    tokens, batch = torch.export.Dim("tokens"), torch.export.Dim("batch")
-    dynamic = []
-    for name in parts.inputs:
-        borrowed = names.without_prefix(name)[0] == "weight"
-        dynamic.append(None if borrowed else {0: batch if name.startswith("pooled.") else tokens})
+    # Each site has a row count of its own while tracing. With one for all, a reshape in an early layer
+    # would take it from a late layer's input, and the spliced graph would be a circle.
+    dims = {site: torch.export.Dim(f"rows_{i}") for i, site in enumerate(parts.owners.values())}
+    dynamic = [{0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs]
     with _quiet():
         program = torch.onnx.export(
             parts.eval(),
@@ -135,6 +139,14 @@ def _traced(parts: _Parts) -> onnx.ModelProto:
         )
     assert program is not None
     return program.model_proto
+
+
+def _name_dims(graph: onnx.GraphProto) -> None:
+    for value in (*graph.input, *graph.output):
+        rows = "batch" if value.name == names.LOGITS or value.name.startswith("pooled.") else "tokens"
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = rows
 
 
 def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
