@@ -121,9 +121,9 @@ class WorkerProcess:
 
     def _too_large(self, reason: str) -> DoesNotFit:
         allowed = self.in_force.memory_bytes or self._limits.memory_bytes
-        limit = f"{allowed:,} bytes are allowed" if allowed else "the host has no more memory"
+        limit = f"{allowed} bytes ({allowed / 1e6:.0f} MB) of memory are allowed" if allowed else "the host is full"
         return DoesNotFit(
-            f"{self.label} does not fit: {limit} and more than that needed ({reason[:300]}). "
+            f"{self.label}: {limit}, more than that needed ({reason[:300]}). "
             "Take a smaller --batch-size or --length, or a profile with more memory."
         )
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.architectures import write_random_checkpoint
 from edgepeft.bench.plan import Model, Task
+from edgepeft.bench.random_weights import write_random_checkpoint
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle

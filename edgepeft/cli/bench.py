@@ -78,10 +78,11 @@ def command(
     )
     with _progress() as bar:
         current = bar.add_task("starting", total=None)
-        outcome = run(
-            request,
-            progress=lambda what, done, total: bar.update(current, description=what, completed=done, total=total),
-        )
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(current, description=what, completed=done, total=total, refresh=True)
+
+        outcome = run(request, progress=show)
     _show(outcome.document, json)
     if outcome.failures:
         raise DoesNotFit("; ".join(str(failure) for failure in outcome.failures))
@@ -105,6 +106,7 @@ def _progress() -> AbstractContextManager[Progress]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=Console(stderr=True),
+        transient=True,
         # Redrawn when a step ends: a redrawing thread would take time from what is measured.
         auto_refresh=False,
     )

@@ -110,12 +110,20 @@ def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
 
 
 def _warnings(document: Mapping[str, Any]) -> list[str]:
-    """Each warning once, with the rows it is about."""
-    about: dict[str, list[str]] = {}
+    """Each kind of warning once: what comes before a colon names the kind, the JSON has them all."""
+    about: dict[str, list[tuple[str, str]]] = {}
     for row in document["results"]:
         for warning in row["warnings"]:
-            about.setdefault(warning, []).append(f"{row['workload']} {row['engine']} {_what(row)}")
-    return [f"{warning} ({', '.join(rows)})" for warning, rows in about.items()]
+            label = f"{row['workload']} {row['engine']} {_what(row)}"
+            about.setdefault(warning.split(":", 1)[0], []).append((warning, label))
+    return [_said_once(found) for found in about.values()]
+
+
+def _said_once(found: list[tuple[str, str]]) -> str:
+    """The first of a kind of warning in full, how many others there are."""
+    warning, label = found[0]
+    others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+    return f"{warning} ({label}{others})"
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:

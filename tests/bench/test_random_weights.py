@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.backbones.named import config_of
-from edgepeft.bench.architectures import write_random_checkpoint
+from edgepeft.bench.random_weights import write_random_checkpoint
 from edgepeft.errors import UnknownName
 
 TINY = {
