@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Pooling
 from edgepeft.backbones.hooks import attached
 from edgepeft.backbones.source import Backbone
-from edgepeft.errors import BundleError
+from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method, method_named
 from edgepeft.resources import new_folder, write_json
 
-__all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "pool"]
+__all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "pool", "write_tensors"]
 
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
 READS = {"first_token": Pooling.FIRST, "mean": Pooling.MEAN}
@@ -155,7 +155,7 @@ class Delta(nn.Module):
     def write(self, folder: Path) -> None:
         """Write both files into an existing folder."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors().items()}
-        save_file(tensors, folder / TENSORS_FILE, metadata={"format": "pt"})
+        write_tensors(tensors, folder / TENSORS_FILE)
         write_json(folder / CARD_FILE, self.card.model_dump(mode="json"))
 
     def read(self, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -197,6 +197,18 @@ class Delta(nn.Module):
             raise BundleError(f"{path} is missing or damaged ({error}).") from error
         delta.read(tensors, str(path))
         return delta.eval()
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        EdgepeftError: what the system said, no space left for one.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # the library wraps OSError
+        raise EdgepeftError(f"{path.name} cannot be written into {path.parent.parent} ({error}).") from error
 
 
 def read_card(folder: Path) -> DeltaCard:

@@ -127,11 +127,12 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
         try:
             yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    _sync(file)
             umask = os.umask(0)
             os.umask(umask)
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    file.chmod(0o666 & ~umask)  # safetensors writes private files
+                    _sync(file)
             temporary.chmod(0o777 & ~umask)
             _swap_in(temporary, path)
         finally:

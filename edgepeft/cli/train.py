@@ -44,7 +44,7 @@ def command(
         float | None, typer.Option(help="That of the head. Default: 20 times --lr on a mean, else the same.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
-    max_length: Annotated[int, typer.Option(help="Tokens kept of a text or pair.")] = 128,
+    max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
     regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers to predict.")] = False,
     metric: Annotated[
         str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
@@ -81,7 +81,6 @@ def command(
         max_length=max_length,
         regression=regression,
         metric=metric,
-        few_shot=few_shot,
         seed=seed,
         head=head,
     )

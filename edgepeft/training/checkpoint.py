@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
-from edgepeft.delta import Delta
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.delta import Delta, write_tensors
+from edgepeft.errors import BundleError, UsageError
 from edgepeft.resources import new_folder, write_json
 
 __all__ = ["FOLDER", "Position", "latest", "load_checkpoint", "save_checkpoint"]
@@ -59,10 +59,7 @@ def save_checkpoint(
     older = [path for path in (out / FOLDER).glob("*") if path != target]
     state = {"format": FORMAT, "asked": asked, **_plain(position)}
     with new_folder(target, force=True) as folder:
-        try:
-            save_file(_tensors(position, delta, optimizer), folder / TENSORS)
-        except SafetensorError as error:  # it wraps what the system said
-            raise EdgepeftError(f"{target} cannot be written ({error}); the checkpoint before is kept.") from error
+        write_tensors(_tensors(position, delta, optimizer), folder / TENSORS)
         write_json(folder / STATE, state)
     for path in older:
         shutil.rmtree(path, ignore_errors=True)

@@ -23,13 +23,15 @@ HELD_OUT = 0.1  # of the training file, for each part without a file of its own
 
 @dataclass(frozen=True)
 class TaskData:
-    """Disjoint rows; ``labels`` are sorted by name, None for a regression; ``split`` says where each part is from."""
+    """Disjoint rows; ``labels`` are sorted by name, None for a regression; ``split`` says where each part is from,
+    ``few_shot`` how many rows were asked to train."""
 
     train: tuple[Row, ...]
     eval: tuple[Row, ...]
     test: tuple[Row, ...]
     labels: tuple[str, ...] | None
     split: str
+    few_shot: int | None = None
 
     @property
     def pairs(self) -> bool:
@@ -107,7 +109,7 @@ def task_data(
     if few_shot is not None:
         kept = _few(left, few_shot, seed, labels)
     split = f"train: {kept.origin}; eval: {chosen.origin}; test: {tested.origin}"
-    return TaskData(kept.rows, chosen.rows, tested.rows, labels, split)
+    return TaskData(kept.rows, chosen.rows, tested.rows, labels, split, few_shot)
 
 
 def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -156,8 +158,9 @@ def _held_out(
 
 
 def _few(rows: tuple[Row, ...], n: int, seed: int, labels: tuple[str, ...] | None) -> _Source:
-    if labels is not None and n < len(labels):
-        raise UsageError(f"--few-shot {n} is fewer than the {len(labels)} labels; give at least one row a label.")
+    least = 1 if labels is None else len(labels)
+    if n < least:
+        raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
     if n > len(rows):
         raise UsageError(f"--few-shot {n} is more than the {len(rows)} rows of {rows[0].file} that can train.")
     taken = part(rows, n, f"few-shot {seed}", stratify=labels is not None, least=1).taken

@@ -126,7 +126,7 @@ class _Run:
             data.labels,
             pairs=data.pairs,
             head=options.head,
-            max_length=options.max_length,
+            max_length=options.max_length or 0,
         )
         self.model = load_model(backbone)
         self.train_rows, self.eval_rows = (_encoded(backbone, data, options, rows) for rows in (data.train, data.eval))
@@ -223,7 +223,13 @@ class _Run:
             "n_test": len(self.data.test),
             "split": self.data.split,
         }
-        training = {**options.plain(), "steps": self.total, "best_step": position.best_step, "data": self.data.sha256}
+        training = {
+            **options.plain(),
+            "steps": self.total,
+            "few_shot": self.data.few_shot,
+            "best_step": position.best_step,
+            "data": self.data.sha256,
+        }
         update = {"metrics": scores, "training": training, "versions": _versions()}
         self.delta.card = self.delta.card.model_copy(update=update)
         self.delta.save(self.out, force=True)
@@ -272,7 +278,7 @@ def _encoded(backbone: Backbone, data: TaskData, options: TrainOptions, rows: tu
         rows,
         data.targets(rows),
         backbone.encoder(),
-        options.max_length,
+        options.max_length or 0,
         backbone.architecture.pad_token_id,
         regression=options.regression,
     )

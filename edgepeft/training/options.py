@@ -16,6 +16,7 @@ from edgepeft.metrics import default_metric
 __all__ = ["TrainOptions"]
 
 EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
+MAX_LENGTH = 128  # tokens of a text unless told, as in GLUE's usual settings
 HEAD_FACTOR = 20.0  # a fresh linear head on a mean needs it; see `TrainOptions.resolved`
 
 
@@ -23,8 +24,7 @@ HEAD_FACTOR = 20.0  # a fresh linear head on a mean needs it; see `TrainOptions.
 class TrainOptions:
     """Numbers of one run; None means the method's, the metric's or the schedule's default.
 
-    ``epochs`` and ``steps`` exclude each other.  ``few_shot`` is the number of training rows in all, shared
-    among the labels in proportion.  ``warmup`` is the part of the steps in which the rate rises.
+    ``epochs`` and ``steps`` exclude each other; ``warmup`` is the part of the steps in which the rate rises.
     """
 
     task: str
@@ -33,10 +33,9 @@ class TrainOptions:
     learning_rate: float | None = None
     head_learning_rate: float | None = None
     batch_size: int = 16
-    max_length: int = 128
+    max_length: int | None = None
     regression: bool = False
     metric: str | None = None
-    few_shot: int | None = None
     seed: int = 0
     head: str | None = None
     warmup: float = 0.1
@@ -50,7 +49,7 @@ class TrainOptions:
             )
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps exclude each other; give one of them.")
-        for name in ("epochs", "steps", "batch_size", "few_shot", "save_every"):
+        for name in ("epochs", "steps", "batch_size", "save_every"):
             _require_at_least(1, name, getattr(self, name))
         _require_at_least(3, "max_length", self.max_length)  # a token between two special ones
         _require_at_least(0, "seed", self.seed)
@@ -65,7 +64,7 @@ class TrainOptions:
             UsageError: texts longer than the backbone has positions.
         """
         longest = backbone.architecture.max_length
-        if self.max_length > longest:
+        if self.max_length is not None and self.max_length > longest:
             raise UsageError(f"--max-length {self.max_length}: {backbone.source} has positions for {longest} tokens.")
         rate = self.learning_rate or method.learning_rate
         # Measured on MiniLM with mean pooling: a shared rate leaves the head behind (BBC News 92.0 instead of 95.9 %,
@@ -74,6 +73,7 @@ class TrainOptions:
         return dataclasses.replace(
             self,
             epochs=EPOCHS if self.epochs is None and self.steps is None else self.epochs,
+            max_length=self.max_length or min(MAX_LENGTH, longest),
             learning_rate=rate,
             head_learning_rate=self.head_learning_rate or factor * rate,
             metric=self.metric or default_metric(self.regression),

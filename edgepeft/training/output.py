@@ -35,6 +35,6 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
         raise UsageError(f"{out} holds {foreign[0]}, which is no part of a delta; choose another folder.")
     if checkpoint is not None and not force:
         raise UsageError(f"{out} holds an interrupted run. Give --resume to continue it, or --force to start anew.")
-    if found and not force:
+    if set(found) - {FOLDER} and not force:  # an empty one: the disk was full before the first checkpoint
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     return None

@@ -1,0 +1,121 @@
+"""Which rows train, choose and are reported; what is refused."""
+
+import json
+
+import pytest
+from moods import rows
+
+from edgepeft.errors import DataError, UsageError
+from edgepeft.rows import Row
+from edgepeft.training.data import load_data, task_data
+
+
+def contents(part):
+    return [row.sentence1 for row in part]
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_without_other_files_two_tenths_are_held_out_and_the_parts_are_disjoint():
+    data = task_data(rows(100))
+    lines = [{row.line for row in part} for part in (data.train, data.eval, data.test)]
+    assert [len(part) for part in lines] == [80, 10, 10]
+    assert set.union(*lines) == set(range(1, 101))
+
+
+def test_held_out_parts_have_the_labels_in_proportion():
+    data = task_data(rows(300))
+    for part in (data.eval, data.test):
+        assert [row.label for row in part].count("bad") == 10  # a third of 30
+
+
+def test_a_file_for_one_part_leaves_the_other_held_out():
+    other = rows(20, seed=1, file="other.jsonl")
+    with_eval, with_test = task_data(rows(100), eval=other), task_data(rows(100), test=other)
+    assert (len(with_eval.train), len(with_eval.eval), len(with_eval.test)) == (90, 20, 10)
+    assert (len(with_test.train), len(with_test.eval), len(with_test.test)) == (90, 10, 20)
+    assert with_test.test == tuple(other)
+    assert "test: 20 rows of other.jsonl" in with_test.split
+
+
+def test_few_shots_are_a_number_in_all_and_differ_by_seed_while_the_scored_rows_do_not():
+    parts = [task_data(rows(200), few_shot=30, seed=seed) for seed in (0, 0, 1)]
+    assert [len(data.train) for data in parts] == [30, 30, 30]
+    assert [row.label for row in parts[0].train].count("bad") == 10
+    assert parts[0] == parts[1]
+    assert parts[0].train != parts[2].train
+    assert (parts[0].eval, parts[0].test) == (parts[2].eval, parts[2].test)
+
+
+def test_labels_are_sorted_by_name_and_targets_are_their_indices():
+    data = task_data(rows(50))
+    assert data.labels == ("bad", "good")
+    assert data.targets(rows(3)) == [0, 1, 1]
+
+
+def test_a_regression_has_numbers_and_no_labels():
+    numbers = [row._replace(label=str(i / 10)) for i, row in enumerate(rows(50))]
+    data = task_data(numbers, regression=True)
+    assert data.labels is None
+    assert data.targets(numbers[:3]) == [0.0, 0.1, 0.2]
+
+
+def test_a_label_unseen_in_training_is_named_with_its_file_and_line():
+    odd = Row("text", None, "goood", "dev.csv", 7)
+    with pytest.raises(
+        DataError, match=r"dev\.csv:7: label 'goood' was not seen in memory\.jsonl, which has bad, good"
+    ):
+        task_data(rows(50), eval=[*rows(3, seed=1), odd])
+
+
+def test_nan_in_a_regression_label_of_any_part_is_named_with_its_line():
+    numbers = [row._replace(label="1.5") for row in rows(50)]
+    with pytest.raises(DataError, match=r"test\.tsv:3: the label of a regression is a finite number; found 'nan'"):
+        task_data(numbers, test=[Row("t", None, "nan", "test.tsv", 3)], regression=True)
+
+
+def test_pairs_and_single_texts_are_not_mixed_between_files():
+    with pytest.raises(DataError, match=r"pairs\.csv:2 is a pair, but memory\.jsonl:1 is a single text"):
+        task_data(rows(50), test=[Row("a", "b", "good", "pairs.csv", 2)])
+
+
+def test_the_rows_that_choose_are_never_the_rows_reported(tmp_path, data_file):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(data_file.read_bytes())
+    with pytest.raises(UsageError, match=r"--data .*moods\.jsonl and --test .*copy\.jsonl hold the same rows"):
+        load_data(data_file, test=copy)
+    other = write(tmp_path / "other.jsonl", [{"sentence1": "cold soup", "label": "bad"}])
+    with pytest.raises(UsageError, match=r"--eval .* and --test .* hold the same rows"):
+        load_data(data_file, eval=other, test=other)
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "message"),
+    [
+        (60, {"few_shot": 1}, "--few-shot 1 is fewer than 2; give"),
+        (60, {"few_shot": -3}, "--few-shot -3 is fewer"),
+        (60, {"few_shot": 49}, "--few-shot 49 is more than the 48 rows"),
+        (2, {}, "too few to hold some out"),
+        (1, {}, "every label is 'bad'"),
+    ],
+)
+def test_what_cannot_be_parted_is_refused(n, options, message):
+    with pytest.raises((UsageError, DataError)) as raised:
+        task_data(rows(n), **options)
+    assert message in str(raised.value)
+
+
+def test_every_label_stays_in_training():
+    single = Row("rare", None, "rare", "memory.jsonl", 99)
+    assert "rare" in {row.label for row in task_data([*rows(60), single]).train}
+
+
+def test_the_digest_tells_contents_apart_and_not_places(tmp_path, data_file):
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text("\n" + data_file.read_text())
+    changed = tmp_path / "changed.jsonl"
+    changed.write_text(data_file.read_text().replace("soup", "film"))
+    assert load_data(data_file).sha256 == load_data(moved).sha256 != load_data(changed).sha256

@@ -1,0 +1,253 @@
+"""Training a tiny model: what moves and what does not, what is kept, what a resumed run equals."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from moods import rows, texts
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.delta import Delta, new_delta
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.methods.base import method_named
+from edgepeft.rows import Row
+from edgepeft.training.data import task_data
+from edgepeft.training.evaluation import evaluate
+from edgepeft.training.loop import Interrupted, _encoded, _optimizer, train
+from edgepeft.training.options import TrainOptions
+
+OPTIONS = TrainOptions(task="mood", epochs=2, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
+HOULSBY = method_named("houlsby").from_settings({"bottleneck": 4})
+
+
+@pytest.fixture
+def run(backbone, tmp_path):
+    def run(name="out", method=HOULSBY, data=None, options=OPTIONS, **more):
+        return train(backbone, method, data or task_data(rows()), options, tmp_path / name, **more)
+
+    return run
+
+
+def content(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def after(steps):
+    """A ``stop`` that says so after that many steps."""
+    left = iter(range(steps - 1))
+    return lambda: next(left, None) is None
+
+
+def test_a_task_that_can_be_learnt_is_learnt_and_what_is_on_disk_scores_the_same(run, backbone, tmp_path):
+    data = task_data(rows(240))
+    result = run(data=data, options=replace(OPTIONS, epochs=4, learning_rate=3e-3))
+    assert result.test_score >= 0.9  # two thirds is the majority's share
+    loaded = Delta.load(tmp_path / "out", backbone)
+    scores = evaluate(loaded, load_model(backbone), _encoded(backbone, data, OPTIONS, data.test), "accuracy")
+    assert scores.score == result.test_score == loaded.card.metrics["test"]
+    assert loaded.card.labels == ("bad", "good")
+
+
+def test_the_folder_holds_the_delta_and_nothing_of_the_run(run, tmp_path):
+    run()
+    assert set(content(tmp_path / "out")) == {"delta.json", "delta.safetensors"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_numbers_are_predicted_by_a_regression(run):
+    counted = [Row(text, None, str(n / 2), "f", i) for i, (text, _, n) in enumerate(texts(240))]
+    data = task_data(counted, regression=True)
+    result = run(data=data, options=replace(OPTIONS, regression=True, epochs=6, learning_rate=3e-3))
+    assert result.metric == "pearson_spearman"
+    assert result.test_score > 0.5
+    assert result.delta.card.labels is None
+
+
+def test_pairs_are_trained_as_pairs(run):
+    pairs = [row._replace(sentence2="the day was fine") for row in rows()]
+    assert run(data=task_data(pairs)).delta.card.pairs
+
+
+def test_every_trained_tensor_moves_and_no_weight_of_the_backbone_does(run, backbone, monkeypatch):
+    models = []
+    monkeypatch.setattr(
+        "edgepeft.training.loop.load_model", lambda backbone: models.append(load_model(backbone)) or models[0]
+    )
+    result = run()
+    torch.manual_seed(OPTIONS.seed)
+    fresh = new_delta(backbone, HOULSBY, "mood", ("bad", "good"), max_length=32).tensors()
+    assert all(not torch.equal(tensor, fresh[name]) for name, tensor in result.delta.tensors().items())
+    pristine = load_model(backbone).state_dict()
+    assert all(torch.equal(tensor, pristine[name]) for name, tensor in models[0].state_dict().items())
+
+
+def test_full_fine_tuning_trains_copies_and_leaves_the_model_as_it_was(run, backbone):
+    result = run(method=method_named("full").from_settings({}), options=replace(OPTIONS, steps=2, epochs=None))
+    trained = result.delta.override_tensors
+    query = "encoder.layer.0.attention.self.query.weight"
+    assert not torch.equal(trained[query].detach(), load_model(backbone).state_dict()[query])
+
+
+def test_the_head_has_a_rate_of_its_own_and_every_tensor_one_of_the_two(backbone):
+    delta = new_delta(backbone, HOULSBY, "mood", ("bad", "good"), max_length=32)
+    options = replace(OPTIONS, head_learning_rate=0.5).resolved(backbone, HOULSBY)
+    proper, head = _optimizer(delta, options).param_groups
+    assert (proper["lr"], head["lr"]) == (1e-3, 0.5)
+    assert {id(t) for t in head["params"]} == {id(t) for t in delta.head.parameters()}
+    assert len(proper["params"]) + len(head["params"]) == len(list(delta.parameters()))
+
+
+def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(backbone):
+    options = TrainOptions(task="t").resolved(backbone, HOULSBY)
+    assert options.learning_rate == HOULSBY.learning_rate
+    assert options.head_learning_rate == pytest.approx(20 * HOULSBY.learning_rate)
+    assert (options.epochs, options.metric, options.head, options.max_length) == (3, "accuracy", "linear", 64)
+
+
+def test_the_best_evaluation_is_kept_and_not_the_last(run, monkeypatch):
+    scores = iter([(0.5, 1.0), (0.9, 1.0), (0.7, 0.1)])
+    real, seen = evaluate, []
+
+    def planned(delta, model, encoded, metric, *, advance):
+        seen.append({name: t.detach().clone() for name, t in delta.tensors().items()})
+        return real(delta, model, encoded, metric, advance=advance)._replace(
+            **dict(zip(("score", "loss"), next(scores, (0.0, 0.0)), strict=True))
+        )
+
+    monkeypatch.setattr("edgepeft.training.loop.evaluate", planned)
+    result = run(options=replace(OPTIONS, epochs=3))
+    assert (result.eval_score, result.best_step) == (0.9, 12)  # 48 rows, 8 a step: 6 steps an epoch
+    assert all(torch.equal(tensor, seen[1][name]) for name, tensor in result.delta.tensors().items())
+    assert all(torch.equal(tensor, seen[3][name]) for name, tensor in seen[1].items())  # the reported score is of it
+
+
+def test_equal_seeds_give_equal_bytes_and_others_do_not(run, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(name, options=replace(OPTIONS, seed=seed))
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert content(tmp_path / "a")["delta.safetensors"] != content(tmp_path / "c")["delta.safetensors"]
+
+
+def test_training_leaves_torchs_generator_as_it_was(run):
+    torch.manual_seed(5)
+    run(options=replace(OPTIONS, steps=1, epochs=None))
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))
+
+
+@pytest.mark.parametrize("steps", [1, 4, 6, 8])
+def test_a_stopped_run_resumes_to_the_bytes_of_an_uninterrupted_one(run, tmp_path, steps):
+    run("whole")
+    with pytest.raises(Interrupted, match=f"after step {steps} of 12"):
+        run("stopped", stop=after(steps))
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoint").iterdir()] == [str(steps)]
+    run("stopped", resume=True)
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+
+
+def test_a_killed_run_resumes_to_the_bytes_of_an_uninterrupted_one(run, tmp_path):
+    run("whole")
+    child = os.fork()
+    if not child:  # dies in step 8; checkpoints are written after 3, 6 (and its evaluation)
+        run("killed", watch=lambda p: p.phase == "train" and p.done == 8 and os.kill(os.getpid(), signal.SIGKILL))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert [path.name for path in (tmp_path / "killed" / "checkpoint").iterdir()] == ["6"]
+    run("killed", resume=True)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+def test_a_full_disk_keeps_the_checkpoint_before_and_says_so(run, tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    def full(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(Interrupted):
+        run(stop=after(3))
+    with monkeypatch.context() as patch:
+        patch.setattr("edgepeft.delta.save_file", full)
+        with pytest.raises(EdgepeftError, match="No space left"):
+            run(resume=True)
+    run(resume=True)
+    run("whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"options": replace(OPTIONS, learning_rate=2e-3)}, r"learning_rate \(then 0.001, now 0.002\)"),
+        ({"data": task_data(rows(61))}, "data "),
+        ({"method": method_named("houlsby").from_settings({"bottleneck": 5})}, "hyperparameters"),
+        ({"method": method_named("full").from_settings({})}, r"method \(then \"houlsby\", now \"full\"\)"),
+    ],
+)
+def test_resuming_with_other_arguments_or_data_is_refused_and_says_what_differs(run, more, named):
+    with pytest.raises(Interrupted):
+        run(stop=after(2))
+    with pytest.raises(UsageError, match=named):
+        run(resume=True, **more)
+
+
+def test_a_damaged_checkpoint_is_refused(run, tmp_path):
+    with pytest.raises(Interrupted):
+        run(stop=after(2))
+    path = tmp_path / "out" / "checkpoint" / "2" / "state.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BundleError, match="damaged"):
+        run(resume=True)
+
+
+def test_an_output_folder_that_exists_is_refused_with_the_flag_that_would_help(run, tmp_path):
+    with pytest.raises(Interrupted):
+        run(stop=after(1))
+    with pytest.raises(UsageError, match="--resume to continue it, or --force"):
+        run()
+    run(force=True)
+    before = content(tmp_path / "out")
+    with pytest.raises(UsageError, match=r"exists already\. Give --force"):
+        run()
+    with pytest.raises(UsageError, match=r"nothing to resume: .* a finished delta"):
+        run(resume=True)
+    assert content(tmp_path / "out") == before
+
+
+def test_even_force_deletes_no_folder_that_holds_something_else(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match=r"holds thesis\.tex"):
+        run(force=True)
+    assert set(content(tmp_path / "out")) == {"thesis.tex"}
+
+
+def test_an_interrupted_replacement_leaves_the_old_delta_whole(run, tmp_path):
+    run()
+    before = content(tmp_path / "out")
+    with pytest.raises(Interrupted):
+        run(options=replace(OPTIONS, seed=1), force=True, stop=after(4))
+    assert before.items() <= content(tmp_path / "out").items()
+
+
+def test_a_run_that_diverges_says_which_rates_to_lower(run):
+    with pytest.raises(EdgepeftError, match=r"Lower --lr \(1e\+30\)"):
+        run(options=replace(OPTIONS, learning_rate=1e30, epochs=3))
+
+
+def test_a_length_beyond_the_backbones_positions_is_refused(run):
+    with pytest.raises(UsageError, match="positions for 64 tokens"):
+        run(options=replace(OPTIONS, max_length=65))
+
+
+def test_the_card_says_how_the_delta_came_about(run, tmp_path):
+    run(data=task_data(rows(), few_shot=20, seed=3), options=replace(OPTIONS, seed=3))
+    card = json.loads((tmp_path / "out" / "delta.json").read_text())
+    metrics = card["metrics"]
+    assert (metrics["n_train"], metrics["n_eval"], metrics["n_test"]) == (20, 6, 6)
+    assert "20 of 48 rows of memory.jsonl (stratified, seed 3)" in metrics["split"]
+    assert (card["training"]["few_shot"], card["training"]["seed"], card["training"]["steps"]) == (20, 3, 6)
+    assert card["versions"]["torch"] == torch.__version__

@@ -1,0 +1,54 @@
+"""Stratified parts: proportions worked out by hand, and what must never change between machines."""
+
+import hashlib
+
+from edgepeft.rows import Row
+from edgepeft.training.sampling import part, quotas
+
+
+def row(text, label, line=1):
+    return Row(text, None, label, "f.jsonl", line)
+
+
+def test_quotas_are_in_proportion_and_add_up():
+    assert quotas({"a": 600, "b": 300, "c": 100}, 10) == {"a": 6, "b": 3, "c": 1}
+    assert sum(quotas({"a": 7, "b": 7, "c": 7}, 10).values()) == 10
+
+
+def test_a_rare_label_is_not_forgotten_when_each_must_give_one():
+    assert quotas({"a": 980, "b": 20}, 10) == {"a": 10, "b": 0}
+    assert quotas({"a": 980, "b": 20}, 10, least=1) == {"a": 9, "b": 1}
+
+
+def test_a_label_keeps_what_it_must_spare():
+    assert quotas({"a": 1, "b": 5}, 6, spare=1) == {"a": 0, "b": 4}
+
+
+def test_the_order_is_that_of_sha256_and_no_generator():
+    rows = [row(f"text {i}", "x", i) for i in range(20)]
+    expected = sorted(rows, key=lambda r: hashlib.sha256(f"salt\0{r.sentence1}\0\0x".encode()).digest())[:5]
+    assert set(part(rows, 5, "salt", stratify=True).taken) == set(expected)
+
+
+def test_taken_and_left_make_up_the_whole_in_the_order_of_the_file():
+    rows = [row(f"text {i}", "ab"[i % 2], i) for i in range(30)]
+    taken, left = part(rows, 11, "s", stratify=True)
+    assert len(taken) == 11
+    assert sorted([*taken, *left], key=lambda r: r.line) == rows
+    assert list(taken) == sorted(taken, key=lambda r: r.line)
+
+
+def test_another_order_of_the_file_takes_the_same_rows():
+    rows = [row(f"text {i}", "ab"[i % 2], i) for i in range(30)]
+    assert set(part(rows, 8, "s", stratify=True).taken) == set(part(rows[::-1], 8, "s", stratify=True).taken)
+
+
+def test_copies_of_a_row_stay_together_but_for_the_boundary():
+    rows = [row(f"text {i // 5}", "x", i) for i in range(100)]  # 20 texts, 5 times each
+    taken, left = part(rows, 50, "s", stratify=True)
+    assert len({r.sentence1 for r in taken} & {r.sentence1 for r in left}) <= 1
+
+
+def test_without_strata_labels_do_not_matter():
+    rows = [row(f"text {i}", str(i / 7), i) for i in range(40)]
+    assert len(part(rows, 13, "s", stratify=False).taken) == 13

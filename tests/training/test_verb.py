@@ -1,0 +1,99 @@
+"""`edgepeft train` as it is called: one document on standard output, usage errors before any work, Ctrl-C."""
+
+import json
+import signal
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from edgepeft.cli._main import app
+from edgepeft.errors import DataError, UnknownName, UsageError
+from edgepeft.training.schedule import rate_factor
+
+
+@pytest.fixture
+def call(backbone_folder, data_file, tmp_path):
+    def call(*more, out="out", method="houlsby"):
+        arguments = ["--backbone", backbone_folder, "--data", data_file, "--task", "mood", "--method", method]
+        arguments += ["--out", tmp_path / out, "--threads", "1", "--batch-size", "8", *more]
+        return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+    yield call
+    torch.set_num_threads(1)
+
+
+def test_json_is_one_document_on_standard_output_and_equals_the_card(call, tmp_path):
+    result = call("--set", "bottleneck=4", "--epochs", "1", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == json.loads((tmp_path / "out" / "delta.json").read_text())
+
+
+def test_without_json_a_table_shows_the_score_of_the_rows_that_are_reported(call, tmp_path):
+    result = call("--steps", "1")
+    card = json.loads((tmp_path / "out" / "delta.json").read_text())
+    assert f"{card['metrics']['test']:.4f}" in result.stdout
+    assert "6 rows held out of moods.jsonl" in " ".join(result.stdout.replace("│", " ").split())
+
+
+def test_the_options_reach_the_run(call, tmp_path):
+    asked = {"seed": 4, "steps": 2, "few-shot": 10, "max-length": 9, "metric": "f1:bad", "lr": 0.01, "head-lr": 0.02}
+    call(*(part for name, value in asked.items() for part in (f"--{name}", value)))
+    found = json.loads((tmp_path / "out" / "delta.json").read_text())["training"]
+    names = ("seed", "steps", "few_shot", "max_length", "metric", "learning_rate", "head_learning_rate")
+    assert [found[name] for name in names] == list(asked.values())
+
+
+def test_truncated_texts_are_mentioned_once(call):
+    result = call("--steps", "1", "--max-length", "4")
+    assert result.stderr.count("lost their ends") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        (["--epochs", "1", "--steps", "1"], UsageError, "--epochs and --steps exclude each other"),
+        (["--epochs", "0"], UsageError, "--epochs must be at least 1"),
+        (["--batch-size", "-1"], UsageError, "--batch-size must be at least 1"),
+        (["--lr", "nan"], UsageError, "--lr must be a positive number"),
+        (["--head-lr", "-0.1"], UsageError, "--head-lr must be a positive number"),
+        (["--task", "../../etc"], UsageError, "becomes a file's name"),
+        (["--task", ".hidden"], UsageError, "becomes a file's name"),
+        (["--metric", "acuracy"], UnknownName, "Did you mean 'accuracy'"),
+        (["--metric", "pearson"], UsageError, "no metric of a classification"),
+        (["--method", "holsby"], UnknownName, "Did you mean 'houlsby'"),
+        (["--set", "bottleneck"], UsageError, "name=value"),
+        (["--set", "botleneck=3"], UnknownName, "Did you mean 'bottleneck'"),
+        (["--head", "liner"], UnknownName, "Did you mean 'linear'"),
+        (["--resume"], UsageError, "nothing to resume"),
+        (["--resume", "--force"], UsageError, "exclude each other"),
+        (["--data", "none.jsonl"], UsageError, "none.jsonl does not exist"),
+        (["--regression"], DataError, "moods.jsonl:1: the label of a regression is a finite number"),
+    ],
+)
+def test_a_wrong_command_is_refused_with_its_reason_and_leaves_nothing(call, tmp_path, more, error, message):
+    result = call(*more)
+    assert isinstance(result.exception, error), result.exception
+    assert message in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_says_how_to_resume_and_the_resumed_run_ends_as_an_uninterrupted_one(call, tmp_path, monkeypatch):
+    call("--epochs", "1", out="whole")
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupting(step, warmup, total):
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+        return rate_factor(step, warmup, total)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgepeft.training.loop.rate_factor", interrupting)
+        stopped = call("--epochs", "1")
+    assert stopped.exit_code == 130
+    assert "stopped after step 3 of 6" in " ".join(stopped.stderr.split())
+    assert "--resume" in stopped.stderr
+    assert signal.getsignal(signal.SIGINT) is before
+    assert call("--epochs", "1", "--resume").exit_code == 0
+    for name in ("delta.json", "delta.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
