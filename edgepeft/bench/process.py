@@ -117,7 +117,8 @@ class WorkerProcess:
         except DoesNotFit:
             return self._too_large("the process was stopped for memory")
         last = f"; it last said: {words.splitlines()[-1][:500]}" if words else ""
-        return EdgepeftError(f"the benchmark of {self.label} ended unexpectedly (status {status}){last}")
+        killed = "; was the host out of memory? --engine and --task measure fewer at once" if status == -9 else ""
+        return EdgepeftError(f"the benchmark of {self.label} ended unexpectedly (status {status}){last}{killed}")
 
     def _too_large(self, reason: str) -> DoesNotFit:
         allowed = self.in_force.memory_bytes or self._limits.memory_bytes

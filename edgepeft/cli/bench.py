@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.errors import DoesNotFit
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -57,13 +57,14 @@ def command(
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     from edgepeft.bench.run import Request, run
+    from edgepeft.cli._settings import settings_of
 
     request = Request(
         profile=profile,
         bundle=bundle,
         backbone=backbone,
         methods=tuple(method or ()),
-        settings=_settings(set_ or []),
+        settings=settings_of(set_ or []),
         tasks=tuple(task or ()),
         engines=tuple(dict.fromkeys(engine or ())),
         workloads=tuple(dict.fromkeys(workload or ())),
@@ -88,14 +89,6 @@ def command(
         raise DoesNotFit("; ".join(str(failure) for failure in outcome.failures))
 
 
-def _settings(pairs: list[str]) -> dict[str, str]:
-    """``["rank=8"]`` -> ``{"rank": "8"}``."""
-    for pair in pairs:
-        if "=" not in pair:
-            raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
 def _progress() -> AbstractContextManager[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -114,15 +107,14 @@ def _progress() -> AbstractContextManager[Progress]:
 
 def _show(document: dict[str, Any], target: str | None) -> None:
     """The table, and the JSON where it was asked for; one document alone on standard output."""
-    from json import dumps
-
     from rich.console import Console
 
+    from edgepeft.cli._output import print_json
     from edgepeft.report.tables import bench_table
     from edgepeft.resources import write_json
 
     if target == _STDOUT:
-        typer.echo(dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
         return
     if target is not None:
         write_json(Path(target), document)

@@ -30,14 +30,13 @@ def command(
 
     from edgepeft.bench.compare import compare
     from edgepeft.bench.result_file import ResultFile
+    from edgepeft.cli._output import print_json
     from edgepeft.report.tables import comparison_table
 
     allowed = _fraction(max_regression)
     comparison = compare(ResultFile.open(base), ResultFile.open(new), allowed)
     if json:
-        import json as json_module
-
-        typer.echo(json_module.dumps(_document(comparison, allowed), indent=2, ensure_ascii=False))
+        print_json(_document(comparison, allowed))
     else:
         console = Console(width=None if sys.stdout.isatty() else _WIDTH)
         console.print(comparison_table(comparison))

@@ -147,3 +147,13 @@ def test_a_bundles_tasks_can_be_chosen_by_name_and_method(bundle):
 def test_a_folder_that_is_no_bundle_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match="not a bundle"):
         open_subject(tmp_path)
+
+
+def test_every_task_of_an_exported_bundle_runs_on_both_engines(exported):
+    found = open_subject(exported)
+    assert len(found.model.tasks) == 3
+    for task in found.model.tasks:
+        fields = {"task": task.name, "method": task.method, "settings": dict(task.settings), "n_labels": task.n_labels}
+        asked = job(exported, "infer", vocab_size=found.model.vocab_size, pad_id=found.model.pad_id, **fields)
+        for module in (infer_onnxruntime, infer_pytorch, finetune_pytorch):
+            module.prepare(asked).step(0)
