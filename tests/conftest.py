@@ -33,3 +33,33 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Pat
         return written[key]
 
     yield folder
+
+
+@pytest.fixture(scope="session")
+def exported(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny BERT with three random tasks: ``mood`` (LoRA, 2 labels), ``pair`` (Houlsby with
+    its LayerNorms, 3 labels, pairs) and ``score`` (regression).  Its deltas lie beside it.  Not to be written to.
+    """
+    from deltas import TEXTS, random_delta, saved
+
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.export.bundle import export_bundle
+
+    folder = tmp_path_factory.mktemp("exported")
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    deltas = [
+        random_delta(backbone, "lora", "mood"),
+        random_delta(backbone, "houlsby", "pair", ("a", "b", "c"), pairs=True, settings={"bottleneck": 4}),
+        random_delta(backbone, "bitfit", "score", None),
+    ]
+    paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+    return folder / "bundle"
+
+
+@pytest.fixture
+def bundle(exported: Path, tmp_path: Path) -> Path:
+    """A copy of that bundle, to be changed at will."""
+    import shutil
+
+    return Path(shutil.copytree(exported, tmp_path / "bundle"))

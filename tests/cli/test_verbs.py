@@ -1,0 +1,149 @@
+"""The verbs that need no torch, as a user calls them: output, exit codes, and no traceback ever."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENTRY = "import sys; from edgepeft.cli._main import main; main()"
+
+
+def edgepeft(*arguments, stdin=None):
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_run_prints_a_line_for_each_task_and_text(exported):
+    done = edgepeft("run", exported, "--task", "mood", "--task", "score", "w7 w8", "w9")
+    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert [line[0] for line in lines] == ["mood", "score", "mood", "score"]
+    assert [line[-1] for line in lines] == ["w7 w8", "w7 w8", "w9", "w9"]
+
+
+def test_run_json_is_one_document_and_the_rest_goes_to_stderr(exported):
+    done = edgepeft("run", exported, "--task", "mood", "--json", "w7", "w8 " * 500)
+    answers = json.loads(done.stdout)
+    assert [answer["text"] for answer in answers] == ["w7", "w8 " * 500]
+    assert answers[0]["predictions"][0]["label"] in ("no", "yes")
+    assert done.stderr.count("cut to the task's maximal length") == 1
+
+
+def test_run_reads_pairs(exported):
+    done = edgepeft("run", exported, "--task", "pair", "w7", "--second", "w9 w9", "--json")
+    single = edgepeft("run", exported, "--task", "pair", "w7", "--json")
+    assert json.loads(done.stdout)[0]["second"] == "w9 w9"
+    assert json.loads(done.stdout)[0]["predictions"] != json.loads(single.stdout)[0]["predictions"]
+
+
+def test_run_turns_a_file_into_jsonl_in_order(exported, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"sentence1": f"w{5 + i % 40}"}) + "\n" for i in range(70)))
+    done = edgepeft("run", exported, "--task", "mood", "--input", rows)
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [f"w{5 + i % 40}" for i in range(70)]
+    document = edgepeft("run", exported, "--task", "mood", "--input", rows, "--json")
+    assert json.loads(document.stdout) == [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_run_imports_neither_torch_nor_transformers(exported):
+    code = (
+        "import sys, atexit\n"
+        "from edgepeft.cli._main import app\n"
+        f"sys.argv = ['edgepeft', 'run', {str(exported)!r}, 'w7']\n"
+        "try:\n    app()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "found = {'torch', 'transformers', 'sklearn', 'scipy', 'onnx_ir'} & set(sys.modules)\n"
+        "assert not found, found\n"
+        "assert 'onnxruntime' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_eval_scores_the_deployed_artefact(exported, tmp_path):
+    answers = json.loads(edgepeft("run", exported, "--task", "mood", "--json", "w7", "w8", "w9", "w10").stdout)
+    labels = [answer["predictions"][0]["label"] for answer in answers]
+    other = {"no": "yes", "yes": "no"}
+    rows = tmp_path / "rows.csv"
+    wrong = [other[labels[0]], *labels[1:]]
+    rows.write_text("sentence1,label\n" + "".join(f"w{7 + i},{label}\n" for i, label in enumerate(wrong)))
+    done = edgepeft("eval", exported, "--task", "mood", "--data", rows, "--json")
+    assert json.loads(done.stdout) == {
+        "bundle": str(exported), "task": "mood", "metric": "accuracy", "score": 0.75, "rows": 4,
+    }  # fmt: skip
+
+
+def test_verify_tells_of_parity_and_exits_3_for_a_changed_file(bundle):
+    good = edgepeft("verify", bundle, "--json")
+    assert good.returncode == 0 and json.loads(good.stdout)["passed"]
+    path = bundle / "tasks" / "mood.onnx"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    bad = edgepeft("verify", bundle, "--json")
+    findings = {finding["subject"]: finding for finding in json.loads(bad.stdout)["findings"]}
+    assert bad.returncode == 3 and not findings["mood"]["passed"] and findings["pair"]["passed"]
+    assert "mood.onnx" in bad.stderr
+
+
+def test_remove_and_add_an_exported_task(bundle, exported):
+    assert edgepeft("remove", bundle, "mood").returncode == 0
+    assert edgepeft("run", bundle, "--task", "mood", "w7").returncode == 2
+    assert edgepeft("add", bundle, exported / "tasks" / "mood.onnx").returncode == 0
+    assert edgepeft("run", bundle, "--task", "mood", "w7").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("run", "BUNDLE", "--task", "moood", "w7"), 2, "Did you mean 'mood'"),
+        (("run", "BUNDLE", "--task", "mood"), 2, "give either texts or --input"),
+        (("run", "BUNDLE", "w7", "--input", "x.jsonl"), 2, "give either"),
+        (("run", "BUNDLE", "--task", "mood", "--input", "nothing.jsonl"), 2, "does not exist"),
+        (("run", "BUNDLE", "--task", "pair", "a", "b", "--second", "c"), 2, "needs its own"),
+        (("run", "nowhere", "w7"), 2, "not a bundle"),
+        (("run", "BUNDLE", "w7", "--batch-size", "0"), 2, "batch-size"),
+        (("remove", "BUNDLE", "nothing"), 2, "Known: mood, pair, score"),
+        (("verify", "nowhere"), 2, "not a bundle"),
+        (("add", "BUNDLE", "nowhere.onnx"), 2, "nowhere.onnx"),
+        (("add", "BUNDLE", "BUNDLE/tasks/mood.onnx"), 2, "already"),
+        (("add", "BUNDLE", "BUNDLE"), 1, "delta.json"),
+        (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS"), 1, "no label 'maybe'"),
+        (("eval", "BUNDLE", "--task", "mood", "--data", "COLUMNS"), 1, "no column label"),
+        (("eval", "BUNDLE", "--task", "score", "--data", "LABELS"), 1, "finite number"),
+        (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS", "--metric", "pearson"), 2, "accuracy"),
+        (("nothing",), 2, "No such command"),
+        (("run", "BUNDLE", "--nothing"), 2, "No such option"),
+    ],
+)
+def test_what_is_wrong_is_said_and_the_exit_code_is_the_contracts(exported, tmp_path, arguments, code, message):
+    (tmp_path / "labels.jsonl").write_text('{"sentence1": "w7", "label": "maybe"}\n')
+    (tmp_path / "columns.csv").write_text("sentence1,klass\nw7,yes\n")
+    places = {
+        "BUNDLE": str(exported),
+        "LABELS": str(tmp_path / "labels.jsonl"),
+        "COLUMNS": str(tmp_path / "columns.csv"),
+    }
+    spelled = [
+        argument.replace("BUNDLE", places["BUNDLE"]) if "BUNDLE" in argument else places.get(argument, argument)
+        for argument in arguments
+    ]
+    done = edgepeft(*spelled)
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert not done.stdout
+
+
+def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"sentence1": "w7"}\n' * 3000)
+    command = [sys.executable, "-c", ENTRY, "run", str(exported), "--task", "mood", "--input", str(rows)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert "Traceback" not in process.stderr.read()

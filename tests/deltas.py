@@ -1,0 +1,39 @@
+"""Random deltas that move the logits: a fresh one is nearly the identity and would hide an unspliced graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.tokens import Text
+from edgepeft.delta import Delta, new_delta
+from edgepeft.methods.base import method_named
+
+TEXTS = [Text(" ".join(f"w{5 + (i * 7 + j) % 50}" for j in range(1 + (i * 7) % 41))) for i in range(70)]
+
+
+def random_delta(
+    backbone: Backbone,
+    method: str,
+    task: str,
+    labels: tuple[str, ...] | None = ("no", "yes"),
+    *,
+    seed: int = 0,
+    **more: Any,
+) -> Delta:
+    settings = more.pop("settings", {})
+    torch.manual_seed(seed)
+    delta = new_delta(
+        backbone, method_named(method).from_settings(settings), task, labels, max_length=40, **more
+    ).eval()
+    for parameter in delta.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return delta
+
+
+def saved(delta: Delta, folder: Path) -> Path:
+    delta.save(folder, force=True)
+    return folder

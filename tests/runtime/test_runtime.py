@@ -1,0 +1,193 @@
+"""A bundle's answers against PyTorch with hooks, and what it does with damaged files and odd input."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from deltas import TEXTS
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.backbones.tokens import Text
+from edgepeft.delta import Delta
+from edgepeft.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
+from edgepeft.runtime.audit import audit
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.runtime import Runtime, in_batches
+from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task
+
+
+@pytest.mark.parametrize("task", ["mood", "pair", "score"])
+def test_answers_are_pytorchs(exported, tiny, task):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    delta = Delta.load(exported.parent / f"delta-{task}", backbone)
+    texts = [Text(t.first, TEXTS[i + 1].first if task == "pair" else None) for i, t in enumerate(TEXTS[:33])]
+    inputs = backbone.encoder().encode(texts, 40).inputs
+    with torch.no_grad():
+        logits = delta.logits(load_model(backbone, "eager"), {n: torch.from_numpy(v) for n, v in inputs.items()})
+    answers = Runtime(exported).predict(task, texts)
+    if task == "score":
+        np.testing.assert_allclose([a.score for a in answers], logits[:, 0].numpy(), atol=1e-5)
+        assert all(a.as_json() == {"task": "score", "value": a.score} for a in answers)
+    else:
+        expected = torch.softmax(logits, 1).numpy()
+        found = np.array([list(a.scores.values()) for a in answers])
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        assert [list(a.scores).index(a.label) for a in answers] == expected.argmax(1).tolist()
+        assert np.ptp(found, axis=0).max() > 0.05  # rows are told apart
+
+
+def test_a_row_does_not_depend_on_its_company(exported):
+    runtime = Runtime(exported)
+    together = runtime.predict("mood", TEXTS[:9])
+    alone = [runtime.predict("mood", [text])[0] for text in TEXTS[:9]]
+    np.testing.assert_allclose([a.score for a in together], [a.score for a in alone], atol=2e-6)
+
+
+def test_several_tasks_answer_one_input(exported):
+    runtime = Runtime(exported)
+    answers = runtime.predict_all(["mood", "score"], TEXTS[:2])
+    assert answers["mood"] == runtime.predict("mood", TEXTS[:2])
+    assert [len(rows) for rows in answers.values()] == [2, 2]
+
+
+def test_a_row_that_is_masked_throughout_is_refused_before_the_run(exported):
+    mask = np.array([[1, 1], [0, 0]])
+    inputs = {name: np.ones((2, 2), np.int64) for name in ("input_ids", "token_type_ids")}
+    with pytest.raises(DataError, match="row 1"):
+        Runtime(exported).logits("mood", {**inputs, "attention_mask": mask})
+
+
+def test_long_texts_are_cut_and_counted(exported):
+    runtime = Runtime(exported)
+    long = Text("w7 " * 5000)
+    assert runtime.predict("mood", [long]) == runtime.predict("mood", [Text("w7 " * 100)])
+    assert runtime.truncation.rows == 2
+    runtime.predict("mood", [Text("w7")])
+    assert runtime.truncation.rows == 2
+
+
+@pytest.mark.parametrize("text", ["", "   ", "😀😀", "\ud800", "\x00", "w5\n\tw6"])
+def test_odd_texts_have_answers(exported, text):
+    assert Runtime(exported).predict("mood", [Text(text)])[0].label in ("no", "yes")
+
+
+def test_no_text_gives_no_answer(exported):
+    assert Runtime(exported).predict("mood", []) == []
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "backbone.onnx", "tasks/mood.onnx"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+def test_a_damaged_file_is_named_before_anything_runs(bundle, name, damage):
+    path = bundle / name
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    elif damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    else:
+        path.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
+    with pytest.raises(BundleError, match=name.rsplit("/", 1)[-1]):
+        Runtime(bundle).predict("mood", TEXTS[:1])
+    problems = {finding.subject: finding.problem for finding in audit(bundle)}
+    assert problems["mood"] and bool(problems["backbone"]) == (name != "tasks/mood.onnx")
+
+
+def test_a_damaged_check_file_is_found_by_verify_alone(bundle):
+    path = bundle / "tasks" / "pair.check.safetensors"
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\0")
+    problems = {finding.subject: finding.problem for finding in audit(bundle)}
+    assert [subject for subject, problem in problems.items() if problem] == ["pair"]
+
+
+def test_a_sound_bundle_has_no_findings_and_states_its_parity(exported):
+    findings = audit(exported)
+    assert [finding.subject for finding in findings] == ["backbone", "mood", "pair", "score"]
+    assert not any(finding.problem for finding in findings)
+    assert all(0 < f.verification.max_abs_difference < 1e-4 for f in findings[1:])
+
+
+def test_an_unknown_task_is_named(exported):
+    with pytest.raises(UnknownName, match="mood"):
+        Runtime(exported).predict("moood", TEXTS[:1])
+
+
+def test_an_exported_task_moves_between_bundles_without_torch(bundle, exported):
+    code = f"""
+import sys
+from pathlib import Path
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task
+remove_task(Path({str(bundle)!r}), "mood")
+bundle = Bundle(Path({str(bundle)!r}))
+commit_tasks(bundle, [prepare_exported(bundle, Path({str(exported)!r}) / "tasks" / "mood.onnx")])
+assert not {{"torch", "transformers"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (bundle / "tasks" / "mood.onnx").read_bytes() == (exported / "tasks" / "mood.onnx").read_bytes()
+    moved, original = Bundle(bundle).entry("mood"), Bundle(exported).entry("mood")
+    assert moved.model_copy(update={"verification": None}) == original.model_copy(update={"verification": None})
+    assert Runtime(bundle).predict("mood", TEXTS[:3]) == Runtime(exported).predict("mood", TEXTS[:3])
+
+
+def test_an_exported_task_of_another_backbone_is_refused(bundle, exported, tmp_path):
+    model = onnx.load(exported / "tasks" / "mood.onnx")
+    for entry in model.metadata_props:
+        if entry.key == "edgepeft.backbone_sha256":
+            entry.value = "0" * 64
+        if entry.key == "edgepeft.backbone":
+            entry.value = "somebody/else"
+    onnx.save(model, tmp_path / "mood.onnx")
+    (tmp_path / "mood.check.safetensors").write_bytes((exported / "tasks" / "mood.check.safetensors").read_bytes())
+    with pytest.raises(BundleError, match="somebody/else"):
+        prepare_exported(Bundle(bundle), tmp_path / "mood.onnx")
+
+
+def test_an_exported_task_that_answers_otherwise_is_refused(bundle, exported, tmp_path):
+    (tmp_path / "mood.onnx").write_bytes((exported / "tasks" / "mood.onnx").read_bytes())
+    (tmp_path / "mood.check.safetensors").write_bytes((exported / "tasks" / "score.check.safetensors").read_bytes())
+    with pytest.raises(VerificationFailed):
+        prepare_exported(Bundle(bundle), tmp_path / "mood.onnx")
+    with pytest.raises(UsageError, match="check"):
+        prepare_exported(Bundle(bundle), exported / "tasks" / "nothing.onnx")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08", b"not onnx at all", b"\0" * 100])
+def test_what_is_no_onnx_file_is_refused(bundle, exported, tmp_path, content):
+    (tmp_path / "mood.onnx").write_bytes(content)
+    (tmp_path / "mood.check.safetensors").write_bytes((exported / "tasks" / "mood.check.safetensors").read_bytes())
+    with pytest.raises(BundleError, match=r"mood\.onnx"):
+        prepare_exported(Bundle(bundle), tmp_path / "mood.onnx")
+
+
+def test_a_removed_task_is_gone_and_the_backbone_untouched(bundle):
+    weights = (bundle / "model.safetensors").read_bytes()
+    manifest = remove_task(bundle, "pair")
+    assert list(manifest.tasks) == ["mood", "score"]
+    assert not list((bundle / "tasks").glob("pair*"))
+    assert (bundle / "model.safetensors").read_bytes() == weights
+    with pytest.raises(UnknownName):
+        remove_task(bundle, "pair")
+
+
+def test_a_task_that_is_there_is_not_replaced_unasked(bundle, exported):
+    opened = Bundle(bundle)
+    prepared = prepare_exported(opened, exported / "tasks" / "mood.onnx")
+    with pytest.raises(UsageError, match="already"):
+        commit_tasks(opened, [prepared])
+    assert commit_tasks(opened, [prepared], replace=True).tasks.keys() == opened.manifest.tasks.keys()
+
+
+def test_batches_keep_order_and_rest():
+    assert list(in_batches(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_manifest_versions_name_what_made_the_bundle(exported):
+    versions = json.loads((exported / "edgepeft.json").read_text())["versions"]
+    assert versions["torch"].startswith(torch.__version__.split("+")[0]) and {"edgepeft", "onnx", "onnxruntime"} <= set(
+        versions
+    )
