@@ -17,6 +17,8 @@ from edgepeft.registry import modules_of
 
 __all__ = ["app", "main"]
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="edgepeft",
     help="Many parameter-efficient tasks on one frozen Transformer, on one small board.",
@@ -52,9 +54,10 @@ def main() -> None:
     except EdgepeftError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this, without a word
+            print("interrupted", file=sys.stderr)
+        raise
     except BrokenPipeError:
         # The reader of our output left; writing to the closed pipe at exit would print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

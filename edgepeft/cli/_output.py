@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 __all__ = ["log", "print_json", "stages", "table_console"]
 
+_WIDTH = 120
+
 
 def log() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
@@ -22,7 +24,9 @@ def log() -> Console:
 
 def table_console() -> Console:
     """Tables, on standard output."""
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    # A file or a log has no width, and rich would take 80.
+    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
 def print_json(document: Any) -> None:
