@@ -17,6 +17,8 @@ from edgepeft.errors import MissingPackage, UsageError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from edgepeft.backbones.source import Backbone
+
 __all__ = ["command"]
 
 PROFILE = "rpi4"
@@ -42,9 +44,9 @@ def command(
     torch.set_num_threads(thread_count())
     seconds: dict[str, float] = {}
     with _timed("train", seconds):
-        source = _train(out)
+        backbone = _train(out)
     with _timed("export", seconds):
-        manifest = _export(source, out)
+        manifest = _export(backbone, out)
     with _timed("bench", seconds):
         bench = _measure(out)
     _close(out, manifest, bench, seconds)
@@ -61,8 +63,8 @@ def _check_folder(out: Path, force: bool) -> None:
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
 
 
-def _train(out: Path) -> str:
-    """Write both tasks' rows and train their deltas; the backbone's folder."""
+def _train(out: Path) -> Backbone:
+    """Write both tasks' rows and train their deltas on the backbone that is returned."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from edgepeft.backbones.source import open_backbone
@@ -78,7 +80,7 @@ def _train(out: Path) -> str:
             parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
             files = write_rows(parts, out / "data" / task.corpus.name)
             train_task(task, backbone, files, out / "deltas" / task.name, _watcher(bars, row))
-    return backbone.source
+    return backbone
 
 
 def _watcher(bars: Progress, row: Any) -> Any:
@@ -91,8 +93,7 @@ def _watcher(bars: Progress, row: Any) -> Any:
     return watch
 
 
-def _export(source: str, out: Path) -> dict[str, Any]:
-    from edgepeft.backbones.source import open_backbone
+def _export(backbone: Backbone, out: Path) -> dict[str, Any]:
     from edgepeft.cli._output import stages
     from edgepeft.cli._quickstart import TASKS
     from edgepeft.export.bundle import export_bundle
@@ -100,9 +101,7 @@ def _export(source: str, out: Path) -> dict[str, Any]:
 
     deltas = [out / "deltas" / task.name for task in TASKS]
     with stages(1 + len(deltas)) as stage:
-        manifest = export_bundle(
-            open_backbone(source), deltas, out / "bundle", texts=check_texts(None), force=True, stage=stage
-        )
+        manifest = export_bundle(backbone, deltas, out / "bundle", texts=check_texts(None), force=True, stage=stage)
     return manifest.model_dump(mode="json")
 
 
