@@ -152,8 +152,9 @@ def _scalar(what: str, value: Any, kind: type) -> Any:
         raise UsageError(f"{what} is true or false; found {value!r}.")
     try:
         converted = kind(value)
-        if kind is int and isinstance(value, float) and converted != value:
-            raise ValueError  # int() would round it
+        lossy = isinstance(value, bool) or (isinstance(value, float) and converted != value)  # int() would round it
+        if lossy or (kind is float and not math.isfinite(converted)):
+            raise ValueError
         return converted
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None

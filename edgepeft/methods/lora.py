@@ -63,6 +63,7 @@ class LoRA(Method):
         require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
         require(bool(self.roles), f"lora needs at least one of {', '.join(ROLES)} as roles; found none.")
         for role in self.roles:
+            require(self.roles.count(role) == 1, f"lora's roles names {role!r} twice.")
             if role not in ROLES:
                 raise UnknownName("role that lora can update", role, map(str, ROLES))
 
@@ -79,7 +80,7 @@ class LoRA(Method):
     def n_parameters(self, architecture: Architecture) -> int:
         """L r (in + out) over the roles; in is d, or f for the feed-forward's output."""
         d, f = architecture.hidden_size, architecture.intermediate_size
-        widths = sum((f if role == Role.FFN_OUTPUT else d) + d for role in set(self.roles))
+        widths = sum((f if role == Role.FFN_OUTPUT else d) + d for role in self.roles)
         return architecture.n_layers * self.rank * widths
 
     @classmethod

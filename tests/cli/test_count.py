@@ -1,0 +1,87 @@
+"""`edgepeft count`: figures that can be checked by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.cli._main import app
+from edgepeft.delta import new_delta
+from edgepeft.errors import UsageError
+from edgepeft.methods.spartan import Spartan
+
+
+def count(*arguments: str) -> dict[str, Any]:
+    result = CliRunner().invoke(app, ["count", "--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_nine_tasks_of_spartan_beside_nine_fine_tuned_models():
+    found = count("--backbone", "roberta-base", "--method", "spartan", "--set", "norms=false", "--tasks", "9")
+    backbone, delta, head = 124_055_040, 1_032_192, 768 * 768 + 768 + 2 * 768 + 2
+    assert found["trained_parameters"] == {"delta": delta, "head": head, "total": delta + head}
+    assert found["percent_of_backbone"] == pytest.approx(100 * delta / backbone, abs=1e-4)
+    assert found["total_parameters"] == backbone + 9 * (delta + head)
+    assert found["full_models_parameters"] == 9 * (backbone + head)
+    assert found["bytes"]["full_models"] == 4 * 9 * (backbone + head)
+
+
+def test_labels_and_head_change_the_heads_count_alone():
+    common = ("--backbone", "bert-base-uncased", "--method", "lora")
+    two, five = count(*common), count(*common, "--labels", "5", "--head", "roberta")
+    assert two["trained_parameters"]["head"] == 2 * 768 + 2
+    assert five["trained_parameters"]["head"] == 768 * 768 + 768 + 5 * 768 + 5
+    assert two["trained_parameters"]["delta"] == five["trained_parameters"]["delta"] == 294_912
+
+
+def test_a_pooler_that_the_head_reads_belongs_to_the_backbone():
+    common = ("--backbone", "bert-base-uncased", "--method", "full")
+    assert count(*common)["backbone_parameters"] == 109_482_240  # transformers' BertModel
+    assert count(*common, "--head", "linear")["backbone_parameters"] == 108_891_648
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_folders_count_is_that_of_the_delta_trained_on_it(tiny: Callable[..., Path], mean: bool):
+    folder = tiny("bert", mean=mean)
+    method = Spartan(parents=5, children=2, top_k=2)
+    delta = new_delta(open_backbone(str(folder)), method, "t", ("a", "b", "c"))
+    settings = [word for name in ("parents=5", "children=2", "top_k=2") for word in ("--set", name)]
+    found = count("--backbone", str(folder), "--method", "spartan", "--labels", "3", *settings)
+    assert found["head"] == delta.card.head
+    assert found["trained_parameters"] == {**delta.n_parameters(), "total": delta.card.trainable_parameters}
+
+
+def test_a_config_alone_is_enough(tiny: Callable[..., Path], tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((tiny("roberta") / "config.json").read_bytes())
+    assert count("--backbone", str(tmp_path), "--method", "layernorm")["trained_parameters"]["delta"] == 5 * 2 * 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--backbone", "roberta-bse", "--method", "lora"), "Did you mean 'roberta-base'?"),
+        (("--backbone", "./nowhere", "--method", "lora"), "no folder"),
+        (("--backbone", "roberta-base", "--method", "lroa"), "Did you mean 'lora'?"),
+        (("--backbone", "roberta-base", "--method", "lora", "--set", "rank"), "name=value"),
+        (("--backbone", "roberta-base", "--method", "lora", "--head", "bert-pooler"), "pooler.dense.weight"),
+        (("--backbone", "{empty}", "--method", "lora"), "no config.json"),
+    ],
+)
+def test_a_wrong_command_says_what_was_wrong(tmp_path: Path, arguments: tuple[str, ...], said: str):
+    filled = [word.replace("{empty}", str(tmp_path)) for word in arguments]
+    result = CliRunner().invoke(app, ["count", *filled])
+    assert isinstance(result.exception, UsageError)
+    assert said in str(result.exception)
+
+
+def test_the_table_names_every_part():
+    result = CliRunner().invoke(app, ["count", "--backbone", "roberta-base", "--method", "lora", "--tasks", "5"])
+    for part in ("294,912", "124,055,040", "backbone and 5 tasks", "5 fine-tuned models", "496.22 MB"):
+        assert part in result.stdout

@@ -1,0 +1,104 @@
+"""Heads against transformers' own models for sequence classification, with the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import SIZES, ragged, randomise
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.delta import new_delta
+from edgepeft.errors import BundleError, UnknownName
+from edgepeft.heads.base import head_named, heads
+from edgepeft.methods.lora import LoRA
+
+# Model type -> kind of head, and where transformers keeps the head's own tensors.
+HEADS = {
+    "bert": ("bert-pooler", {"classifier": "classifier"}),
+    "roberta": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
+    "xlm-roberta": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
+    "electra": ("electra", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
+    "distilbert": ("distilbert", {"pre_classifier": "pre_classifier", "classifier": "classifier"}),
+}
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, Backbone]]:
+    """transformers' whole model with random parameters, and its folder opened as a backbone."""
+
+    def made(model_type: str, labels: int) -> tuple[Any, Backbone]:
+        config = transformers.AutoConfig.for_model(model_type, **SIZES[model_type], num_labels=labels)
+        model = transformers.AutoModelForSequenceClassification.from_config(config, attn_implementation="eager")
+        folder = tmp_path_factory.mktemp(model_type)
+        randomise(model).save_pretrained(folder)
+        return model, open_backbone(str(folder))
+
+    return made
+
+
+@pytest.mark.parametrize("labels", [3, 1], ids=["three classes", "regression"])
+@pytest.mark.parametrize("model_type", HEADS)
+def test_logits_equal_transformers_model_with_the_same_head(classifier: Any, model_type: str, labels: int):
+    theirs, backbone = classifier(model_type, labels)
+    kind, places = HEADS[model_type]
+    delta = new_delta(backbone, LoRA(), "t", None if labels == 1 else tuple("abc")[:labels]).eval()
+    assert delta.card.head == kind  # the kind that the backbone gets when nothing is said
+    for own, place in places.items():
+        getattr(delta.head, own).load_state_dict(theirs.get_submodule(place).state_dict())
+    found = ragged(5, 9, SIZES[model_type])
+    rows = {name: torch.from_numpy(found[name]) for name in backbone.architecture.inputs}
+    with torch.no_grad():
+        expected = theirs(**rows).logits
+        ours = delta.logits(load_model(backbone, attention="eager"), rows)
+    assert expected.shape == (5, labels)
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", *{kind for kind, _ in HEADS.values()}])
+def test_count_is_that_of_the_modules_parameters(tiny: Callable[..., Path], kind: str):
+    architecture = open_backbone(str(tiny("bert"))).architecture
+    head = head_named(kind)
+    for outputs in (1, 4):
+        parameters = head(architecture.hidden_size, outputs, 0.1).parameters()
+        assert sum(p.numel() for p in parameters) == head.n_parameters(architecture, outputs)
+
+
+def test_linear_reads_the_mean_of_real_tokens_where_sentence_transformers_says_so(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    delta = new_delta(backbone, LoRA(), "t", ("a", "b")).eval()
+    assert (delta.card.head, delta.card.head_reads) == ("linear", "mean")
+    model = load_model(backbone)
+    rows = {name: torch.from_numpy(array) for name, array in ragged(4, 7, SIZES["bert"]).items()}
+    with torch.no_grad():
+        hidden, logits = model(**rows).last_hidden_state.numpy(), delta.logits(model, rows).numpy()
+    weight, bias = (p.detach().numpy() for p in delta.head.parameters())
+    means = [row[mask == 1].mean(0) for row, mask in zip(hidden, rows["attention_mask"].numpy(), strict=True)]
+    np.testing.assert_allclose(logits, np.stack(means) @ weight.T + bias, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(heads()))
+def test_dropout_is_there_in_training_and_gone_in_evaluation(kind: str):
+    torch.manual_seed(0)
+    head = head_named(kind)(32, 3, 0.5)
+    weights = {"pooler.dense.weight": torch.randn(32, 32), "pooler.dense.bias": torch.randn(32)}
+    pooled, read = torch.randn(4, 32), [weights[name] for name in head.reads]
+    assert not torch.equal(head.train()(pooled, *read), head(pooled, *read))
+    assert torch.equal(head.eval()(pooled, *read), head(pooled, *read))
+
+
+def test_a_head_that_reads_what_the_backbone_lacks_is_refused_by_the_tensors_name(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("distilbert")))
+    with pytest.raises(BundleError, match=r"has no tensor pooler\.dense\.weight"):
+        new_delta(backbone, LoRA(), "t", ("a", "b"), head="bert-pooler")
+
+
+def test_an_unknown_head_gets_the_nearest_known_one():
+    with pytest.raises(UnknownName, match=r"Did you mean 'linear'\?"):
+        head_named("liner")

@@ -1,0 +1,82 @@
+"""The generated files say what the methods say, and the verbs read them without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edgepeft.cli._main import app
+from edgepeft.errors import UnknownName, UsageError
+from edgepeft.methods import _catalogue
+from edgepeft.methods.base import methods
+from edgepeft.resources import package_data
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: str) -> BaseException:
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, UsageError), result.output
+    return result.exception
+
+
+def test_the_shipped_catalogue_is_what_the_methods_say():
+    assert json.loads(package_data("methods.json").read_text()) == _catalogue.catalogue()
+
+
+def test_the_check_fails_on_a_stale_file_and_passes_once_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    readme = tmp_path / "README.md"
+    readme.write_text("top\n<!-- methods:begin (generated) -->\nold\n<!-- methods:end -->\nbottom\n")
+    assert _catalogue.main(["--check", "--readme", str(readme)]) == 1
+    assert "make generated" in capsys.readouterr().err
+    assert "old" in readme.read_text()
+    assert _catalogue.main(["--readme", str(readme)]) == 0
+    assert _catalogue.main(["--check", "--readme", str(readme)]) == 0
+    text = readme.read_text()
+    assert text.startswith("top\n<!-- methods:begin (generated) -->\n| method |")
+    assert text.endswith("<!-- methods:end -->\nbottom\n")
+    assert all(f"| `{name}` |" in text for name in methods())
+
+
+def test_a_readme_without_markers_is_refused(tmp_path: Path):
+    (tmp_path / "README.md").write_text("nothing here")
+    with pytest.raises(UsageError, match="methods:begin"):
+        _catalogue.main(["--readme", str(tmp_path / "README.md")])
+
+
+def test_methods_prints_the_catalogue_as_one_json_document():
+    entries = {entry["name"]: entry for entry in json.loads(run("methods", "--json"))["methods"]}
+    assert set(entries) == set(methods())
+    assert entries["spartan"]["parameters"]["roberta-base"] == 1_032_192 + 38_400
+    assert {field["name"]: field["default"] for field in entries["lora"]["fields"]}["roles"] == ["query", "value"]
+
+
+def test_methods_shows_one_with_its_paper_fields_and_defaults():
+    shown = run("methods", "pfeiffer")
+    for part in ("arXiv:2005.00247", "bottleneck", "64", "ffn | attention", "1,189,632"):
+        assert part in shown
+    assert json.loads(run("methods", "pfeiffer", "--json"))["learning_rate"] == 1e-4
+
+
+def test_methods_refuses_an_unknown_name_with_the_nearest():
+    error = refused("methods", "lroa")
+    assert isinstance(error, UnknownName)
+    assert "Did you mean 'lora'?" in str(error)
+
+
+def test_methods_imports_no_torch():
+    program = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['edgepeft', 'methods', '--json'];"
+        "from edgepeft.cli._main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["methods"]

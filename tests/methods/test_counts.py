@@ -1,0 +1,57 @@
+"""Parameter counts that papers and their authors' code give."""
+
+from __future__ import annotations
+
+import pytest
+
+from edgepeft.methods.bitfit import BitFit
+from edgepeft.methods.full import Full
+from edgepeft.methods.houlsby import Houlsby
+from edgepeft.methods.layernorm import LayerNormTuning
+from edgepeft.methods.lora import LoRA
+from edgepeft.methods.pfeiffer import Pfeiffer
+from edgepeft.methods.spartan import Spartan
+
+NORMS = 38_400  # 25 LayerNorms of 2 x 768
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        (Houlsby(norms=False), 2_379_264),
+        (Houlsby(), 2_379_264 + NORMS),
+        (LayerNormTuning(), NORMS),
+        (Pfeiffer(), 1_189_632),
+        (Pfeiffer(placement="attention", norms=True), 1_189_632 + NORMS),
+        (Spartan(norms=False), 1_032_192),
+        (Spartan(), 1_032_192 + NORMS),
+        (LoRA(), 294_912),  # 0.3 M in LoRA's table 2
+        (LoRA(rank=4, roles=("ffn_output",)), 12 * 4 * (3072 + 768)),
+        # 12 x (q, k, v, o: 4 x 768; up: 3072; down: 768; two norms) and the embeddings' norm
+        (BitFit(), 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backbone", ["roberta-base", "bert-base-uncased"])
+def test_count_on_a_base_model(named, backbone: str, method, count: int):
+    assert method.n_parameters(named(backbone)) == count
+
+
+@pytest.mark.parametrize(
+    ("backbone", "count"),
+    [
+        ("roberta-base", 124_055_040),  # methods.md, without head
+        ("bert-base-uncased", 108_891_648),  # transformers' 109,482,240 less the pooler's 590,592
+        ("distilbert-base-uncased", 66_362_880),
+        ("xlm-roberta-base", 277_453_056),
+    ],
+)
+def test_full_counts_the_encoder(named, backbone: str, count: int):
+    assert Full().n_parameters(named(backbone)) == count
+
+
+def test_the_pooler_counts_where_the_head_reads_it_and_the_method_trains_it(named):
+    bert, pooler = named("bert-base-uncased"), ("pooler.dense.weight", "pooler.dense.bias")
+    assert Full().n_trained(bert, pooler) == 109_482_240
+    assert BitFit().n_trained(bert, pooler) - BitFit().n_trained(bert, ()) == 768
+    assert Houlsby().n_trained(bert, pooler) == Houlsby().n_parameters(bert)

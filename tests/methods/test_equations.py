@@ -1,0 +1,140 @@
+"""Each method's module against its paper's equation in NumPy, token by token."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from edgepeft.methods.houlsby import Adapter
+from edgepeft.methods.lora import LoRA, LowRank
+from edgepeft.methods.pfeiffer import AfterNorm, BeforeNorm
+from edgepeft.methods.spartan import Memory
+
+D, M = 12, 5
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(3)
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+def arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: p.detach().numpy().astype(np.float64) for name, p in module.named_parameters()}
+
+
+def tanh_gelu(z: np.ndarray) -> np.ndarray:
+    return 0.5 * z * (1 + np.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+
+
+def layer_norm(z: np.ndarray, gain: np.ndarray, bias: np.ndarray, epsilon: float) -> np.ndarray:
+    return gain * (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + epsilon) + bias
+
+
+def close(found: torch.Tensor, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_houlsby_adds_a_bottleneck_with_tanh_gelu():
+    module, y = randomised(Adapter(D, M, 1e-3)), torch.randn(2, 3, D)
+    w, z = arrays(module), y.numpy().astype(np.float64)
+    close(module(y), z + tanh_gelu(z @ w["down.weight"].T + w["down.bias"]) @ w["up.weight"].T + w["up.bias"])
+
+
+def test_pfeiffer_in_adapterhubs_form_gives_the_layer_its_equation():
+    """LN(y' + res) must be LN(sub + A(LN(sub + res)) + res): both sides with the layer's own norm."""
+    module, norm = randomised(AfterNorm(D, M, 0.02)), randomised(nn.LayerNorm(D, eps=1e-5))
+    sub, res = torch.randn(2, 3, D), torch.randn(2, 3, D)
+    w, n = arrays(module), arrays(norm)
+    s, r = sub.numpy().astype(np.float64), res.numpy().astype(np.float64)
+    inner = layer_norm(s + r, n["weight"], n["bias"], 1e-5)
+    change = np.maximum(inner @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"]
+    close(norm(module(sub, res, norm) + res), layer_norm(s + change + r, n["weight"], n["bias"], 1e-5))
+
+
+def test_pfeiffer_in_compacters_form_reads_the_sub_layer_alone():
+    module, y = randomised(BeforeNorm(D, M, 0.02)), torch.randn(4, D)
+    w, z = arrays(module), y.numpy().astype(np.float64)
+    close(module(y), z + np.maximum(z @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"])
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    powers = np.exp(z - z.max())
+    return powers / powers.sum()
+
+
+def spartan_of_one_token(h: np.ndarray, w: dict[str, np.ndarray], top_k: int, temperature: float) -> np.ndarray:
+    """Equations 1 to 3 as the paper writes them: parents chosen first, children of those alone."""
+    g = softmax(w["parents"] @ h)
+    kept = np.argsort(-g, kind="stable")[:top_k]
+    v_o = np.zeros_like(h)
+    for i in kept:
+        keys, values = w["keys"][:, i], w["values"][:, i]  # [C, d] each
+        v_o += g[i] * values.T @ softmax(keys @ h / temperature)
+    return h + v_o / g[kept].sum()
+
+
+@pytest.mark.parametrize(
+    ("parents", "children", "top_k", "temperature"), [(7, 3, 2, 1.6), (4, 1, 4, 1.0), (5, 2, 1, 1.0)]
+)
+def test_spartan_equals_the_papers_equations(parents: int, children: int, top_k: int, temperature: float):
+    sizes = {"parents": parents, "children": children, "top_k": top_k}
+    module = randomised(Memory(D, **sizes, temperature=temperature, std=0.02))
+    h = torch.randn(2, 9, D)
+    w = arrays(module)
+    expected = [[spartan_of_one_token(t.astype(np.float64), w, top_k, temperature) for t in row] for row in h.numpy()]
+    close(module(h), np.array(expected))
+
+
+def test_spartan_keeps_exactly_k_parents_and_their_shares_sum_to_one():
+    module = randomised(Memory(D, parents=16, children=3, top_k=8, temperature=1.0, std=0.02))
+    shares = module.parent_weights(torch.randn(50, D))
+    assert ((shares > 0).sum(-1) == 8).all()
+    torch.testing.assert_close(shares.sum(-1), torch.ones(50))
+
+
+def test_spartan_keeps_all_parents_that_tie_with_the_last_kept():
+    module = Memory(D, parents=6, children=2, top_k=2, temperature=1.0, std=0.02)
+    module.parents.data = torch.eye(6, D)
+    y = torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0, -1.0] + [0.0] * 6])
+    assert (module.parent_weights(y) > 0).tolist() == [[True, True, True, True, False, False]]
+
+
+def test_lora_equals_a_linear_layer_with_merged_weight():
+    linear, x = nn.Linear(D, 7), torch.randn(2, 3, D)
+    module = randomised(LowRank(D, 7, rank=4, scale=16 / 4))
+    w = arrays(module)
+    w0, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    merged = w0 + 16 / 4 * (w["B"] @ w["A"])
+    close(module(linear(x), x), x.numpy() @ merged.T + bias)
+
+
+@pytest.mark.parametrize(("stabilised", "expected"), [(False, 16 / 4), (True, 16 / 2)])
+def test_lora_scales_by_alpha_over_rank_and_rank_stabilised_by_its_root(tiny_sites, stabilised: bool, expected: float):
+    method = LoRA(rank=4, alpha=16, rank_stabilised=stabilised)
+    assert [module.scale for module in method.build(tiny_sites).values()] == [expected] * len(tiny_sites)
+
+
+def test_initial_values_are_the_published_ones(tiny_sites):
+    """Spreads of large samples: methods.md's table of inits; the bound of Kaiming-uniform(sqrt 5) is 1 / sqrt(in)."""
+    houlsby = Adapter(768, 64, 1e-3)
+    assert houlsby.down.weight.abs().max() <= 2e-3
+    assert houlsby.down.weight.std().item() == pytest.approx(0.88e-3, rel=0.02)  # a normal truncated at two sigma
+    pfeiffer = AfterNorm(768, 64, 0.02)
+    assert pfeiffer.up.weight.std().item() == pytest.approx(0.02, rel=0.02)
+    spartan = Memory(768, parents=16, children=3, top_k=8, temperature=1.0, std=0.02)
+    assert all(p.std().item() == pytest.approx(0.02, rel=0.03) for p in spartan.parameters())
+    lora = LowRank(768, 768, 8, 2.0)
+    assert not lora.B.any()
+    assert lora.A.abs().max().item() == pytest.approx(768**-0.5, rel=0.01)
+    biases = [p for m in (houlsby, pfeiffer) for n, p in m.named_parameters() if n.endswith("bias")]
+    assert not any(bias.any() for bias in biases)
