@@ -35,8 +35,8 @@ class QuickTask:
 
 
 TASKS = (
-    QuickTask("topic", BBC_NEWS, "spartan", 5e-4, n_train=1000, max_length=64),
-    QuickTask("spam", SMS_SPAM, "pfeiffer", 1e-3, n_train=1000, max_length=48),
+    QuickTask("topic", BBC_NEWS, "spartan", 5e-4, n_train=900, max_length=96),
+    QuickTask("spam", SMS_SPAM, "pfeiffer", 1e-3, n_train=800, max_length=48),
 )
 
 

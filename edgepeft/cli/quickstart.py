@@ -23,7 +23,7 @@ __all__ = ["command"]
 
 PROFILE = "rpi4"
 LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer
-ROUNDS, MAX_SECONDS = 10, 60.0  # a first figure; `edgepeft bench` measures long enough for a comparison
+ROUNDS, MAX_SECONDS = 8, 40.0  # a first figure; `edgepeft bench` measures long enough for a comparison
 _SUMMARY = "quickstart.json"
 _WIDTH = 120  # of a table in a file or a log, where rich would take 80
 

@@ -41,7 +41,9 @@ def quickstart_summary(
 def quickstart_table(summary: Mapping[str, Any]) -> RenderableType:
     """The table, and under it the data, the host and the limits in force."""
     name = summary["profile"]["name"]
-    table = Table(title=f"Two tasks on one {summary['backbone']}, measured under {name}", title_justify="left")
+    table = Table(
+        title=f"Two tasks on one {summary['backbone']}, measured under the limits of {name}", title_justify="left"
+    )
     for header in ("task", "method"):
         table.add_column(header)
     for header in ("accuracy", "delta", "parity"):
@@ -82,8 +84,9 @@ def _throughput(bench: Mapping[str, Any], task: str | None) -> dict[str, float |
 def _conditions(bench: Mapping[str, Any]) -> str:
     row = bench["results"][0]
     n_rounds = bench["schedule"]["rounds"]
-    lengths = row["lengths"]["described"]
-    return f"{row['threads']} threads, batch {row['batch_size']}, {lengths}, {n_rounds} rounds at most"
+    lengths = row["lengths"]
+    described = f"{lengths['described'].partition(';')[0]} lengths (mean {lengths['mean']:.0f} tokens)"
+    return f"{row['threads']} threads, batches of {row['batch_size']}, {described}, {n_rounds} rounds at most"
 
 
 def _identity(task: Mapping[str, Any]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ def measured(workload, engine, task, rate):
         "instances_per_minute": rate,
         "threads": 2,
         "batch_size": 32,
-        "lengths": {"described": "real lengths of MRPC"},
+        "lengths": {"described": "MRPC validation; 408 pairs", "mean": 53.7},
     }
 
 
