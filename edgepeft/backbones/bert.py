@@ -54,18 +54,19 @@ class Layout:
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
 
 
+# What transformers takes where a config is silent; sizes have no default here.
 _DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
 _ROBERTA = Layout(
     prefix="roberta.",
     counted_positions=True,
     head="roberta",
-    defaults={"type_vocab_size": 1, "pad_token_id": 1, "layer_norm_eps": 1e-5},
+    defaults={"pad_token_id": 1},
 )
 LAYOUTS = {
     "bert": Layout(prefix="bert.", pooler=True, head="bert-pooler"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "electra": Layout(prefix="electra.", head="electra"),
+    "electra": Layout(prefix="electra.", head="electra", defaults={"embedding_size": 128}),
     "distilbert": Layout(
         prefix="distilbert.",
         layer="transformer.layer.{i}.",
@@ -338,8 +339,6 @@ def _sizes(config: Mapping[str, Any]) -> _Sizes:
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise UsageError("the config describes a decoder; edgepeft runs encoders.")
     defaults = {**_DEFAULTS, **layout.defaults}
-    if "hidden_size" in config:
-        defaults["embedding_size"] = config["hidden_size"]
     values: dict[str, Any] = {}
     for name, kind in _Sizes.__annotations__.items():
         key = layout.keys.get(name, name)
@@ -349,17 +348,26 @@ def _sizes(config: Mapping[str, Any]) -> _Sizes:
         values[name] = _checked(key, value, kind)
     if values["hidden_size"] % values["num_attention_heads"]:
         raise UsageError("the config's hidden size is not a multiple of its number of heads.")
+    if values["num_hidden_layers"] > _MOST_LAYERS:
+        raise UsageError(f"the config asks for {values['num_hidden_layers']} layers; at most {_MOST_LAYERS} are built.")
+    offset = values["pad_token_id"] + 1 if layout.counted_positions else 0
+    if values["max_position_embeddings"] <= offset or values["pad_token_id"] >= values["vocab_size"]:
+        raise UsageError("the config's pad_token_id lies beyond its vocabulary or its position embeddings.")
     if values["hidden_act"] not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise UsageError(f"the config's activation is {values['hidden_act']!r}; supported: {known}.")
     return _Sizes(**values)
 
 
+_LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
+_MOST_LAYERS = 1000
+
+
 def _checked(key: str, value: Any, kind: str) -> Any:
     expected: tuple[type, ...] = {"int": (int,), "float": (int, float), "str": (str,)}[kind]
     wrong = not isinstance(value, expected) or isinstance(value, bool)
     minimum = 0 if key == "pad_token_id" else 1
-    if wrong or (kind == "int" and value < minimum):
+    if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
         raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
     return value
 

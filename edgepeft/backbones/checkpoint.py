@@ -71,7 +71,7 @@ class Checkpoint:
             entries = [_stored(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
         except FileNotFoundError:
             raise BundleError(f"{path} is missing; it must hold the backbone's weights.") from None
-        except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BundleError(f"{path} is not a safetensors file or is damaged ({error}); fetch it again.") from error
         size = path.stat().st_size
         for entry in entries:
@@ -135,6 +135,6 @@ def _stored(name: str, entry: Mapping[str, Any], data_start: int) -> StoredTenso
     shape = tuple(int(extent) for extent in entry["shape"])
     dtype = str(entry["dtype"])
     expected = math.prod(shape) * _ITEM_BYTES.get(dtype, 0)
-    if begin < 0 or end < begin or (dtype in _ITEM_BYTES and end - begin != expected):
+    if begin < 0 or end < begin or min(shape, default=0) < 0 or (dtype in _ITEM_BYTES and end - begin != expected):
         raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
     return StoredTensor(name, dtype, shape, data_start + begin, end - begin)

@@ -19,7 +19,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise BundleError(f"{path} cannot be read as JSON ({error}).") from error
     if not isinstance(config, dict):
         raise BundleError(f"{path} holds {type(config).__name__}; a JSON object was expected.")

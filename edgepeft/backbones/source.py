@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgepeft.backbones.base import Architecture, Family, Pooling, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.errors import BundleError, MissingPackage, UsageError
-from edgepeft.resources import cache_folder, new_folder, sha256_of
+from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.resources import sha256_of
 
-__all__ = ["COMPANIONS", "Backbone", "open_backbone"]
-
-# What travels with the weights, read by us or by transformers.
-BUNDLE_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "1_Pooling/config.json",
-)
-# Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
-COMPANIONS = (*BUNDLE_FILES, "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model")
-_PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
+__all__ = ["Backbone", "open_backbone"]
 
 
 @dataclass(frozen=True)
@@ -105,7 +90,7 @@ def open_backbone(source: str) -> Backbone:
         folder = _download(source)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
-    folder = _plain_folder(folder)
+    folder = plain_folder(folder)
     return Backbone(name, folder, read_config(folder / "config.json"))
 
 
@@ -129,105 +114,3 @@ def _download(source: str) -> Path:
             "Give a folder, or fetch it where there is a network."
         ) from error
     return folder
-
-
-def _plain_folder(folder: Path) -> Path:
-    """The folder itself when its weights are float32 safetensors and its tokenizer is fast, else a converted copy."""
-    plain, index = folder / WEIGHTS_FILE, folder / f"{WEIGHTS_FILE}.index.json"
-    origin = next((path for path in (plain, index, folder / "pytorch_model.bin") if path.is_file()), None)
-    if origin is None:
-        raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor pytorch_model.bin; it is not a backbone.")
-    as_is = origin == plain and all(t.dtype in _PLAIN_DTYPES for t in Checkpoint.open(plain).tensors.values())
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    if as_is and (has_tokenizer or not _has_slow_tokenizer(folder)):
-        return folder
-    target = cache_folder() / "converted" / sha256_of(origin)
-    if not target.is_dir():
-        with new_folder(target) as new:
-            _copy_companions(folder, new)
-            if as_is:
-                shutil.copyfile(plain, new / WEIGHTS_FILE)
-            else:
-                _write_float32(_read_tensors(origin), new / WEIGHTS_FILE)
-            if not has_tokenizer and _has_slow_tokenizer(folder):
-                _convert_tokenizer(folder, new)
-    return target
-
-
-def _has_slow_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model"))
-
-
-def _copy_companions(folder: Path, target: Path) -> None:
-    for name in COMPANIONS:
-        if (folder / name).is_file():
-            (target / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(folder / name, target / name)
-
-
-def _convert_tokenizer(folder: Path, target: Path) -> None:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise MissingPackage(
-            f"{folder} has no tokenizer.json; converting its tokenizer needs: pip install 'edgepeft[train]'."
-        ) from None
-    AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(target))  # type: ignore[no-untyped-call]
-
-
-def _read_tensors(origin: Path) -> dict[str, NDArray[Any]]:
-    if origin.suffix == ".bin":
-        return _read_pickle(origin)
-    files = [origin]
-    if origin.name.endswith(".index.json"):
-        files = sorted({origin.parent / Path(name).name for name in read_config(origin)["weight_map"].values()})
-    return {name: tensor for file in files for name, tensor in _read_safetensors(file).items()}
-
-
-def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
-    """Read with torch's restricted unpickler, which runs no code."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage(
-            f"{origin} is a PyTorch file; converting it needs: pip install 'edgepeft[train]'."
-        ) from None
-    try:
-        state = torch.load(origin, map_location="cpu", weights_only=True)
-        return {name: t.float().numpy() if t.is_floating_point() else t.numpy() for name, t in state.items()}
-    except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
-        raise BundleError(f"{origin} is not a PyTorch state dict ({type(error).__name__}); fetch it again.") from error
-
-
-def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    found = {}
-    for stored in Checkpoint.open(path).tensors.values():
-        raw = np.fromfile(path, np.uint8, stored.n_bytes, offset=stored.offset)
-        found[stored.name] = _decoded(raw, stored.dtype).reshape(stored.shape)
-    return found
-
-
-def _decoded(raw: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype == "BF16":  # the upper half of a float32
-        return (raw.view("<u2").astype("<u4") << 16).view("<f4")
-    numpy_types = {
-        "F64": "<f8",
-        "F32": "<f4",
-        "F16": "<f2",
-        "I64": "<i8",
-        "I32": "<i4",
-        "I16": "<i2",
-        "I8": "i1",
-        "U8": "u1",
-    }
-    return raw.view(numpy_types.get(dtype, "u1"))
-
-
-def _write_float32(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    plain = {
-        name: np.ascontiguousarray(tensor, np.float32) if tensor.dtype.kind == "f" else np.ascontiguousarray(tensor)
-        for name, tensor in tensors.items()
-    }
-    save_file(plain, path, metadata={"format": "pt"})

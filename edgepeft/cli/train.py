@@ -41,7 +41,7 @@ def command(
     steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: the method's.")] = None,
     head_lr: Annotated[
-        float | None, typer.Option(help="That of the head. Default: 20 times --lr on a mean, else the same.")
+        float | None, typer.Option(help="That of the head. Default: 0.02 on a mean of tokens, else as --lr.")
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,

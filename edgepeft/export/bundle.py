@@ -16,9 +16,10 @@ from torch import nn
 
 from edgepeft import __version__
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.convert import BUNDLE_FILES
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.hooks import load_model
-from edgepeft.backbones.source import BUNDLE_FILES, Backbone
+from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError

@@ -1,0 +1,183 @@
+"""Damaged and hostile files: an expected error that names the file, never a traceback, never a huge allocation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from graphs import build
+from safetensors.numpy import load_file, save_file
+
+from edgepeft.backbones.base import family_of
+from edgepeft.backbones.source import open_backbone
+from edgepeft.errors import BundleError, EdgepeftError, UnknownName, UsageError
+
+
+@pytest.fixture
+def copied(tiny: Callable[..., Path], tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny("bert"), folder)
+    return folder
+
+
+def header(folder: Path) -> tuple[dict[str, Any], bytes]:
+    raw = (folder / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def rewrite(folder: Path, new: Any, data: bytes) -> None:
+    text = new if isinstance(new, bytes) else json.dumps(new).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BundleError) as refused:
+        build(open_backbone(str(folder)))
+    assert "model.safetensors" in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 8, 100, -1])
+def test_a_truncated_file_is_refused(copied: Path, kept: int):
+    path = copied / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    refusal(copied)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff" * 64, b"not a checkpoint at all", struct.pack("<Q", 1 << 60), struct.pack("<Q", 90_000_000) + b"{}"],
+)
+def test_another_kind_of_file_is_refused(copied: Path, content: bytes):
+    (copied / "model.safetensors").write_bytes(content)
+    refusal(copied)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"null", b"{", b'{"a": 1}', b'{"a": {}}', b"[" * 100_000, b"\xff\xfe{}"])
+def test_a_header_that_is_no_table_of_tensors_is_refused(copied: Path, text: bytes):
+    rewrite(copied, text, b"")
+    refusal(copied)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"data_offsets": [-8, 0]},
+        {"data_offsets": [0, 1 << 50]},
+        {"data_offsets": [128, 0]},
+        {"data_offsets": ["a", "b"]},
+        {"data_offsets": [0]},
+        {"shape": [-32]},
+        {"shape": ["x"]},
+        {"shape": None},
+        {"shape": [7]},
+        {"dtype": "F16"},
+        {"dtype": "I32"},
+        {"dtype": 7},
+    ],
+    ids=str,
+)
+def test_a_header_that_lies_about_a_tensor_is_refused(copied: Path, lie: dict[str, Any]):
+    table, data = header(copied)
+    table["embeddings.LayerNorm.weight"] |= lie
+    rewrite(copied, table, data)
+    refusal(copied)
+
+
+def test_a_tensor_of_another_shape_is_refused_by_name_with_both_shapes(copied: Path):
+    path = copied / "model.safetensors"
+    tensors = load_file(path)
+    name = "encoder.layer.1.output.dense.weight"
+    save_file(tensors | {name: tensors[name].T.copy()}, path)
+    said = refusal(copied)
+    assert name in said
+    assert "[48, 32]" in said
+    assert "[32, 48]" in said
+
+
+def test_a_missing_tensor_is_named(copied: Path):
+    path = copied / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["encoder.layer.1.output.dense.bias"]
+    save_file(tensors, path)
+    assert "encoder.layer.1.output.dense.bias" in refusal(copied)
+
+
+CONFIG = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 60,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": "32"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": -32}, "hidden_size"),
+        ({"hidden_size": 33}, "multiple"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**6}, "layers"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"vocab_size": 1.5}, "vocab_size"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps"),
+        ({"layer_norm_eps": 0}, "layer_norm_eps"),
+        ({"layer_norm_eps": "1e-12"}, "layer_norm_eps"),
+        ({"pad_token_id": -1}, "pad_token_id"),
+        ({"pad_token_id": 60}, "pad_token_id"),
+        ({"hidden_act": "swiglu"}, "gelu_new"),
+        ({"hidden_act": ["gelu"]}, "hidden_act"),
+        ({"position_embedding_type": "relative_key"}, "relative"),
+        ({"is_decoder": True}, "decoder"),
+        ({"model_type": "roberta", "pad_token_id": 63}, "pad_token_id"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_config_that_cannot_be_is_refused_by_its_key(change: dict[str, Any], said: str):
+    config = CONFIG | change
+    with pytest.raises(UsageError) as refused:
+        family_of(config).architecture(config)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("model_type", [None, 3, ["bert"], {}])
+def test_a_config_without_a_model_type_is_refused(model_type: Any):
+    with pytest.raises(UsageError, match="model_type"):
+        family_of({"model_type": model_type})
+
+
+def test_an_unknown_model_type_gets_the_nearest_known_one():
+    with pytest.raises(UnknownName, match="Did you mean 'roberta'"):
+        family_of({"model_type": "robertta"})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000, '{"model_type": "bert"'])
+def test_a_config_that_is_no_json_object_is_refused(copied: Path, text: str):
+    (copied / "config.json").write_text(text)
+    with pytest.raises(EdgepeftError, match=r"config\.json"):
+        open_backbone(str(copied)).architecture  # noqa: B018
+
+
+def test_a_folder_without_config_is_a_usage_error(copied: Path):
+    (copied / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"no config\.json"):
+        open_backbone(str(copied))
+
+
+def test_a_tokenizer_that_is_none_is_refused(copied: Path):
+    (copied / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        open_backbone(str(copied)).encoder()
