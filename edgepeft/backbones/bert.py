@@ -218,7 +218,7 @@ class _Builder:
 
     def _linear(self, module: str, value: str, output: str = "") -> str:
         weight, bias = self._weight(f"{module}.weight"), self._weight(f"{module}.bias")
-        return self.emit.op("Gemm", value, weight, bias, output=output, transB=1)
+        return self.emit.op("Add", self.emit.op("Gemm", value, weight, transB=1), bias, output=output)
 
     def _norm(self, module: str, value: str, output: str) -> str:
         weight, bias = self._weight(f"{module}.weight"), self._weight(f"{module}.bias")

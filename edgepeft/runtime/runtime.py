@@ -16,6 +16,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.errors import BundleError, DataError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, predictions
 from edgepeft.runtime.session import open_session
 
@@ -67,13 +68,35 @@ class Runtime:
         Raises:
             DataError: a row without a single real token.
         """
+        n_outputs = self.bundle.entry(task).n_outputs
+        found = np.empty((len(inputs["input_ids"]), n_outputs), np.float32)
+        for rows, logits in self._run(task, "logits", inputs):
+            if logits.shape[1] != n_outputs:
+                raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
+            found[rows] = logits
+        return found
+
+    def last_hidden_state(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        """[batch, length, hidden size] of the bare backbone, zero where there is no token.
+
+        Raises:
+            DataError: a row without a single real token.
+        """
+        shape = (*inputs["input_ids"].shape, self.bundle.architecture.hidden_size)
+        found = np.zeros(shape, np.float32)
+        for rows, hidden in self._run(None, "last_hidden_state", inputs):
+            found[rows, : hidden.shape[1]] = hidden
+        return found
+
+    def _run(
+        self, task: str | None, output: str, inputs: Mapping[str, NDArray[np.int64]]
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
+        """One output, pass by pass, with the rows that it belongs to."""
         check_rows(inputs["attention_mask"])
         session = self.session(task)
-        known = {value.name for value in session.get_inputs()}
-        logits: NDArray[np.float32] = session.run(["logits"], {n: v for n, v in inputs.items() if n in known})[0]
-        if logits.shape[1] != self.bundle.entry(task).n_outputs:
-            raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names another number.")
-        return logits
+        known = [value.name for value in session.get_inputs()]
+        for rows, part in passes({name: inputs[name] for name in known}):
+            yield rows, session.run([output], dict(part))[0]
 
     def predict(self, task: str, texts: Sequence[Text]) -> list[Prediction]:
         """One answer for each text, in order; longer texts are truncated and counted in ``truncation``."""

@@ -16,6 +16,9 @@ from edgepeft.profiles.cores import cpu_quota, thread_count
 __all__ = ["open_session", "session_options"]
 
 _ERRORS_ONLY = 3
+# It moves a bias from Add into Gemm, which writes it out on one thread before the product; as an Add it is shared by
+# the threads and fuses with Gelu (roberta-base, 32 rows of 128 tokens, 2 threads: 1.04 times the throughput).
+_SLOWER = ["GemmSumFusion"]
 
 
 def session_options(threads: int | None = None) -> ort.SessionOptions:
@@ -40,6 +43,8 @@ def open_session(model: onnx.ModelProto, folder: Path, threads: int | None = Non
     options = session_options(threads)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     try:
-        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOWER
+        )
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot open the model of {folder}: {str(error).splitlines()[0]}") from error

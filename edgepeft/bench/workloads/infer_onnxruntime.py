@@ -1,4 +1,4 @@
-"""Inference as ``edgepeft run`` does it: the bundle's own session of a task, or of the bare backbone."""
+"""Inference as ``edgepeft run`` does it: the runtime on the bundle's task, or on the bare backbone."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ WORKLOAD = "infer"
 
 
 def prepare(job: Job) -> Prepared:
-    """Open the session; a step is one run to the logits, or to the last hidden state."""
+    """Open the session; a step is one batch to the logits, or to the last hidden state."""
     from pathlib import Path
 
     import numpy as np
 
     from edgepeft.runtime.runtime import Runtime
 
-    session = Runtime(Path(job.bundle), threads=job.threads).session(job.task)
-    names = [node.name for node in session.get_inputs()]
-    wanted = ["logits"] if job.task else ["last_hidden_state"]
+    runtime = Runtime(Path(job.bundle), threads=job.threads)
+    runtime.session(job.task)
 
     def step(batch: int) -> None:
-        values = job.batch(batch)
-        values = {**values, "token_type_ids": np.zeros_like(values["input_ids"])}
-        session.run(wanted, {name: values[name] for name in names})
+        inputs = job.batch(batch)
+        inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
+        if job.task is None:
+            runtime.last_hidden_state(inputs)
+        else:
+            runtime.logits(job.task, inputs)
 
     return Prepared(step)
