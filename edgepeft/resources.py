@@ -122,6 +122,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
         raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
+    made = [parent for parent in path.parents if not parent.exists()]
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
@@ -135,8 +136,12 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                     _sync(file)
             temporary.chmod(0o777 & ~umask)
             _swap_in(temporary, path)
-        finally:
+        except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty: somebody else has begun to use it
+                for parent in made:
+                    parent.rmdir()
+            raise
         _sync(path.parent)
 
 

@@ -13,6 +13,7 @@ import onnx
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import BundleError
+from edgepeft.graph.bias import split_biases
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
@@ -34,6 +35,7 @@ def splice(
     joined, part = onnx.ModelProto(), onnx.ModelProto()
     joined.CopyFrom(backbone)
     part.CopyFrom(delta)
+    split_biases(part.graph)
     changed = _replacements(part.graph, bindings)
     _check_overrides(joined.graph, part.graph, checkpoint)
     _read_instead(joined.graph, changed)

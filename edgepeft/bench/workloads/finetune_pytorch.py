@@ -27,7 +27,7 @@ def prepare(job: Job) -> Prepared:
     import torch
     from torch.nn import functional
 
-    from edgepeft.bench.workloads._torch import inputs_of, load
+    from edgepeft.bench.workloads._torch import FRESH_DELTA, inputs_of, load
 
     backbone, model = load(job)
     model.train()
@@ -46,7 +46,7 @@ def prepare(job: Job) -> Prepared:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Prepared(step)
+    return Prepared(step, () if job.method == "full" else (FRESH_DELTA,))
 
 
 def _delta(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:

@@ -1,0 +1,62 @@
+"""Folders and files that appear whole or not at all."""
+
+import errno
+
+import pytest
+
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.resources import new_folder, write_atomically
+
+
+def fill(folder, failure=None, *, force=False):
+    with new_folder(folder, force=force) as new:
+        (new / "part").write_text("new")
+        if failure is not None:
+            raise failure
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ValueError("x"), SystemExit(1)])
+def test_an_interrupted_folder_leaves_nothing_behind_not_even_the_parents_it_made(tmp_path, failure):
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(type(failure)):
+        fill(tmp_path / "mine" / "a" / "b" / "out", failure)
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_a_parent_that_somebody_else_began_to_use_stays(tmp_path):
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "a" / "b" / "out"):
+        (tmp_path / "a" / "note").write_text("theirs")
+        raise KeyboardInterrupt
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "note"]
+
+
+def test_an_interrupted_replacement_leaves_the_old_folder_as_it_was(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "part").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        fill(tmp_path / "out", KeyboardInterrupt(), force=True)
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {"part": "old"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_folder_with_something_in_it_is_replaced_by_force_only(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale").write_text("old")
+    with pytest.raises(UsageError, match="--force"):
+        fill(tmp_path / "out")
+    fill(tmp_path / "out", force=True)
+    assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {"part": "new"}
+
+
+def test_a_full_disk_is_said_and_leaves_the_old_file(tmp_path, monkeypatch):
+    write_atomically(tmp_path / "file", b"old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(EdgepeftError, match="no space left"):
+        write_atomically(tmp_path / "file", b"new")
+    monkeypatch.undo()
+    assert (tmp_path / "file").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
