@@ -1,0 +1,37 @@
+"""``edgepeft merge``: one task of a bundle as one plain ONNX model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log, print_json, stages
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    task: Annotated[str, typer.Option(help="The task to merge.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verification as JSON.")] = False,
+) -> None:
+    """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.merge import MODEL_FILE, merge_task
+
+    opened = Bundle(bundle)
+    with stages(1) as stage, stage(f"merge {task}"):
+        result = merge_task(opened, task, out, force=force)
+    if as_json:
+        print_json({"task": task, "folder": str(out), "verification": result.model_dump()})
+        return
+    log().print(
+        f"{task}: {(out / MODEL_FILE).stat().st_size:,} bytes, largest logit difference to PyTorch "
+        f"{result.max_abs_difference:.1e} on {result.rows} rows",
+        markup=False,
+    )
+    typer.echo(out)

@@ -1,0 +1,108 @@
+"""One task as one plain model, in the layout that optimum loads: nothing of edgepeft is needed to run it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from onnx.external_data_helper import load_external_data_for_model
+from tokenizers import Tokenizer
+
+from edgepeft.backbones.config import read_config
+from edgepeft.errors import BundleError
+from edgepeft.resources import new_folder, write_json
+from edgepeft.runtime.bundle import Bundle, expect_hash
+from edgepeft.runtime.manifest import TaskEntry, Verification
+from edgepeft.runtime.session import session_options
+from edgepeft.runtime.verify import read_check, replay, require_passed
+
+__all__ = ["merge_task"]
+
+MODEL_FILE = "model.onnx"
+_TOKENIZER_FILES = ("tokenizer.json", "special_tokens_map.json")
+_MOST_INLINE = 1_900_000_000  # protobuf ends at 2 GiB; above, the weights lie beside the graph
+# Whose classification models transformers names otherwise than by capitalising the model type.
+_CLASSES = {
+    "bert": "Bert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+    "electra": "Electra",
+    "distilbert": "DistilBert",
+}
+
+
+def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
+    """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
+
+    Inputs are the backbone's, ``logits`` [batch, outputs] the only output.  The task's check file is
+    replayed on the file that was written.
+
+    Raises:
+        UnknownName: no such task.
+        UsageError: ``out`` exists, and ``force`` is not given.
+        BundleError: a file is damaged.
+        VerificationFailed: the written model does not give PyTorch's logits; nothing is left.
+    """
+    entry = bundle.entry(task)
+    with new_folder(out, force=force) as folder:
+        _save(bundle.graph(task), bundle.folder, folder / MODEL_FILE)
+        write_json(folder / "config.json", _config(read_config(bundle.folder / "config.json"), entry))
+        write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))
+        for name in _TOKENIZER_FILES:
+            if (bundle.folder / name).is_file():
+                shutil.copyfile(bundle.folder / name, folder / name)
+        result = _verified(bundle, task, folder / MODEL_FILE)
+        require_passed(task, result)
+    return result
+
+
+def _save(model: onnx.ModelProto, weights: Path, path: Path) -> None:
+    load_external_data_for_model(model, str(weights))
+    inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
+    onnx.save_model(
+        model, path, save_as_external_data=not inline, all_tensors_to_one_file=True, location=f"{path.name}_data"
+    )
+
+
+def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
+    """The backbone's config as that of a model for sequence classification."""
+    labels = entry.labels or ("LABEL_0",)
+    model_class = _CLASSES.get(config["model_type"], config["model_type"].capitalize())
+    return {
+        **config,
+        "architectures": [f"{model_class}ForSequenceClassification"],
+        "id2label": {str(index): label for index, label in enumerate(labels)},
+        "label2id": {label: index for index, label in enumerate(labels)},
+        "problem_type": "regression" if entry.labels is None else "single_label_classification",
+    }
+
+
+def _tokenizer_config(bundle: Bundle, entry: TaskEntry) -> dict[str, Any]:
+    """The tokenizer's, with the length that the task was trained with: ``truncation=True`` then cuts there."""
+    path = bundle.folder / "tokenizer_config.json"
+    known = read_config(path) if path.is_file() else _plain_tokenizer(bundle)
+    return {**known, "model_max_length": entry.max_length}
+
+
+def _plain_tokenizer(bundle: Bundle) -> dict[str, Any]:
+    """What transformers needs beside a tokenizer.json that came alone."""
+    pad = Tokenizer.from_file(str(bundle.folder / "tokenizer.json")).id_to_token(bundle.architecture.pad_token_id)
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad}
+
+
+def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
+    """Replay the task's check file on the written file, opened as anybody would open it."""
+    where = bundle.check_file(task)
+    expect_hash(where, bundle.entry(task).check_sha256)
+    inputs, reference = read_check(where.read_bytes(), str(where))
+    try:
+        session = ort.InferenceSession(str(path), session_options(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions share no base but Exception
+        raise BundleError(f"ONNX Runtime cannot open the merged model: {str(error).splitlines()[0]}") from error
+    known = {value.name for value in session.get_inputs()}
+    return replay(
+        lambda group: session.run(["logits"], {n: v for n, v in group.items() if n in known})[0], inputs, reference
+    )
