@@ -1,4 +1,4 @@
-"""Sums of Kronecker products (Zhang et al., 2021, arXiv:2102.08597): W^T = sum_i kron(A_i, B_i), and the n they can have.
+"""Sums of Kronecker products (Zhang et al., 2021, arXiv:2102.08597): W^T = sum_i kron(A_i, B_i).
 
 Letters: n terms; A [n, n, n], the rule; B [n, in/n, out/n].
 """
@@ -10,16 +10,17 @@ import math
 import torch
 from torch import Tensor, nn
 
+from edgepeft.errors import UsageError
 from edgepeft.methods.base import require
 
 __all__ = ["check_hidden", "check_n", "fresh_rule", "kronecker_sum"]
 
 
 def kronecker_sum(rule: Tensor, terms: Tensor) -> Tensor:
-    """W, [out, in], from A and B: one product, whose axes are then put in order."""
+    """W, [out, in], from A and B."""
     n, rows, columns = terms.shape
-    products = rule.flatten(1).T @ terms.flatten(1)  # (n n, in/n out/n): A[i, a, b] B[i, c, e] summed over i
-    return products.view(n, n, rows, columns).permute(1, 3, 0, 2).reshape(n * columns, n * rows)
+    blocks = torch.einsum("iab,ice->beac", rule, terms)  # (n, out/n, n, in/n)
+    return blocks.reshape(n * columns, n * rows)
 
 
 def fresh_rule(n: int, std: float) -> nn.Parameter:
@@ -36,13 +37,13 @@ def check_n(method: str, n: int, bottleneck: int) -> None:
         UsageError: it does not; names the nearest of both that fit.
     """
     require(n >= 1, f"{method}'s n must be at least 1; found {n}.")
-    fitting = ", ".join(map(str, _nearest_divisors(n, bottleneck)))
-    widths = ", ".join(map(str, _nearest_multiples(n, bottleneck)))
-    require(
-        bottleneck % n == 0,
-        f"{method}'s n must divide the bottleneck, {bottleneck}; found {n}. "
-        f"Nearest n that do: {fitting}; nearest bottlenecks that n={n} divides: {widths}.",
-    )
+    if bottleneck % n:
+        fitting = ", ".join(map(str, _nearest_divisors(n, bottleneck)))
+        widths = ", ".join(map(str, _nearest_multiples(n, bottleneck)))
+        raise UsageError(
+            f"{method}'s n must divide the bottleneck, {bottleneck}; found {n}. "
+            f"Nearest n that do: {fitting}; nearest bottlenecks that n={n} divides: {widths}."
+        )
 
 
 def check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
@@ -51,14 +52,12 @@ def check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
     Raises:
         UsageError: it does not; names the nearest n that do, with a bottleneck that each divides.
     """
-    offers = (
-        f"n={fitting} with bottleneck={_nearest_multiples(fitting, bottleneck)[0]}"
-        for fitting in _nearest_divisors(n, hidden)
-    )
-    require(
-        hidden % n == 0,
-        f"{method}'s n must divide the backbone's hidden size, {hidden}; found {n}. Nearest: {', '.join(offers)}.",
-    )
+    if hidden % n:
+        nearest = ((fitting, _nearest_multiples(fitting, bottleneck)[0]) for fitting in _nearest_divisors(n, hidden))
+        offers = ", ".join(f"n={fitting} with bottleneck={width}" for fitting, width in nearest)
+        raise UsageError(
+            f"{method}'s n must divide the backbone's hidden size, {hidden}; found {n}. Nearest: {offers}."
+        )
 
 
 def _nearest_divisors(n: int, of: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Compacter++ (Karimi Mahabadi et al., 2021, arXiv:2106.04647, section 3.2): Compacter after the feed-forward only."""
+"""Compacter++ (Karimi Mahabadi et al., 2021, arXiv:2106.04647, section 5.2): Compacter after the feed-forward only."""
 
 from __future__ import annotations
 
