@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method, norm_tensors, option, require
+from edgepeft.methods.base import PerLayer, norm_tensors, option, require
 
 __all__ = ["FactoredAdapter", "FactoredAdapters", "FactoredLinear", "spread"]
 
@@ -55,7 +55,7 @@ class FactoredAdapter(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FactoredAdapters(Method):
+class FactoredAdapters(PerLayer):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res); a subclass says what their linear layers are."""
 
     roles: ClassVar[tuple[Role, ...]] = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
@@ -80,9 +80,9 @@ class FactoredAdapters(Method):
         """Parameters that all weights share."""
         return 0
 
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+    def attaches_to(self) -> tuple[Role, ...]:
         """The sub-layers' outputs."""
-        return architecture.sites_of(*self.roles)
+        return self.roles
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
@@ -94,12 +94,14 @@ class FactoredAdapters(Method):
         """Every LayerNorm, unless ``norms=false``."""
         return norm_tensors(architecture) if self.norms else ()
 
+    def n_at(self, site: Site) -> int:
+        """Both weights' own factors, m + d."""
+        d, m = site.out_features, self.bottleneck
+        return self.n_factors(d, m) + self.n_factors(m, d) + m + d
+
     def n_parameters(self, architecture: Architecture) -> int:
-        """Each adapter's factors and m + d, what they share, and 2 d for each LayerNorm."""
-        d, m = architecture.hidden_size, self.bottleneck
-        adapter = self.n_factors(d, m) + self.n_factors(m, d) + m + d
-        adapters = len(self.sites(architecture)) * adapter + self.n_shared()
-        return adapters + (architecture.n_norm_parameters if self.norms else 0)
+        """The adapters, what they share, and the LayerNorms."""
+        return super().n_parameters(architecture) + self.n_shared()
 
 
 def spread(*shape: int) -> nn.Parameter:

@@ -192,6 +192,13 @@ def test_counts_on_a_base_model_are_the_formulas_of_methods(named, backbone: str
     assert method.n_parameters(named(backbone)) == count + 38_400  # 25 LayerNorms of 2 x 768
 
 
+def test_a_shared_rule_counts_once_however_many_layers_are_skipped(named):
+    roberta = named("roberta-base")
+    for skipped in (0, 5, 11):
+        method = CompacterPlusPlus(norms=False, skip_layers=skipped)
+        assert method.n_parameters(roberta) == (12 - skipped) * 3 * 792 + 64
+
+
 @pytest.mark.parametrize("method", FACTORED)
 def test_defaults_are_the_papers(method: type[Method]):
     default = method()
