@@ -32,6 +32,7 @@ class Role(StrEnum):
     KEY = "key"
     VALUE = "value"
     ATTENTION_OUTPUT = "attention_output"
+    FFN_UP = "ffn_up"
     FFN_OUTPUT = "ffn_output"
     LAYER_OUTPUT = "layer_output"
     POOLED_FIRST = "pooled.first"

@@ -292,7 +292,7 @@ class _Builder:
         attended = self._linear(layer + layout.attention_output, context, name + "attention_output")
         attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
         activation, attributes = ACTIVATIONS[self.arch.activation]
-        up = self._linear(layer + layout.up, attended)
+        up = self._linear(layer + layout.up, attended, name + "ffn_up")
         up = op(activation, up, output=name + "ffn_activation", **attributes)
         down = self._linear(layer + layout.down, up, name + "ffn_output")
         return self._norm(layer + layout.ffn_norm, op("Add", down, attended), name + "layer_output")
@@ -426,8 +426,8 @@ def _sites(layout: Layout, sizes: _Sizes) -> tuple[Site, ...]:
 def _layer_sites(layout: Layout, sizes: _Sizes, i: int) -> list[Site]:
     d, layer = sizes.hidden_size, layout.layer.format(i=i)
 
-    def at(role: Role, module: str, reads: str, width: int = d, **more: Any) -> Site:
-        return Site(f"layer.{i}.{role}", role, i, width, d, layer + module, layer + reads, **more)
+    def at(role: Role, module: str, reads: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:
+        return Site(f"layer.{i}.{role}", role, i, inputs, outputs, layer + module, layer + reads, **more)
 
     def outside(where: tuple[str, int]) -> tuple[str, int]:
         return ((layer + where[0]).rstrip("."), where[1])
@@ -440,6 +440,7 @@ def _layer_sites(layout: Layout, sizes: _Sizes, i: int) -> list[Site]:
         at(Role.KEY, layout.key, layout.key),
         at(Role.VALUE, layout.value, layout.value),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
+        at(Role.FFN_UP, layout.up, layout.up, outputs=sizes.intermediate_size),
         at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, sizes.intermediate_size, **ffn),
         at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end),
     ]
@@ -456,6 +457,7 @@ def _neighbours(site: Site) -> dict[str, str]:
         Role.KEY: {"input": below},
         Role.VALUE: {"input": below},
         Role.ATTENTION_OUTPUT: {"input": here + "context", "residual": below},
+        Role.FFN_UP: {"input": here + "attention_norm"},
         Role.FFN_OUTPUT: {"input": here + "ffn_activation", "residual": here + "attention_norm"},
     }.get(site.role, {})
 

@@ -153,10 +153,9 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     """Exporter's names -> ours: sites and tensors for inputs and outputs, delta.safetensors' for weights."""
     new = {f"in_{i}": _stored_name(name, stored) for i, name in enumerate(parts.inputs)}
     new |= {f"out_{i}": name for i, name in enumerate(parts.outputs)}
-    for site, module in parts.delta.site_modules.items():
-        key = site.replace(".", "/")
-        new |= {f"delta.modules_by_site.{key}.{p}": f"{site}/{p}" for p, _ in module.named_parameters()}
-    new |= {f"delta.head.{p}": f"head/{p}" for p, _ in parts.delta.head.named_parameters()}
+    on_disk = {id(tensor): name for name, tensor in parts.delta.tensors().items()}
+    # A shared parameter has several paths, and the exporter takes one of them.
+    new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
     return lambda name: new.get(name, name)
 
 

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 
 from torch import nn
 
-from edgepeft.backbones.base import Architecture, Site
+from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.registry import modules_of
 
-__all__ = ["Method", "method_named", "methods", "norm_tensors", "option", "require"]
+__all__ = ["Method", "PerLayer", "method_named", "methods", "norm_tensors", "option", "require"]
 
 
 def option(default: Any, doc: str) -> Any:
@@ -98,12 +98,54 @@ class Method(ABC):
         return dataclasses.asdict(self)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerLayer(Method):
+    """Base of the methods that put modules into each layer; ``skip_layers`` leaves the lowest layers without.
+
+    AdapterDrop's idea (Rücklé et al., 2021, arXiv:2010.11918) for all of them.  In an encoder-decoder the
+    lowest layers of both stacks are left.  LayerNorms are not modules: those that a method trains are
+    trained in every layer, so only with frozen ones is what lies below the same for all tasks.
+    """
+
+    skip_layers: int = option(0, "lowest layers (of each stack) that get no module")
+
+    @abstractmethod
+    def attaches_to(self) -> tuple[Role, ...]:
+        """The roles that it has a module for, in each layer."""
+
+    @abstractmethod
+    def n_at(self, site: Site) -> int:
+        """Parameters of the module at one site, by the closed formula."""
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """Its roles' sites in the layers that are not skipped.
+
+        Raises:
+            UsageError: no layer would be left, or ``skip_layers`` is negative.
+        """
+        sites = architecture.sites_of(*self.attaches_to())
+        in_layers = [(site, site.layer) for site in sites if site.layer is not None]
+        last = max(layer for _, layer in in_layers)
+        require(
+            0 <= self.skip_layers <= last,
+            f"{self.name}'s skip_layers must be between 0 and {last}, for this {architecture.model_type} has "
+            f"{last + 1} layers; found {self.skip_layers}.",
+        )
+        return tuple(site for site, layer in in_layers if layer >= self.skip_layers)
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """``n_at`` over its sites, and the tensors of the encoder that it trains besides (LayerNorms)."""
+        besides = sum(math.prod(architecture.tensors[name]) for name in self.overrides(architecture))
+        return sum(map(self.n_at, self.sites(architecture))) + besides
+
+
 def methods() -> dict[str, type[Method]]:
     """Every method by name."""
     found = {}
     for module in modules_of("edgepeft.methods"):
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Method) and "name" in vars(value):
+            own = isinstance(value, type) and value.__module__ == module.__name__  # not one that it derives from
+            if own and issubclass(value, Method) and "name" in vars(value):
                 found[value.name] = value
     return found
 
@@ -121,8 +163,9 @@ def method_named(name: str) -> type[Method]:
 
 
 def norm_tensors(architecture: Architecture) -> tuple[str, ...]:
-    """Weight and bias of every LayerNorm."""
-    return tuple(f"{norm}.{part}" for norm in architecture.norms for part in ("weight", "bias"))
+    """Weight of every LayerNorm, and its bias where it has one (T5's have none)."""
+    named = (f"{norm}.{part}" for norm in architecture.norms for part in ("weight", "bias"))
+    return tuple(name for name in named if name in architecture.tensors)
 
 
 def _converted(what: str, value: Any, hint: Any) -> Any:

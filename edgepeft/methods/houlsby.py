@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method, norm_tensors, option, require
+from edgepeft.methods.base import PerLayer, norm_tensors, option, require
 
 __all__ = ["Adapter", "Houlsby"]
 
@@ -39,7 +39,7 @@ class Adapter(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Houlsby(Method):
+class Houlsby(PerLayer):
     """Bottleneck adapters after both sub-layers."""
 
     name: ClassVar[str] = "houlsby"
@@ -55,12 +55,12 @@ class Houlsby(Method):
     std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)")
 
     def __post_init__(self) -> None:
-        require(self.bottleneck >= 1, f"houlsby's bottleneck must be at least 1; found {self.bottleneck}.")
-        require(self.std > 0, f"houlsby's std must be positive; found {self.std}.")
+        require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
+        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
 
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+    def attaches_to(self) -> tuple[Role, ...]:
         """Both sub-layers' outputs."""
-        return architecture.sites_of(*ROLES)
+        return ROLES
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
@@ -70,11 +70,10 @@ class Houlsby(Method):
         """Every LayerNorm, unless ``norms=false``."""
         return norm_tensors(architecture) if self.norms else ()
 
-    def n_parameters(self, architecture: Architecture) -> int:
-        """2 L (2 m d + m + d), and 2 d for each LayerNorm."""
-        d, m = architecture.hidden_size, self.bottleneck
-        adapters = 2 * architecture.n_layers * (2 * m * d + m + d)
-        return adapters + (architecture.n_norm_parameters if self.norms else 0)
+    def n_at(self, site: Site) -> int:
+        """2 m d + m + d."""
+        d, m = site.out_features, self.bottleneck
+        return 2 * m * d + m + d
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import Role, Site
 from edgepeft.errors import UnknownName
-from edgepeft.methods.base import Method, option, require
+from edgepeft.methods.base import PerLayer, option, require
 
 __all__ = ["LoRA", "LowRank"]
 
 # The sites that are a linear layer's output.
-ROLES = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
+ROLES = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_UP, Role.FFN_OUTPUT)
 
 
 class LowRank(nn.Module):
@@ -42,7 +42,7 @@ class LowRank(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(Method):
+class LoRA(PerLayer):
     """Low-rank updates of linear layers."""
 
     name: ClassVar[str] = "lora"
@@ -67,9 +67,9 @@ class LoRA(Method):
             if role not in ROLES:
                 raise UnknownName("role that lora can update", role, map(str, ROLES))
 
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+    def attaches_to(self) -> tuple[Role, ...]:
         """The chosen linear layers' outputs."""
-        return architecture.sites_of(*(Role(role) for role in self.roles))
+        return tuple(Role(role) for role in self.roles)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One pair of factors a site."""
@@ -77,11 +77,9 @@ class LoRA(Method):
         scale = self.alpha / divisor
         return {site.name: LowRank(site.in_features, site.out_features, self.rank, scale) for site in sites}
 
-    def n_parameters(self, architecture: Architecture) -> int:
-        """L r (in + out) over the roles; in is d, or f for the feed-forward's output."""
-        d, f = architecture.hidden_size, architecture.intermediate_size
-        widths = sum((f if role == Role.FFN_OUTPUT else d) + d for role in self.roles)
-        return architecture.n_layers * self.rank * widths
+    def n_at(self, site: Site) -> int:
+        """r (in + out)."""
+        return self.rank * (site.in_features + site.out_features)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method, norm_tensors, option, require
+from edgepeft.methods.base import PerLayer, norm_tensors, option, require
 
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
 
@@ -62,7 +62,7 @@ PLACEMENTS: dict[str, tuple[Role, type[_Bottleneck]]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pfeiffer(Method):
+class Pfeiffer(PerLayer):
     """One bottleneck adapter a layer."""
 
     name: ClassVar[str] = "pfeiffer"
@@ -84,9 +84,9 @@ class Pfeiffer(Method):
         require(self.bottleneck >= 1, f"pfeiffer's bottleneck must be at least 1; found {self.bottleneck}.")
         require(self.std > 0, f"pfeiffer's std must be positive; found {self.std}.")
 
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """One sub-layer's outputs."""
-        return architecture.sites_of(PLACEMENTS[self.placement][0])
+    def attaches_to(self) -> tuple[Role, ...]:
+        """One sub-layer's output."""
+        return (PLACEMENTS[self.placement][0],)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
@@ -97,11 +97,10 @@ class Pfeiffer(Method):
         """None, unless ``norms=true``."""
         return norm_tensors(architecture) if self.norms else ()
 
-    def n_parameters(self, architecture: Architecture) -> int:
-        """L (2 m d + m + d), and 2 d for each LayerNorm where they are trained."""
-        d, m = architecture.hidden_size, self.bottleneck
-        adapters = architecture.n_layers * (2 * m * d + m + d)
-        return adapters + (architecture.n_norm_parameters if self.norms else 0)
+    def n_at(self, site: Site) -> int:
+        """2 m d + m + d."""
+        d, m = site.out_features, self.bottleneck
+        return 2 * m * d + m + d
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

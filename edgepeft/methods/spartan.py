@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method, norm_tensors, option, require
+from edgepeft.methods.base import PerLayer, norm_tensors, option, require
 
 __all__ = ["Memory", "Spartan"]
 
@@ -72,7 +72,7 @@ class Memory(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spartan(Method):
+class Spartan(PerLayer):
     """Sparse hierarchical memory."""
 
     name: ClassVar[str] = "spartan"
@@ -100,9 +100,9 @@ class Spartan(Method):
         require(self.temperature > 0, f"spartan's temperature must be positive; found {self.temperature}.")
         require(self.std > 0, f"spartan's std must be positive; found {self.std}.")
 
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Every layer's output."""
-        return architecture.sites_of(Role.LAYER_OUTPUT)
+    def attaches_to(self) -> tuple[Role, ...]:
+        """The layer's output."""
+        return (Role.LAYER_OUTPUT,)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One memory a layer."""
@@ -119,11 +119,9 @@ class Spartan(Method):
         """Every LayerNorm, unless ``norms=false``."""
         return norm_tensors(architecture) if self.norms else ()
 
-    def n_parameters(self, architecture: Architecture) -> int:
-        """L d N (1 + 2 C), and 2 d for each LayerNorm."""
-        cells = self.parents * (1 + 2 * self.children)
-        memories = architecture.n_layers * architecture.hidden_size * cells
-        return memories + (architecture.n_norm_parameters if self.norms else 0)
+    def n_at(self, site: Site) -> int:
+        """d N (1 + 2 C)."""
+        return site.out_features * self.parents * (1 + 2 * self.children)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -1,0 +1,63 @@
+"""Adapter-LowRank (Karimi Mahabadi et al., 2021, arXiv:2106.04647, section 5.1): adapters of rank-1 weights.
+
+    y' = y + up(gelu(down(y))),  each layer being  x (u v) + b,  u [in, r], v [r, out]
+
+Twice a layer, at Houlsby's places; every LayerNorm is trained too.  The paper's baseline: its init is of
+full size, so that a fresh adapter is not the identity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Self
+
+from torch import Tensor
+
+from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, spread
+from edgepeft.methods.base import option, require
+
+__all__ = ["AdapterLowRank", "LowRankLinear"]
+
+
+class LowRankLinear(FactoredLinear):
+    """x (u v) + b."""
+
+    def __init__(self, inputs: int, outputs: int, *, rank: int) -> None:
+        super().__init__(outputs)
+        self.u, self.v = spread(inputs, rank), spread(rank, outputs)
+
+    def weight(self) -> Tensor:
+        """(u v)^T."""
+        return (self.u @ self.v).T
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdapterLowRank(FactoredAdapters):
+    """Adapters of low-rank weights."""
+
+    name: ClassVar[str] = "adapter-lowrank"
+    title: ClassVar[str] = "Adapter-LowRank"
+    paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
+    equation: ClassVar[str] = "LN(sub + A(sub) + res), W = u v"
+    near_identity: ClassVar[bool] = False
+
+    rank: int = option(1, "r of every weight")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+
+    def linears(self) -> Callable[[int, int], FactoredLinear]:
+        """Layers that share nothing."""
+        return partial(LowRankLinear, rank=self.rank)
+
+    def n_factors(self, inputs: int, outputs: int) -> int:
+        """r (in + out)."""
+        return self.rank * (inputs + outputs)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The paper's rank, and a higher one with frozen norms."""
+        return (cls(bottleneck=8), cls(bottleneck=5, rank=3, norms=False))

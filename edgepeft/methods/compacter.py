@@ -1,0 +1,80 @@
+"""Compacter (Karimi Mahabadi et al., 2021, arXiv:2106.04647, eq. 5): Kronecker products of shared and low-rank factors.
+
+    y' = y + up(gelu(down(y))),  each layer being  x H + b,  H = sum_i kron(A_i, s_i t_i)
+
+One A [n, n, n] serves every layer of every adapter; s [n, in/n, r] and t [n, r, out/n] are each layer's
+own.  Twice a layer, at Houlsby's places; every LayerNorm is trained too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Self
+
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Site
+from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, spread
+from edgepeft.methods._kronecker import check_hidden, check_n, fresh_rule, kronecker_sum
+from edgepeft.methods.base import option, require
+
+__all__ = ["Compacter", "LPHMLinear"]
+
+
+class LPHMLinear(FactoredLinear):
+    """x H + b, by a rule that is given."""
+
+    def __init__(self, inputs: int, outputs: int, *, rule: nn.Parameter, rank: int) -> None:
+        super().__init__(outputs)
+        n = len(rule)
+        self.A = rule
+        self.s, self.t = spread(n, inputs // n, rank), spread(n, rank, outputs // n)
+
+    def weight(self) -> Tensor:
+        """H^T of eq. 5."""
+        return kronecker_sum(self.A, self.s @ self.t)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compacter(FactoredAdapters):
+    """Adapters of low-rank hypercomplex layers."""
+
+    name: ClassVar[str] = "compacter"
+    title: ClassVar[str] = "Compacter"
+    paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
+    equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, s_i t_i)"
+    near_identity: ClassVar[bool] = True
+
+    n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck")
+    rank: int = option(1, "r of the second factors")
+    std: float = option(1e-4, "of A's normal init (authors' code)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_n(self.name, self.n, self.bottleneck)
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """The sub-layers' outputs."""
+        check_hidden(self.name, self.n, self.bottleneck, architecture.hidden_size)
+        return super().sites(architecture)
+
+    def linears(self) -> Callable[[int, int], FactoredLinear]:
+        """Layers that share one A."""
+        return partial(LPHMLinear, rule=fresh_rule(self.n, self.std), rank=self.rank)
+
+    def n_factors(self, inputs: int, outputs: int) -> int:
+        """r (in + out)."""
+        return self.rank * (inputs + outputs)
+
+    def n_shared(self) -> int:
+        """n^3."""
+        return self.n**3
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The paper's rank, and a higher one with another n and frozen norms."""
+        return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, norms=False))

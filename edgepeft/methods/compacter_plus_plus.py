@@ -1,0 +1,22 @@
+"""Compacter++ (Karimi Mahabadi et al., 2021, arXiv:2106.04647, section 5.2): Compacter after the feed-forward only."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from edgepeft.backbones.base import Role
+from edgepeft.methods.compacter import Compacter
+
+__all__ = ["CompacterPlusPlus"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompacterPlusPlus(Compacter):
+    """Compacter once a layer."""
+
+    name: ClassVar[str] = "compacter++"
+    title: ClassVar[str] = "Compacter++"
+    equation: ClassVar[str] = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
+
+    roles: ClassVar[tuple[Role, ...]] = (Role.FFN_OUTPUT,)
