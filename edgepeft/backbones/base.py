@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from edgepeft.backbones.checkpoint import Checkpoint
 
-__all__ = ["Architecture", "Family", "Pooling", "Role", "Site", "families", "family_of"]
+__all__ = ["NO_HEAD", "Architecture", "Family", "Pooling", "Role", "Site", "Table", "families", "family_of", "table_of"]
+
+
+NO_HEAD = "none"
 
 
 class Role(StrEnum):
@@ -78,7 +81,9 @@ class Architecture:
 
     ``tensors`` maps every parameter of the encoder, by its name in the HF base model, to its shape;
     ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
-    ``norms`` are the LayerNorms' module paths.
+    ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
+    are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
+    task gets, ``NO_HEAD`` where text comes out.
     """
 
     family: str
@@ -98,6 +103,7 @@ class Architecture:
     norms: tuple[str, ...]
     inputs: tuple[str, ...]
     head: str
+    absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def n_parameters(self) -> int:
@@ -107,7 +113,8 @@ class Architecture:
     @property
     def n_norm_parameters(self) -> int:
         """Parameters of all LayerNorms, the embeddings' one included."""
-        return sum(math.prod(self.tensors[f"{norm}.{part}"]) for norm in self.norms for part in ("weight", "bias"))
+        parts = (f"{norm}.{part}" for norm in self.norms for part in ("weight", "bias"))
+        return sum(math.prod(self.tensors[part]) for part in parts if part in self.tensors)  # T5's have no bias
 
     def site(self, name: str) -> Site:
         """The site of that name.
@@ -129,8 +136,8 @@ class Architecture:
         return self.tensors[tensor] if tensor in self.tensors else self.pooler[tensor]
 
 
-class Family(ABC):
-    """Backbones that share one table and one graph builder."""
+class Table(ABC):
+    """Backbones that can be counted from a config; a family, which can be run too, is one of them."""
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
@@ -138,6 +145,10 @@ class Family(ABC):
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Read sizes, tensors and sites from an HF ``config.json``."""
+
+
+class Family(Table):
+    """Backbones that share one table and one graph builder."""
 
     @abstractmethod
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
@@ -153,26 +164,48 @@ class Family(ABC):
 
 
 def families() -> dict[str, Family]:
-    """Every family, by name: each public module of this package that defines one."""
-    found: dict[str, Family] = {}
-    for module in modules_of("edgepeft.backbones", skip=("hooks",)):  # the torch side; a board has none
-        family = getattr(module, "FAMILY", None)
-        if family is not None:
-            found[family.name] = family
-    return found
+    """Every family that can be run, by name."""
+    return {name: table for name, table in _tables().items() if isinstance(table, Family)}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family that knows this config's ``model_type``.
+    """The family that runs this config's ``model_type``.
+
+    Raises:
+        UsageError: the config has no ``model_type``, or one that can only be counted.
+        UnknownName: no family knows it.
+    """
+    table = table_of(config)
+    if not isinstance(table, Family):
+        run = ", ".join(sorted(known for family in families().values() for known in family.model_types))
+        raise UsageError(
+            f"a backbone of type {config['model_type']} can be counted (edgepeft count), but not trained, exported or "
+            f"run. Those that can: {run}."
+        )
+    return table
+
+
+def table_of(config: Mapping[str, Any]) -> Table:
+    """The table that reads this config's ``model_type``: enough to count, not to run.
 
     Raises:
         UsageError: the config has no ``model_type``.
-        UnknownName: no family knows it.
+        UnknownName: no table knows it.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")
-    by_type = {known: family for family in families().values() for known in family.model_types}
+    by_type = {known: table for table in _tables().values() for known in table.model_types}
     if model_type not in by_type:
         raise UnknownName("backbone type", model_type, by_type)
     return by_type[model_type]
+
+
+def _tables() -> dict[str, Table]:
+    """By name, what each public module of this package defines as FAMILY."""
+    found: dict[str, Table] = {}
+    for module in modules_of("edgepeft.backbones", skip=("hooks",)):  # the torch side; a board has none
+        table = getattr(module, "FAMILY", None)
+        if table is not None:
+            found[table.name] = table
+    return found

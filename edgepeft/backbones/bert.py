@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 
 from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.backbones.emit import Emitter
 from edgepeft.errors import UsageError
 
@@ -345,11 +346,11 @@ def _sizes(config: Mapping[str, Any]) -> _Sizes:
         value = config.get(key, defaults.get(name))
         if name == "embedding_size" and config["model_type"] != "electra":
             value = values["hidden_size"]  # only ELECTRA reads that key
-        values[name] = _checked(key, value, kind)
+        values[name] = checked(key, value, kind)
     if values["hidden_size"] % values["num_attention_heads"]:
         raise UsageError("the config's hidden size is not a multiple of its number of heads.")
-    if values["num_hidden_layers"] > _MOST_LAYERS:
-        raise UsageError(f"the config asks for {values['num_hidden_layers']} layers; at most {_MOST_LAYERS} are built.")
+    if values["num_hidden_layers"] > MOST_LAYERS:
+        raise UsageError(f"the config asks for {values['num_hidden_layers']} layers; at most {MOST_LAYERS} are built.")
     offset = values["pad_token_id"] + 1 if layout.counted_positions else 0
     if values["max_position_embeddings"] <= offset or values["pad_token_id"] >= values["vocab_size"]:
         raise UsageError("the config's pad_token_id lies beyond its vocabulary or its position embeddings.")
@@ -357,19 +358,6 @@ def _sizes(config: Mapping[str, Any]) -> _Sizes:
         known = ", ".join(ACTIVATIONS)
         raise UsageError(f"the config's activation is {values['hidden_act']!r}; supported: {known}.")
     return _Sizes(**values)
-
-
-_LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
-_MOST_LAYERS = 1000
-
-
-def _checked(key: str, value: Any, kind: str) -> Any:
-    expected: tuple[type, ...] = {"int": (int,), "float": (int, float), "str": (str,)}[kind]
-    wrong = not isinstance(value, expected) or isinstance(value, bool)
-    minimum = 0 if key == "pad_token_id" else 1
-    if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
-        raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
-    return value
 
 
 def _reads_token_types(layout: Layout, sizes: _Sizes) -> bool:

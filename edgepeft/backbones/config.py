@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgepeft.errors import BundleError
+from edgepeft.errors import BundleError, UsageError
 
-__all__ = ["read_config"]
+__all__ = ["MOST_LAYERS", "checked", "read_config"]
+
+MOST_LAYERS = 1000
+_LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -24,3 +27,17 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise BundleError(f"{path} holds {type(config).__name__}; a JSON object was expected.")
     return config
+
+
+def checked(key: str, value: Any, kind: str) -> Any:
+    """A config's value, of ``kind`` int, float or str.
+
+    Raises:
+        UsageError: of another kind, or not a size that a model can have.
+    """
+    expected: tuple[type, ...] = {"int": (int,), "float": (int, float), "str": (str,)}[kind]
+    wrong = not isinstance(value, expected) or isinstance(value, bool)
+    minimum = 0 if key == "pad_token_id" else 1
+    if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
+        raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
+    return value

@@ -81,7 +81,7 @@ def open_backbone(source: str) -> Backbone:
     Half-precision, sharded and ``pytorch_model.bin`` checkpoints are converted once, into the cache.
 
     Raises:
-        UsageError: neither a folder nor a name that the Hub or its cache has.
+        UsageError: neither a folder nor a name that the Hub or its cache has, or a model that no family runs.
         BundleError: files are missing or damaged.
     """
     folder = Path(source)
@@ -90,6 +90,7 @@ def open_backbone(source: str) -> Backbone:
         folder = _download(source)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
+    family_of(read_config(folder / "config.json"))  # before a conversion that may take minutes
     folder = plain_folder(folder)
     return Backbone(name, folder, read_config(folder / "config.json"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,41 +14,67 @@ from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from edgepeft.backbones.base import Architecture
-    from edgepeft.heads.base import Head
-    from edgepeft.methods.base import Method
 
 __all__ = ["command"]
-
-_BYTES = 4  # of a float32
 
 
 def command(
     *,
     backbone: Annotated[str, typer.Option(help="A folder with a config.json, or a named architecture.")],
-    method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")] = None,
+    method: Annotated[list[str], typer.Option(help="A PE method; `edgepeft methods` lists them. May repeat.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help=f"{SETTINGS_HELP} With several methods: METHOD.NAME=VALUE.", metavar="NAME=VALUE"),
+    ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1,
     labels: Annotated[int, typer.Option(min=1, help="Labels of each task; 1 for regression.")] = 2,
-    head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,
+    head: Annotated[str | None, typer.Option(help="Kind of head, or none. Default: the backbone's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
-    """Count trained and total parameters and bytes for N tasks. No weight is read."""
+    """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
     try:
-        from edgepeft.heads.base import head_named
+        from edgepeft.methods._counting import count
         from edgepeft.methods.base import method_named
     except ImportError as error:
         raise MissingPackage(f"counting needs {error.name}: pip install 'edgepeft[train]'.") from error
 
-    chosen = method_named(method).from_settings(settings_of(set_ or []))
+    names = tuple(dict.fromkeys(method))
+    settings = _settings(set_ or [], names)
+    chosen = [method_named(name).from_settings(settings[name]) for name in names]
     architecture, own_head = _architecture(backbone)
-    counts = _counts(architecture, chosen, head_named(head or own_head), tasks, labels)
-    document = {"backbone": backbone, "method": chosen.name, "hyperparameters": chosen.settings(), **counts}
-    print_json(document) if as_json else _show(document)
+    documents = []
+    for one in chosen:
+        counted = count(architecture, one, head or own_head, tasks=tasks, labels=labels).as_json()
+        documents.append({"backbone": backbone, "method": one.name, "hyperparameters": one.settings(), **counted})
+    if as_json:
+        several = {"backbone": backbone, "tasks": tasks, "labels": labels, "counts": documents}
+        print_json(documents[0] if len(documents) == 1 else several)
+    elif len(documents) == 1:
+        _show(documents[0])
+    else:
+        _show_several(documents)
+
+
+def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[str, str]]:
+    """``["lora.rank=8"]`` -> ``{"lora": {"rank": "8"}}``; with one method its name may be left out."""
+    found: dict[str, dict[str, str]] = {name: {} for name in methods}
+    for key, value in settings_of(pairs).items():
+        owner, dot, name = key.partition(".")
+        if not dot and len(methods) > 1:
+            raise UsageError(
+                f"--set {key}={value} does not say which of {len(methods)} methods it is for; "
+                f"write for example --set {methods[0]}.{key}={value}."
+            )
+        owner, name = (owner, name) if dot else (methods[0], key)
+        if owner not in found:
+            raise UsageError(f"--set {key}={value} is for {owner}; the methods to count are {', '.join(methods)}.")
+        found[owner][name] = value
+    return found
 
 
 def _architecture(backbone: str) -> tuple[Architecture, str]:
     """Sizes and the head that a task on this backbone gets."""
-    from edgepeft.backbones.base import Pooling, family_of
+    from edgepeft.backbones.base import Pooling, table_of
     from edgepeft.backbones.config import read_config
     from edgepeft.backbones.named import architecture_names, config_of
     from edgepeft.backbones.source import Backbone
@@ -57,65 +84,68 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
         if any(separator in backbone for separator in ("\\", "./")) or backbone.count("/") > 1:
             raise UsageError(f"there is no folder {backbone}; known architectures: {', '.join(architecture_names())}.")
         config = config_of(backbone)
-        architecture = family_of(config).architecture(config)
+        architecture = table_of(config).architecture(config)
         return architecture, architecture.head
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
-    opened = Backbone(backbone, folder, read_config(folder / "config.json"))
-    architecture = opened.architecture
-    return architecture, "linear" if opened.pooling is Pooling.MEAN else architecture.head
+    config = read_config(folder / "config.json")
+    architecture = table_of(config).architecture(config)
+    mean = Backbone(backbone, folder, config).pooling is Pooling.MEAN
+    return architecture, "linear" if mean else architecture.head
 
 
-def _counts(architecture: Architecture, method: Method, head: type[Head], tasks: int, labels: int) -> dict[str, Any]:
-    frozen = architecture.n_parameters + _size(architecture, head)
-    delta, own = method.n_trained(architecture, head.reads), head.n_parameters(architecture, labels)
-    shared, separate = frozen + tasks * (delta + own), tasks * (frozen + own)
-    return {
-        "tasks": tasks,
-        "labels": labels,
-        "head": head.kind,
-        "backbone_parameters": frozen,
-        "trained_parameters": {"delta": delta, "head": own, "total": delta + own},
-        "percent_of_backbone": round(100 * delta / frozen, 4),
-        "total_parameters": shared,
-        "full_models_parameters": separate,
-        "bytes": {
-            "backbone": _BYTES * frozen,
-            "task": _BYTES * (delta + own),
-            "total": _BYTES * shared,
-            "full_models": _BYTES * separate,
-        },
-    }
-
-
-def _size(architecture: Architecture, head: type[Head]) -> int:
-    """Parameters of the pooler, where the head reads it."""
-    import math
-
-    absent = [name for name in head.reads if name not in {**architecture.tensors, **architecture.pooler}]
-    if absent:
-        raise UsageError(f"the head {head.kind!r} reads {absent[0]}, which {architecture.model_type} does not have.")
-    return sum(math.prod(architecture.shape_of(name)) for name in head.reads if name in architecture.pooler)
-
-
-def _show(document: dict[str, Any]) -> None:
+def _show(document: Mapping[str, Any]) -> None:
     from rich import box
     from rich.table import Column, Table
     from rich.text import Text
 
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
-    title = f"{document['method']} on {document['backbone']}, {document['labels']} labels, head {document['head']}"
-    table = Table(
-        "", *(Column(name, justify="right") for name in ("parameters", "fp32")), title=Text(title), box=box.SIMPLE_HEAD
-    )
+    shared = "backbone and " if document["shares_backbone"] else ""
+    title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
+    numbers = (Column(name, justify="right") for name in ("parameters", "on disk, fp32"))
+    table = Table("", *numbers, title=Text(title), box=box.SIMPLE_HEAD)
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
         ("one task", trained["total"], sizes["task"]),
         ("backbone", document["backbone_parameters"], sizes["backbone"]),
-        (f"backbone and {tasks} task{'s' * (tasks > 1)}", document["total_parameters"], sizes["total"]),
-        (f"{tasks} fine-tuned model{'s' * (tasks > 1)}", document["full_models_parameters"], sizes["full_models"]),
+        (shared + _plural(tasks, "task"), document["total_parameters"], sizes["total"]),
+        (_plural(tasks, "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),
     ]
     for name, count, n_bytes in rows:
         table.add_row(name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
     table_console().print(table)
+
+
+def _show_several(documents: list[dict[str, Any]]) -> None:
+    """A row a method: what a task trains, what all tasks take on disk."""
+    from rich import box
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    first = documents[0]
+    tasks = _plural(first["tasks"], "task")
+    title = f"{tasks} on {first['backbone']} ({first['backbone_parameters']:,} parameters), {_heads(first)}"
+    headers = ("a task's delta", "% of backbone", f"{tasks}, million", "GB, fp32", "backbones")
+    numbers = (Column(name, justify="right") for name in headers)
+    table = Table("method", *numbers, title=Text(title), box=box.SIMPLE_HEAD)
+    for document in documents:
+        table.add_row(
+            document["method"],
+            f"{document['trained_parameters']['delta']:,}",
+            f"{document['percent_of_backbone']:.3g}",
+            f"{document['total_parameters'] / 1e6:,.2f}",
+            f"{document['bytes']['total'] / 1e9:,.3f}",
+            f"{document['times_the_backbone']:.2f}x",
+        )
+    table_console().print(table)
+
+
+def _heads(document: Mapping[str, Any]) -> str:
+    if document["head"] == "none":
+        return "without a head"
+    return f"{_plural(document['labels'], 'label')}, head {document['head']}"
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number > 1)}"

@@ -17,7 +17,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from edgepeft.backbones.base import Architecture, family_of
+from edgepeft.backbones.base import Architecture, table_of
 from edgepeft.backbones.named import config_of
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
@@ -92,7 +92,7 @@ def _content(path: Path) -> bytes:
 
 def _architecture(name: str) -> Architecture:
     config = config_of(name)
-    return family_of(config).architecture(config)
+    return table_of(config).architecture(config)
 
 
 def _entry(method: type[Method], architectures: dict[str, Architecture]) -> dict[str, Any]:

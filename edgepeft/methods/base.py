@@ -121,10 +121,12 @@ class PerLayer(Method):
         """Its roles' sites in the layers that are not skipped.
 
         Raises:
-            UsageError: no layer would be left, or ``skip_layers`` is negative.
+            UsageError: no layer would be left, ``skip_layers`` is negative, or the backbone has no such sites.
         """
         sites = architecture.sites_of(*self.attaches_to())
         in_layers = [(site, site.layer) for site in sites if site.layer is not None]
+        roles = ", ".join(self.attaches_to())
+        require(bool(in_layers), f"{self.name} attaches to {roles}; {architecture.model_type} has no such site.")
         last = max(layer for _, layer in in_layers)
         require(
             0 <= self.skip_layers <= last,
@@ -135,8 +137,8 @@ class PerLayer(Method):
 
     def n_parameters(self, architecture: Architecture) -> int:
         """``n_at`` over its sites, and the tensors of the encoder that it trains besides (LayerNorms)."""
-        besides = sum(math.prod(architecture.tensors[name]) for name in self.overrides(architecture))
-        return sum(map(self.n_at, self.sites(architecture))) + besides
+        besides = (architecture.tensors[name] for name in self.overrides(architecture) if name in architecture.tensors)
+        return sum(map(self.n_at, self.sites(architecture))) + sum(map(math.prod, besides))
 
 
 def methods() -> dict[str, type[Method]]:

@@ -28,10 +28,9 @@ class BitFit(Method):
         return tuple(name for name in (*architecture.tensors, *architecture.pooler) if name.endswith(".bias"))
 
     def n_parameters(self, architecture: Architecture) -> int:
-        """L (5 d + f) for the linear layers, d for each LayerNorm, and the projection's of unequal embeddings."""
-        d, f = architecture.hidden_size, architecture.intermediate_size
-        projection = d if "embeddings_project.bias" in architecture.tensors else 0
-        return architecture.n_layers * (5 * d + f) + architecture.n_norm_parameters // 2 + projection
+        """The output width of every linear layer and LayerNorm: L (5 d + f) + (2 L + 1) d in BERT."""
+        shapes = {**architecture.tensors, **architecture.absent_biases}
+        return sum(width for name, (width, *_) in shapes.items() if name.endswith(".bias"))
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

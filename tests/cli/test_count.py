@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from edgepeft.backbones.base import Architecture, table_of
+from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
 from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
+from edgepeft.methods._counting import count as counting
+from edgepeft.methods.full import Full
 from edgepeft.methods.spartan import Spartan
 
 
@@ -72,6 +76,13 @@ def test_a_config_alone_is_enough(tiny: Callable[..., Path], tmp_path: Path):
         (("--backbone", "roberta-base", "--method", "lora", "--set", "rank"), "name=value"),
         (("--backbone", "roberta-base", "--method", "lora", "--head", "bert-pooler"), "pooler.dense.weight"),
         (("--backbone", "{empty}", "--method", "lora"), "no config.json"),
+        (("--backbone", "t5-base", "--method", "lora", "--head", "bert-pooler"), "which t5 does not have"),
+        (
+            ("--backbone", "roberta-base", "--method", "lora", "--method", "full", "--set", "rank=2"),
+            "--set lora.rank=2",
+        ),
+        (("--backbone", "roberta-base", "--method", "lora", "--set", "spartan.top_k=2"), "is for spartan"),
+        (("--backbone", "roberta-base", "--method", "houlsby", "--set", "skip_layers=12"), "between 0 and 11"),
     ],
 )
 def test_a_wrong_command_says_what_was_wrong(tmp_path: Path, arguments: tuple[str, ...], said: str):
@@ -85,3 +96,44 @@ def test_the_table_names_every_part():
     result = CliRunner().invoke(app, ["count", "--backbone", "roberta-base", "--method", "lora", "--tasks", "5"])
     for part in ("294,912", "124,055,040", "backbone and 5 tasks", "5 fine-tuned models", "496.22 MB"):
         assert part in result.stdout
+
+
+def test_settings_of_several_methods_name_theirs():
+    found = count(
+        "--backbone", "roberta-base", "--method", "lora", "--method", "spartan",
+        "--set", "lora.rank=4", "--set", "spartan.norms=false", "--tasks", "2", "--head", "none",
+    )  # fmt: skip
+    assert {row["method"]: row["trained_parameters"]["total"] for row in found["counts"]} == {
+        "lora": 294_912 // 2,
+        "spartan": 1_032_192,
+    }
+    assert (found["backbone"], found["tasks"]) == ("roberta-base", 2)
+
+
+def test_a_methods_own_name_before_a_setting_is_fine_with_one_method():
+    common = ("--backbone", "roberta-base", "--method", "lora", "--set")
+    assert count(*common, "lora.rank=4") == count(*common, "rank=4")
+
+
+def test_fully_fine_tuned_tasks_share_nothing_and_others_do():
+    full = count("--backbone", "roberta-base", "--method", "full", "--tasks", "9")
+    assert not full["shares_backbone"]
+    assert full["total_parameters"] == full["full_models_parameters"]
+    biases = count("--backbone", "roberta-base", "--method", "bitfit", "--tasks", "9", "--head", "none")
+    assert biases["total_parameters"] == 124_055_040 + 9 * 102_144
+
+
+def test_a_method_that_makes_every_tensor_from_a_few_numbers_shares_the_pretrained_ones():
+    class Few(Full):
+        def n_parameters(self, architecture: Architecture) -> int:
+            return 20_000
+
+    config = config_of("roberta-base")
+    found = counting(table_of(config).architecture(config), Few(), "none", tasks=9)
+    assert found.total == 124_055_040 + 9 * 20_000
+
+
+def test_without_a_head_nothing_of_it_counts():
+    found = count("--backbone", "bert-base-uncased", "--method", "lora", "--head", "none", "--labels", "7")
+    assert found["trained_parameters"] == {"delta": 294_912, "head": 0, "total": 294_912}
+    assert found["backbone_parameters"] == 108_891_648  # and no pooler, which only a head reads
