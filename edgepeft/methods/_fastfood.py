@@ -134,14 +134,25 @@ def splitmix64(key: int, start: int, count: int) -> NDArray[np.uint64]:
 
 
 def walsh_hadamard(values: Floats) -> Floats:
-    """H values: [LL] -> [LL], as products with small Hadamard matrices (H of 2^(a+b) is the Kronecker product)."""
-    inner = 1
+    """H values, [LL] -> [LL], in place: low bits block by block, then the bits above, so that each part is cached."""
+    grid = values.reshape(-1, min(_BLOCK, len(values)))
+    for block in grid:
+        block[:] = _transformed(block, 1)
+    columns = max(1, 8 * _BLOCK // len(grid))
+    for start in range(0, grid.shape[1] if len(grid) > 1 else 0, columns):
+        part = grid[:, start : start + columns]
+        part[:] = _transformed(part.ravel(), part.shape[1]).reshape(part.shape)
+    return values
+
+
+def _transformed(values: Floats, inner: int) -> Floats:
+    """H over the index's bits from ``inner`` up, by small matrices: H of 2^(a+b) is a Kronecker product."""
     while inner < len(values):
         radix = min(RADIX, len(values) // inner)
         if inner == 1:
-            values = (values.reshape(-1, radix) @ hadamard(radix)).reshape(-1)
+            values = (values.reshape(-1, radix) @ hadamard(radix)).ravel()
         else:
-            values = np.matmul(hadamard(radix), values.reshape(-1, radix, inner)).reshape(-1)
+            values = np.matmul(hadamard(radix), values.reshape(-1, radix, inner)).ravel()
         inner *= radix
     return values
 

@@ -127,12 +127,28 @@ def test_blocks_continue_where_the_one_before_ended():
 def test_the_transform_is_scipys_at_every_size():
     for n in range(12):
         values = np.random.default_rng(n).standard_normal(1 << n).astype(np.float32)
-        np.testing.assert_allclose(walsh_hadamard(values), scipys_hadamard(1 << n) @ values, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(
+            walsh_hadamard(values.copy()), scipys_hadamard(1 << n) @ values, rtol=1e-4, atol=1e-3
+        )
 
 
-def test_the_transform_of_a_large_vector_is_its_own_inverse():
-    values = np.random.default_rng(0).standard_normal(1 << 19).astype(np.float32)
-    np.testing.assert_allclose(walsh_hadamard(walsh_hadamard(values)) / (1 << 19), values, atol=1e-5)
+@pytest.mark.parametrize("n", [15, 16, 19])
+def test_the_transform_of_many_blocks_is_scipys_on_both_sides(n: int):
+    """H of 2^n is the Kronecker product of H of 2^9 and of the rest: H_a X H_b on a matrix of that shape."""
+    values = np.random.default_rng(n).standard_normal(1 << n).astype(np.float32)
+    expected = scipys_hadamard(1 << (n - 9)) @ values.reshape(-1, 512).astype(np.float64) @ scipys_hadamard(512)
+    np.testing.assert_allclose(walsh_hadamard(values), expected.reshape(-1), rtol=1e-4, atol=5e-3)
+
+
+def test_torch_and_numpy_agree_on_a_tensor_of_many_blocks():
+    size, width = 200_000, 3_000
+    module = Projected({"w": (size,)}, width + 1, seed=4)
+    module.theta.data.normal_(generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found = module({"w": torch.zeros(size)})["w"].numpy()
+    expected = Fastfood(4, 0, size, width).project(module.theta.detach().numpy())
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
 
 
 def test_projections_look_random():
