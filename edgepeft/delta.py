@@ -1,7 +1,7 @@
 """A delta: one task's trained modules, head included, and the card that says what they are.
 
-On disk a folder: ``delta.safetensors`` (``<site>/<parameter>``, ``override/<tensor>``, ``head/<parameter>``)
-and ``delta.json``.  It holds no backbone weight that was not trained.
+On disk a folder: ``delta.safetensors`` (``<site>/<parameter>``, ``override/<tensor>``, ``generator/<parameter>``,
+``head/<parameter>``) and ``delta.json``.  It holds no backbone weight that was not trained.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Delta(nn.Module):
     """The trained part of a task; its parameters are all that training changes.
 
     ``sites`` are PE modules by site name, ``overrides`` own copies of backbone tensors by their name
-    in the HF base model, ``frozen`` the backbone tensors that the head reads.
+    in the HF base model, ``generator`` what makes them where they are not copies.
     """
 
     def __init__(self, card: DeltaCard, architecture: Architecture, backbone: Backbone) -> None:
@@ -92,8 +92,9 @@ class Delta(nn.Module):
         built = method.build(method.sites(architecture))
         self.modules_by_site = nn.ModuleDict({_key(site): module for site, module in built.items()})
         self.head = head(architecture.hidden_size, card.n_outputs, card.head_dropout)
-        readable = {*architecture.tensors, *head.reads}
-        trained = [name for name in method.overrides(architecture) if name in readable]
+        own = method.own_tensors(architecture, head.reads)
+        self.generator = method.generator(own)
+        trained = own if self.generator is None else {}
         self.overrides = nn.ParameterDict({_key(name): _copied(backbone, name) for name in trained})
         self._frozen = {name: _copied(backbone, name).detach() for name in head.reads if name not in trained}
 
@@ -107,10 +108,14 @@ class Delta(nn.Module):
         """Trained copies of backbone tensors, by the tensor's name in the HF base model."""
         return {_name(key): tensor for key, tensor in self.overrides.items()}
 
-    @property
-    def head_weights(self) -> tuple[Tensor, ...]:
-        """The backbone tensors that the head reads, trained copies where there are."""
-        return tuple({**self._frozen, **self.override_tensors}[name] for name in self.head.reads)
+    def own_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """What takes the place of backbone tensors, by their name in the HF base model."""
+        if self.generator is None:
+            return self.override_tensors
+        names = self.generator.names
+        pretrained = {n: self._frozen[n] if n in self._frozen else model.get_parameter(n) for n in names}
+        made: dict[str, Tensor] = self.generator(pretrained)
+        return made
 
     def n_parameters(self) -> dict[str, int]:
         """Trained parameters of the delta proper and of the head; shared ones count once."""
@@ -123,13 +128,14 @@ class Delta(nn.Module):
         ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].
         """
         in_model = {self.architecture.site(n): m for n, m in self.site_modules.items() if not n.startswith("pooled.")}
-        overrides = {n: t for n, t in self.override_tensors.items() if n in self.architecture.tensors}
+        own = self.own_tensors(model)
+        overrides = {name: tensor for name, tensor in own.items() if name in self.architecture.tensors}
         with attached(model, in_model):
             output = torch.func.functional_call(model, overrides, (), dict(inputs))
         pooled = pool(output.last_hidden_state, inputs["attention_mask"], self.card.pooling)
         if self.card.pooling.site in self.site_modules:
             pooled = self.site_modules[self.card.pooling.site](pooled)
-        logits: Tensor = self.head(pooled, *self.head_weights)
+        logits: Tensor = self.head(pooled, *({**self._frozen, **own}[name] for name in self.head.reads))
         return logits
 
     def tensors(self) -> dict[str, Tensor]:
@@ -137,6 +143,8 @@ class Delta(nn.Module):
         modules = self.site_modules.items()
         named: dict[str, Tensor] = {f"{site}/{n}": p for site, module in modules for n, p in module.named_parameters()}
         named |= {f"override/{name}": tensor for name, tensor in self.override_tensors.items()}
+        if self.generator is not None:
+            named |= {f"generator/{name}": p for name, p in self.generator.named_parameters()}
         named |= {f"head/{name}": p for name, p in self.head.named_parameters()}
         unique: dict[int, str] = {}
         for name, tensor in named.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,14 +15,16 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Site
+from edgepeft.backbones.base import Architecture, Site
 from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.graph import names
+from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.strip import strip
+from edgepeft.methods.base import Generator
 
 __all__ = ["export_delta"]
 
@@ -33,11 +36,12 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     """The self-contained delta graph, opset 20, IR 10; the same delta gives the same bytes.
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
-    ``weight:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs].
+    ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
+    ``logits`` [batch, outputs].
     """
     delta = delta.eval()
     parts = _Parts(delta)
-    stored = {name: backbone.checkpoint.find(name).name for name in (*parts.borrowed, *delta.override_tensors)}
+    stored = {name: backbone.checkpoint.find(name).name for name in (*parts.borrowed, *_own(delta))}
     model = _traced(parts)
     rename_values(model.graph, _renamer(parts, stored))
     _name_dims(model.graph)
@@ -45,11 +49,13 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
         node.name = f"{node.op_type.lower()}_{index}"
     for name, tensor in delta.override_tensors.items():
         _pass_through(model.graph, tensor, stored[name])
+    if delta.generator is not None:
+        _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
     del model.graph.value_info[:]
     strip(model)
     model.ir_version, model.producer_name, model.producer_version = IR_VERSION, "edgepeft", ""
     del model.metadata_props[:]
-    helper.set_model_props(model, _properties(delta))
+    helper.set_model_props(model, _properties(delta) | _recipe(delta, stored))
     onnx.checker.check_model(model)
     return model
 
@@ -71,8 +77,8 @@ class _Parts(nn.Module):
         pooled = delta.card.pooling.site
         self.inputs.setdefault(pooled, torch.zeros(_BATCH, hidden))
         self.owners[pooled] = pooled
-        for tensor, value in zip(delta.head.reads, delta.head_weights, strict=True):
-            self._borrow(tensor, tuple(value.shape))
+        for tensor in delta.head.reads:
+            self._borrow(tensor, delta.architecture.shape_of(tensor))
         self.outputs.append(names.LOGITS)
 
     def _declare(self, site: Site, module: nn.Module) -> None:
@@ -170,6 +176,32 @@ def _pass_through(graph: onnx.GraphProto, tensor: Tensor, stored: str) -> None:
     graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
     graph.node.append(helper.make_node("Identity", [source], [output], name=output))
     graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, list(tensor.shape)))
+
+
+def _leave_to_the_loader(
+    graph: onnx.GraphProto, generator: Generator, architecture: Architecture, stored: dict[str, str]
+) -> None:
+    """The generator's parameters as they are, and inputs for what the loader makes of them."""
+    for name, tensor in generator.named_parameters():
+        graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), f"generator/{name}"))
+    for name in generator.names:
+        made, output = names.generated(stored[name]), names.override(stored[name])
+        shape = architecture.shape_of(name)
+        graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
+        graph.node.append(helper.make_node("Identity", [made], [output], name=output))
+        graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, shape))
+
+
+def _own(delta: Delta) -> tuple[str, ...]:
+    """The backbone tensors that the task has of its own."""
+    return tuple(delta.override_tensors) if delta.generator is None else delta.generator.names
+
+
+def _recipe(delta: Delta, stored: dict[str, str]) -> dict[str, str]:
+    if delta.generator is None:
+        return {}
+    tensors = [stored[name] for name in delta.generator.names]
+    return {RECIPE: json.dumps({**delta.generator.recipe, "tensors": tensors})}
 
 
 def _properties(delta: Delta) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["LOGITS", "adapted", "override", "weight", "without_prefix"]
+__all__ = ["LOGITS", "adapted", "generated", "override", "weight", "without_prefix"]
 
 LOGITS = "logits"
 _ADAPTED = ":adapted"
 _OVERRIDE = "override:"
 _WEIGHT = "weight:"
+_GENERATED = "generated:"
 
 
 def adapted(site: str) -> str:
@@ -25,11 +26,16 @@ def weight(tensor: str) -> str:
     return _WEIGHT + tensor
 
 
+def generated(tensor: str) -> str:
+    """The input that the loader fills: a backbone tensor of the task's own, made by the graph's recipe."""
+    return _GENERATED + tensor
+
+
 def without_prefix(name: str) -> tuple[str, str]:
-    """(kind, rest): kind is ``adapted``, ``override``, ``weight`` or empty."""
+    """(kind, rest): kind is ``adapted``, ``override``, ``weight``, ``generated`` or empty."""
     if name.endswith(_ADAPTED):
         return "adapted", name.removesuffix(_ADAPTED)
-    for kind, prefix in (("override", _OVERRIDE), ("weight", _WEIGHT)):
+    for kind, prefix in (("override", _OVERRIDE), ("weight", _WEIGHT), ("generated", _GENERATED)):
         if name.startswith(prefix):
             return kind, name.removeprefix(prefix)
     return "", name

@@ -14,6 +14,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import BundleError
 from edgepeft.graph.bias import split_biases
+from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
@@ -30,7 +31,7 @@ def splice(
 
     Raises:
         BundleError: the delta names a site or tensor that the backbone lacks, adapts one value
-            twice, has no logits, or closes a circle.
+            twice, has no logits, closes a circle, or has a recipe that cannot be followed.
     """
     joined, part = onnx.ModelProto(), onnx.ModelProto()
     joined.CopyFrom(backbone)
@@ -55,6 +56,7 @@ def splice(
     if not graph.output:
         raise BundleError(f"the delta graph has no output called {LOGITS}.")
     prune(graph)
+    graph.initializer.extend(generated_tensors(delta, checkpoint, bound))  # last: nothing copies them again
     return joined
 
 
@@ -79,6 +81,8 @@ def _replacements(part: onnx.GraphProto, bindings: Mapping[str, str]) -> dict[st
 def _bound(name: str, bindings: Mapping[str, str], changed: Mapping[str, str]) -> str:
     """What a delta's input reads: raw for the site itself, else whatever stands there now."""
     kind, rest = without_prefix(name)
+    if kind == "generated":
+        return f"delta/{name}"
     if kind == "weight":
         return changed.get(rest, rest)
     value = _value_of(name, bindings)
@@ -95,7 +99,7 @@ def _check_overrides(graph: onnx.GraphProto, part: onnx.GraphProto, checkpoint: 
     known = {initializer.name for initializer in graph.initializer} | set(checkpoint.tensors)
     for value in (*part.input, *part.output):
         kind, tensor = without_prefix(value.name)
-        if kind in ("override", "weight") and tensor not in known:
+        if kind in ("override", "weight", "generated") and tensor not in known:
             raise BundleError(f"the delta graph names a tensor {tensor!r} that this backbone does not have.")
 
 

@@ -10,13 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from torch import nn
+from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.registry import modules_of
 
-__all__ = ["Method", "PerLayer", "method_named", "methods", "norm_tensors", "option", "require"]
+__all__ = ["Generator", "Method", "PerLayer", "method_named", "methods", "norm_tensors", "option", "require"]
 
 
 def option(default: Any, doc: str) -> Any:
@@ -32,6 +32,27 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise UsageError(message)
+
+
+class Generator(nn.Module, ABC):
+    """Makes a task's own version of backbone tensors from the pretrained ones and parameters of its own.
+
+    A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.generated``.
+    """
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The tensors that it makes."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> dict[str, Any]:
+        """Which generator with which parameters, as plain values."""
+
+    @abstractmethod
+    def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors by name."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,8 +79,12 @@ class Method(ABC):
         return {}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """The backbone tensors that it trains copies of."""
+        """The backbone tensors that a task has of its own: trained copies, unless there is a generator."""
         return ()
+
+    def generator(self, shapes: Mapping[str, tuple[int, ...]]) -> Generator | None:
+        """What makes the overrides, whose shapes are given; None where they are trained copies."""
+        return None
 
     @abstractmethod
     def n_parameters(self, architecture: Architecture) -> int:
@@ -88,10 +113,17 @@ class Method(ABC):
         return cls(**values)
 
     def n_trained(self, architecture: Architecture, reads: Iterable[str]) -> int:
-        """``n_parameters``, and those of the pooler where the head reads it and the method trains it."""
-        read = set(reads).difference(architecture.tensors)
-        pooler = (name for name in self.overrides(architecture) if name in read)
-        return self.n_parameters(architecture) + sum(math.prod(architecture.shape_of(name)) for name in pooler)
+        """``n_parameters``, and those of the pooler where the head reads it and the method trains a copy of it."""
+        own = self.own_tensors(architecture, reads)
+        if self.generator(own) is not None:
+            return self.n_parameters(architecture)
+        pooler = (shape for name, shape in own.items() if name not in architecture.tensors)
+        return self.n_parameters(architecture) + sum(map(math.prod, pooler))
+
+    def own_tensors(self, architecture: Architecture, reads: Iterable[str]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the ``overrides`` that take part: all of the encoder's, and what the head reads besides."""
+        readable = {*architecture.tensors, *reads}
+        return {name: architecture.shape_of(name) for name in self.overrides(architecture) if name in readable}
 
     def settings(self) -> dict[str, Any]:
         """The hyperparameters as plain values."""

@@ -130,7 +130,8 @@ def gradients_are_the_deltas_alone(case: Case) -> None:
     targets = torch.arange(7) % len(LABELS)
     nn.functional.cross_entropy(delta.logits(case.model, case.rows(7, 13)), targets).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in delta.parameters())
-    for name, part in (*delta.site_modules.items(), ("overrides", delta.overrides), ("head", delta.head)):
+    others = {"overrides": delta.overrides, "generator": delta.generator or nn.Module(), "head": delta.head}
+    for name, part in (*delta.site_modules.items(), *others.items()):
         parameters = list(part.parameters())
         assert not parameters or any(p.grad.any() for p in parameters), f"no gradient reaches {name}"
     assert all(p.grad is None for p in case.model.parameters())

@@ -1,0 +1,149 @@
+"""Intrinsic-SAID (Aghajanyan et al., 2021, arXiv:2012.13255, eq. 3): theta_i = theta_i0 + lambda_i P_i theta.
+
+For every tensor i of the backbone; theta is one vector for all of them, lambda_i one number a tensor, P_i a
+fixed random projection, the Fastfood transform (Le et al., 2013, arXiv:1408.3060).  theta and the lambdas
+together are the intrinsic dimension d'.  P_i is never stored: it follows from a seed, by the integer generator
+that ``_fastfood.py`` specifies, and the board computes the tensors once, when a task is opened.  While it is
+open the task holds matrices of its own, as many as the backbone has.
+
+A tensor with fewer entries than theta reads theta's first ones only, as many as the next power of two
+(the authors' code does the same).  Their backward pass is 1 / LL of the true gradient; this one is autograd's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.methods._fastfood import GENERATOR, RADIX, Fastfood, hadamard
+from edgepeft.methods.base import Generator, Method, option, require
+
+__all__ = ["IntrinsicSAID", "Projected"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Projected(Generator):
+    """theta [d' - tensors] and scales [tensors] -> every tensor; what follows from the seed is made at first use."""
+
+    def __init__(self, shapes: Shapes, dimension: int, seed: int) -> None:
+        super().__init__()
+        self.shapes, self.seed = dict(shapes), seed
+        self.theta = nn.Parameter(torch.zeros(dimension - len(shapes)))  # zero, so that a fresh delta is the identity
+        self.scales = nn.Parameter(torch.ones(len(shapes)))
+        self._tables: list[_Table] | None = None
+        self._last: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, in the order of the scales."""
+        return tuple(self.shapes)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """For ``edgepeft.graph.generated``."""
+        return {"generator": GENERATOR, "seed": self.seed, "vector": "theta", "scales": "scales"}
+
+    def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """theta_i of every tensor."""
+        updates = self._updates() if torch.is_grad_enabled() else self._remembered()
+        return {name: pretrained[name] + update for name, update in updates.items()}
+
+    def _updates(self) -> dict[str, Tensor]:
+        if self._tables is None:
+            sizes = [math.prod(shape) for shape in self.shapes.values()]
+            self._tables = [_Table(Fastfood(self.seed, i, size, len(self.theta))) for i, size in enumerate(sizes)]
+        parts = zip(self._tables, self.scales, self.shapes.items(), strict=True)
+        return {name: (table.project(self.theta) * scale).view(shape) for table, scale, (name, shape) in parts}
+
+    def _remembered(self) -> dict[str, Tensor]:
+        """The updates, computed anew only when theta or a scale has changed: evaluation asks batch by batch."""
+        last = self._last
+        if last is None or not (torch.equal(last[0], self.theta) and torch.equal(last[1], self.scales)):
+            last = self._last = (self.theta.detach().clone(), self.scales.detach().clone(), self._updates())
+        return last[2]
+
+
+class _Table:
+    """P as torch computes it; the tables take 8 bytes for each of the LL entries."""
+
+    def __init__(self, fastfood: Fastfood) -> None:
+        index, gaussian, self.denominator = fastfood.table()
+        self.index, self.gaussian = torch.from_numpy(index), torch.from_numpy(gaussian)  # [LL]
+        self.signs, self.size = torch.from_numpy(fastfood.signs()), fastfood.size  # [w]
+
+    def project(self, theta: Tensor) -> Tensor:
+        """P theta, [D]."""
+        period = len(self.signs)
+        padded = functional.pad(theta[:period], (0, max(0, period - len(theta))))
+        mixed = _walsh_hadamard(self.signs * padded)  # [w]: H B theta, which repeats
+        values = self.gaussian * mixed.index_select(0, self.index)  # [LL]
+        return _walsh_hadamard(values)[: self.size] / self.denominator
+
+
+def _walsh_hadamard(values: Tensor) -> Tensor:
+    """H values, [LL] -> [LL]; see ``_fastfood.walsh_hadamard``."""
+    length, inner = len(values), 1
+    while inner < length:
+        radix = min(RADIX, length // inner)
+        matrix = torch.from_numpy(hadamard(radix))
+        if inner == 1:
+            values = values.view(-1, radix) @ matrix
+        else:
+            stacked = values.view(-1, radix, inner)
+            values = torch.bmm(matrix.expand(len(stacked), -1, -1), stacked)
+        inner *= radix
+    return values.view(-1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IntrinsicSAID(Method):
+    """One small vector, projected into every tensor of the backbone."""
+
+    name: ClassVar[str] = "intrinsic-said"
+    title: ClassVar[str] = "Intrinsic-SAID"
+    paper: ClassVar[str] = "Aghajanyan et al., 2021, arXiv:2012.13255"
+    equation: ClassVar[str] = "theta_i0 + lambda_i P_i theta, P_i = [H G Pi H B pad(.)][:D] / norm"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 3e-2
+    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, appendix (T5-base)"
+
+    dimension: int = option(20_000, "d': entries of theta and scales of tensors together")
+    seed: int = option(0, "of the projections")
+
+    def __post_init__(self) -> None:
+        require(self.dimension >= 1, f"intrinsic-said's dimension must be at least 1; found {self.dimension}.")
+        require(0 <= self.seed < 2**63, f"intrinsic-said's seed must be from 0 to 2^63 - 1; found {self.seed}.")
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """Every tensor, those of a pooler that the head reads included."""
+        return (*architecture.tensors, *architecture.pooler)
+
+    def generator(self, shapes: Shapes) -> Projected:
+        """theta and one scale a tensor."""
+        self._check(len(shapes))
+        return Projected(shapes, self.dimension, self.seed)
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """d'."""
+        self._check(len(architecture.tensors))
+        return self.dimension
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """A theta shorter than every tensor, and one longer than most vectors, of another seed."""
+        return (cls(dimension=64), cls(dimension=400, seed=5))
+
+    def _check(self, n_tensors: int) -> None:
+        require(
+            self.dimension > n_tensors,
+            f"intrinsic-said's dimension must be at least {n_tensors + 1}: each of the {n_tensors} tensors takes one "
+            f"for its scale; found {self.dimension}.",
+        )

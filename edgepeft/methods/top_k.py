@@ -1,0 +1,64 @@
+"""Top-k layers ("variable fine-tuning", Houlsby et al., 2019, arXiv:1902.00751, section 3): W' x + b' in the last k.
+
+Embeddings and the layers below stay frozen, so no gradient is computed there.  The attention and
+feed-forward matrices of k layers are the task's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import posixpath
+from typing import ClassVar, Self
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.methods.base import Method, option, require
+
+__all__ = ["TopK"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopK(Method):
+    """Own copies of the last layers' tensors, those of a pooler that the head reads included."""
+
+    name: ClassVar[str] = "top-k"
+    title: ClassVar[str] = "Top-k layers"
+    paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751, section 3"
+    equation: ClassVar[str] = "W' x + b', all trained in layers L - k to L - 1"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 2e-5
+    learning_rate_source: ClassVar[str] = "Deshpande et al., 2022, appendix A (full fine-tuning of RoBERTa)"
+
+    layers: int = option(3, "k: how many of the last layers are trained (Houlsby et al. try 1 to 12)")
+
+    def __post_init__(self) -> None:
+        require(self.layers >= 1, f"top-k's layers must be at least 1; found {self.layers}.")
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """Every tensor of those layers, and of what lies above them."""
+        prefixes = tuple(_path(architecture, layer) for layer in self._trained(architecture))
+        return (*(name for name in architecture.tensors if name.startswith(prefixes)), *architecture.pooler)
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """k (4 d^2 + 2 d f + 9 d + f): four square matrices, two of the feed-forward, biases, two LayerNorms."""
+        d, f = architecture.hidden_size, architecture.intermediate_size
+        return len(self._trained(architecture)) * (4 * d * d + 2 * d * f + 9 * d + f)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The last layer alone, and every layer of the suite's models (embeddings frozen)."""
+        return (cls(layers=1), cls(layers=2))
+
+    def _trained(self, architecture: Architecture) -> range:
+        n_layers = architecture.n_layers
+        require(
+            self.layers <= n_layers,
+            f"top-k's layers must be at most {n_layers}, the layers that this backbone has; found {self.layers}. "
+            "To train the embeddings too, use the method full.",
+        )
+        return range(n_layers - self.layers, n_layers)
+
+
+def _path(architecture: Architecture, layer: int) -> str:
+    """``encoder.layer.3.``: what the modules of all sites of a layer have in common."""
+    paths = (site.module.replace(".", "/") for site in architecture.sites if site.layer == layer)
+    return posixpath.commonpath(list(paths)).replace("/", ".") + "."
