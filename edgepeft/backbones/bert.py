@@ -24,7 +24,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 from edgepeft.errors import UsageError
 
-__all__ = ["FAMILY", "Bert"]
+__all__ = ["FAMILY", "LAYOUTS", "Bert"]
 
 
 @dataclass(frozen=True)
