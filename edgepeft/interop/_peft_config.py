@@ -15,10 +15,20 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from edgepeft.backbones.config import read_config
 from edgepeft.errors import BundleError
 
-__all__ = ["CONFIG_FILE", "LoraConfig", "NormConfig", "PeftConfig", "read_peft_config"]
+__all__ = [
+    "CONFIG_FILE",
+    "PREFIX",
+    "TASK_TYPE",
+    "TENSORS_FILE",
+    "LoraConfig",
+    "NormConfig",
+    "PeftConfig",
+    "read_peft_config",
+]
 
-CONFIG_FILE = "adapter_config.json"
-_TASK = "SEQ_CLS"
+CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner
+TASK_TYPE = "SEQ_CLS"
 # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
 _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
@@ -145,8 +155,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
     kind, task = document.get("peft_type"), document.get("task_type")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise BundleError(f"{path}: PEFT's {kind} cannot be imported; what can: {', '.join(_KINDS)}.")
-    if task not in (_TASK, None):
-        raise BundleError(f"{path}: a checkpoint of task type {task} cannot be imported; what can: {_TASK}.")
+    if task not in (TASK_TYPE, None):
+        raise BundleError(f"{path}: a checkpoint of task type {task} cannot be imported; what can: {TASK_TYPE}.")
     config = _validated(_KINDS[kind], document, path)
     unsupported = config.unsupported()
     if unsupported:

@@ -31,10 +31,7 @@ class Request:
             UsageError: as many labels as outputs were not given.
         """
         if self.labels is None:
-            known = backbone.config.get("id2label")
-            named = isinstance(known, Mapping) and set(known) == {str(i) for i in range(outputs)}
-            found = tuple(str(known[str(i)]) if named else f"LABEL_{i}" for i in range(outputs))  # type: ignore[index]
-            return None if outputs == 1 else found
+            return None if outputs == 1 else _known_labels(outputs, backbone)
         if outputs == 1 or len(self.labels) != outputs or len(set(self.labels)) != outputs:
             wanted = "no labels, for one output is a number" if outputs == 1 else f"{outputs} different labels"
             raise UsageError(f"the checkpoint's head needs {wanted}; found {', '.join(self.labels)}.")
@@ -94,3 +91,12 @@ def importer_of(folder: Path) -> Importer:
             return importer
     kinds = "; ".join(f"{importer.library}: {importer.needs}" for importer in known)
     raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
+
+
+def _known_labels(outputs: int, backbone: Backbone) -> tuple[str, ...]:
+    known = backbone.config.get("id2label")
+    if isinstance(known, Mapping) and set(known) == {str(i) for i in range(outputs)}:
+        names = tuple(str(known[str(i)]) for i in range(outputs))
+        if len(set(names)) == outputs:
+            return names
+    return tuple(f"LABEL_{i}" for i in range(outputs))

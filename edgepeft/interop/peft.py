@@ -19,7 +19,15 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError
-from edgepeft.interop._peft_config import CONFIG_FILE, LoraConfig, NormConfig, PeftConfig, read_peft_config
+from edgepeft.interop._peft_config import (
+    CONFIG_FILE,
+    PREFIX,
+    TENSORS_FILE,
+    LoraConfig,
+    NormConfig,
+    PeftConfig,
+    read_peft_config,
+)
 from edgepeft.interop.base import Importer, Request
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.state_dict import read_state_dict
@@ -29,7 +37,6 @@ from edgepeft.methods.lora import ROLES, LoRA
 
 __all__ = ["IMPORTER", "Peft"]
 
-_PREFIX = "base_model.model."
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 
 
@@ -59,7 +66,7 @@ class Peft(Importer):
     """Folders of ``PeftModel.save_pretrained``."""
 
     library: ClassVar[str] = "PEFT"
-    needs: ClassVar[str] = f"{CONFIG_FILE} with peft_type, adapter_model.safetensors or .bin"
+    needs: ClassVar[str] = f"{CONFIG_FILE} with peft_type, {TENSORS_FILE} or .bin"
 
     def recognises(self, folder: Path) -> bool:
         """By a config that names a ``peft_type``."""
@@ -72,7 +79,7 @@ class Peft(Importer):
         classifier = Classifier(backbone)
         _check_saved_modules(config, classifier, folder)
         plan = _plan(config, classifier, folder)
-        stored = read_state_dict(folder, "adapter_model.safetensors", "adapter_model.bin")
+        stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
         state = _canonical(stored, classifier, folder)
         outputs = _outputs(state, classifier, folder)
         heads = {theirs: _Entry(*ours) for theirs, ours in classifier.head_tensors(outputs).items()}
@@ -153,7 +160,7 @@ def _canonical(stored: Mapping[str, Tensor], classifier: Classifier, folder: Pat
     for key in sorted(stored, key=lambda key: _SAVED not in key):
         if _ORIGINAL in key:
             continue  # with bias="all" the untrained head is written too, and not read back
-        name = key.removeprefix(_PREFIX).replace(".base_layer.", ".").replace(".ln_tuning_layers.", ".")
+        name = key.removeprefix(PREFIX).replace(".base_layer.", ".").replace(".ln_tuning_layers.", ".")
         if _SAVED in name:
             module, _, rest = name.partition(_SAVED)
             name = (
@@ -170,13 +177,13 @@ def _head_names(classifier: Classifier) -> set[str]:
 
 
 def _check_architecture(stored: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> None:
-    encoder = [key for key in stored if not key.startswith(tuple(_PREFIX + name for name in _tops(classifier)))]
-    if any(key.startswith(_PREFIX + classifier.prefix) for key in stored):
+    encoder = [key for key in stored if not key.startswith(tuple(PREFIX + name for name in _tops(classifier)))]
+    if any(key.startswith(PREFIX + classifier.prefix) for key in stored):
         return
     shown = f" (for example {encoder[0]})" if encoder else ""
     raise BundleError(
         f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
-        f"tensors PEFT stores as {_PREFIX}{classifier.prefix}*; the checkpoint has none{shown}."
+        f"tensors PEFT stores as {PREFIX}{classifier.prefix}*; the checkpoint has none{shown}."
     )
 
 

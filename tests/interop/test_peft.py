@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,10 +65,16 @@ def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
     assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 16
 
 
-def test_peft_is_not_imported():
-    from edgepeft.interop import peft as ours
-
-    assert "peft" not in sys.modules and ours.__name__ == "edgepeft.interop.peft"
+def test_import_works_where_peft_cannot_be_imported(tmp_path):
+    code = (
+        "import sys; sys.modules['peft'] = None\n"
+        f"sys.argv = ['edgepeft', 'import', {str(GOLDEN / 'bert-lora')!r}, '--backbone', {str(GOLDEN / 'bert')!r}, "
+        f"'--out', {str(tmp_path / 'out')!r}]\n"
+        "from edgepeft.cli._main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"delta.json", "delta.safetensors"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -111,6 +118,15 @@ def test_labels_are_taken_when_there_is_one_for_each_output():
     assert imported(GOLDEN / "bert-lora", backbone, labels=("a", "b", "c")).card.labels == ("a", "b", "c")
     with pytest.raises(UsageError, match="3 different labels"):
         imported(GOLDEN / "bert-lora", backbone, labels=("a", "b"))
+
+
+def test_labels_that_the_backbones_config_names_are_taken(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+    config = json.loads((folder / "config.json").read_text()) | {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert imported(GOLDEN / "bert-lora", open_backbone(str(folder))).card.labels == ("bad", "fair", "good")
+    two = imported(GOLDEN / "bert-ln-tuning", open_backbone(str(folder))).card.labels
+    assert two == ("LABEL_0", "LABEL_1")
 
 
 def test_half_precision_is_read(copy):

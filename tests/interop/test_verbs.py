@@ -71,3 +71,16 @@ def test_import_refuses_with_exit_codes_and_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
     assert run(GOLDEN / "bert-lora").returncode == 0
     assert "--force" in run(GOLDEN / "bert-lora").stderr
+
+
+def test_export_to_peft_writes_one_folder_and_no_bundle(tmp_path):
+    backbone = ("--backbone", GOLDEN / "roberta")
+    edgepeft("import", GOLDEN / "roberta-lora", *backbone, "--out", tmp_path / "delta")
+    arguments = ("export", *backbone, "--delta", tmp_path / "delta", "--to-peft", tmp_path / "peft")
+    done = edgepeft(*arguments)
+    assert done.returncode == 0 and "num_labels=3" in done.stderr
+    assert {path.name for path in (tmp_path / "peft").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert edgepeft(*arguments).returncode == 2  # it exists
+    assert edgepeft(*arguments, "--force").returncode == 0
+    assert edgepeft(*arguments, "--out", tmp_path / "bundle").returncode == 2
+    assert edgepeft(*arguments[:-2]).returncode == 2
