@@ -271,3 +271,12 @@ def test_the_head_reads_the_first_token_even_where_the_backbones_own_pooling_is_
     backbone = open_backbone(str(folder))
     theirs = load_file(GOLDEN / "bert-lora" / "logits.safetensors")["logits"]
     np.testing.assert_allclose(logits_of(imported(GOLDEN / "bert-lora", backbone), backbone), theirs, atol=1e-5)
+
+
+def test_importing_twice_gives_the_same_bytes(tmp_path):
+    backbone = backbone_of("bert")
+    for seed in (0, 1):  # a fresh LoRA draws its A; where the checkpoint leaves a layer alone nothing of it may remain
+        torch.manual_seed(seed)
+        imported(GOLDEN / "bert-lora-one-layer", backbone).save(tmp_path / str(seed))
+    first, second = ((tmp_path / str(seed) / "delta.safetensors").read_bytes() for seed in (0, 1))
+    assert first == second
