@@ -25,7 +25,7 @@ from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.backbones.emit import Emitter
 from edgepeft.errors import UsageError
 
-__all__ = ["FAMILY", "Bert"]
+__all__ = ["FAMILY", "LAYOUTS", "Bert"]
 
 
 @dataclass(frozen=True)

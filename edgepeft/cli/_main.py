@@ -42,7 +42,8 @@ def _options(
 
 
 for _module in modules_of("edgepeft.cli"):
-    app.command(name=_module.__name__.rsplit(".", 1)[-1])(_module.command)
+    # import_.py holds the verb import, which Python keeps for itself.
+    app.command(name=_module.__name__.rsplit(".", 1)[-1].rstrip("_"))(_module.command)
 
 
 def main() -> None:

@@ -16,9 +16,12 @@ __all__ = ["command"]
 def command(
     backbone: Annotated[str, typer.Option(help="Folder in Hugging Face layout, or a Hub name.")],
     delta: Annotated[list[Path], typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")],
-    out: Annotated[Path, typer.Option(help="The bundle's folder.")],
+    out: Annotated[Path | None, typer.Option(help="The bundle's folder.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
     verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    to_peft: Annotated[
+        Path | None, typer.Option(help="Instead of a bundle, one LoRA delta as a folder of PEFT's.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -30,11 +33,20 @@ def command(
         raise MissingPackage(f"export needs PyTorch ({error.name}): pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
 
+    deltas = [*delta, *(more or [])]
+    if to_peft is not None:
+        if out is not None or len(deltas) > 1 or as_json or verify_data is not None:
+            raise UsageError(
+                "--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force."
+            )
+        _to_peft(backbone, deltas[0], to_peft, force)
+        return
+    if out is None:
+        raise UsageError("give --out, the bundle's folder, or --to-peft, a folder for PEFT.")
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     texts = check_texts(verify_data)
     source = open_backbone(backbone)
-    deltas = [*delta, *(more or [])]
     with stages(1 + len(deltas)) as stage:
         manifest = export_bundle(source, deltas, out, texts=texts, force=force, stage=stage)
     if as_json:
@@ -47,3 +59,18 @@ def command(
             f"{entry.verification.max_abs_difference:.1e} on {entry.verification.rows} rows"
         )
     typer.echo(out)
+
+
+def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.delta import Delta
+    from edgepeft.interop.peft_out import write_peft
+
+    source = open_backbone(backbone)
+    loaded = Delta.load(delta, source)
+    write_peft(loaded, source, folder, force=force)
+    log().print(
+        f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' sequence classification model "
+        f"of {source.source} with num_labels={loaded.card.n_outputs}"
+    )
+    typer.echo(folder)

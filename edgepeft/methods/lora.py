@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Role, Site
+from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import UnknownName
 from edgepeft.methods.base import PerLayer, option, require
+from edgepeft.methods.bitfit import BitFit
 
 __all__ = ["LoRA", "LowRank"]
 
@@ -58,6 +59,10 @@ class LoRA(PerLayer):
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(ROLES)}")
     rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
 
+    bias: Literal["none", "all", "lora_only"] = option(
+        "none", "biases trained besides (the authors' mark_only_lora_as_trainable): all, or the updated layers' own"
+    )
+
     def __post_init__(self) -> None:
         require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
         require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
@@ -77,11 +82,23 @@ class LoRA(PerLayer):
         scale = self.alpha / divisor
         return {site.name: LowRank(site.in_features, site.out_features, self.rank, scale) for site in sites}
 
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """The biases that ``bias`` names."""
+        if self.bias == "all":
+            return BitFit().overrides(architecture)
+        return tuple(f"{site.reads}.bias" for site in self.sites(architecture)) if self.bias == "lora_only" else ()
+
     def n_at(self, site: Site) -> int:
         """r (in + out)."""
         return self.rank * (site.in_features + site.out_features)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """The paper's two roles, and every role with the other scale."""
-        return (cls(rank=4), cls(rank=2, roles=tuple(map(str, ROLES)), rank_stabilised=True))
+        """The paper's two roles, every role with the other scale, and with biases."""
+        every = tuple(map(str, ROLES))
+        return (
+            cls(rank=4),
+            cls(rank=2, roles=every, rank_stabilised=True),
+            cls(rank=2, bias="all"),
+            cls(rank=2, roles=("key", "ffn_output"), bias="lora_only"),
+        )

@@ -1,0 +1,52 @@
+"""``edgepeft import``: another library's checkpoint becomes a delta."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import print_json, table_console
+from edgepeft.errors import MissingPackage
+
+__all__ = ["command"]
+
+
+def command(
+    folder: Annotated[Path, typer.Argument(help="The checkpoint's folder, as its library saved it.")],
+    backbone: Annotated[
+        str, typer.Option(help="Folder in Hugging Face layout, or a Hub name: what it was trained on.")
+    ],
+    out: Annotated[Path, typer.Option(help="The delta's folder, for `edgepeft export --delta`.")],
+    task: Annotated[str | None, typer.Option(help="The task's name. Default: the folder's.")] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="The labels' names, in order: a,b,c. Default: LABEL_0, ...")
+    ] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: what the backbone takes.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
+) -> None:
+    """Turn a PEFT checkpoint into a delta; that library is not needed."""
+    try:
+        from edgepeft.interop.base import Request, importer_of
+    except ImportError as error:
+        raise MissingPackage(f"import needs {error.name}: pip install 'edgepeft[train]'.") from error
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.runtime.manifest import check_task_name
+
+    importer = importer_of(folder)
+    name = check_task_name(folder.resolve().name if task is None else task)
+    names = None if labels is None else tuple(label.strip() for label in labels.split(","))
+    delta = importer.read(folder, open_backbone(backbone), Request(name, names, max_length))
+    delta.save(out, force=force)
+    if as_json:
+        print_json(delta.card.model_dump(mode="json"))
+        return
+    counts, card = delta.n_parameters(), delta.card
+    shown = "a number" if card.labels is None else ", ".join(card.labels)
+    table_console().print(
+        f"{card.task}: {card.method} from {importer.library}, answers {shown}; "
+        f"{counts['delta']:,} parameters and {counts['head']:,} of the head\n{out}",
+        markup=False,
+    )

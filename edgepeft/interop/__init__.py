@@ -1,0 +1,1 @@
+"""Other libraries' checkpoints: one importer each, found by discovery; none of those libraries is needed."""

@@ -1,0 +1,102 @@
+"""What an importer is: it knows its library's folders and turns one into a delta."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.registry import modules_of
+
+__all__ = ["Importer", "Request", "importer_of", "importers"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What such checkpoints do not say: the task's name, its labels, how long its texts may be."""
+
+    task: str
+    labels: tuple[str, ...] | None = None
+    max_length: int | None = None  # None: as long as the backbone takes
+
+    def labels_for(self, outputs: int, backbone: Backbone) -> tuple[str, ...] | None:
+        """One name an output: those asked for, else the backbone config's, else LABEL_0, ...; None for regression.
+
+        Raises:
+            UsageError: as many labels as outputs were not given.
+        """
+        if self.labels is None:
+            return None if outputs == 1 else _known_labels(outputs, backbone)
+        if outputs == 1 or len(self.labels) != outputs or len(set(self.labels)) != outputs:
+            wanted = "no labels, for one output is a number" if outputs == 1 else f"{outputs} different labels"
+            raise UsageError(f"the checkpoint's head needs {wanted}; found {', '.join(self.labels)}.")
+        return self.labels
+
+    def length_for(self, backbone: Backbone) -> int:
+        """The longest text in tokens.
+
+        Raises:
+            UsageError: the backbone has no position for so many.
+        """
+        longest = backbone.architecture.max_length
+        wanted = longest if self.max_length is None else self.max_length
+        if not 2 < wanted <= longest:
+            raise UsageError(f"the maximal length must be 3 to {longest}, the backbone's positions; found {wanted}.")
+        return wanted
+
+
+class Importer(ABC):
+    """Base of all importers; a module of this package has one as ``IMPORTER``."""
+
+    library: ClassVar[str]
+    needs: ClassVar[str]  # what a folder of it has, in words
+
+    @abstractmethod
+    def recognises(self, folder: Path) -> bool:
+        """Whether the folder is one of this library's."""
+
+    @abstractmethod
+    def read(self, folder: Path, backbone: Backbone, request: Request) -> Delta:
+        """The checkpoint as a delta of that backbone.
+
+        Raises:
+            BundleError: damaged, of another architecture, or with something that no delta can represent.
+            UsageError: the request does not fit the checkpoint.
+        """
+
+
+def importers() -> tuple[Importer, ...]:
+    """Every importer."""
+    found = (getattr(module, "IMPORTER", None) for module in modules_of("edgepeft.interop"))
+    return tuple(importer for importer in found if importer is not None)
+
+
+def importer_of(folder: Path) -> Importer:
+    """The importer that knows this folder.
+
+    Raises:
+        UsageError: there is no such folder.
+        BundleError: none knows it.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
+    known = importers()
+    for importer in known:
+        if importer.recognises(folder):
+            return importer
+    kinds = "; ".join(f"{importer.library}: {importer.needs}" for importer in known)
+    raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
+
+
+def _known_labels(outputs: int, backbone: Backbone) -> tuple[str, ...]:
+    known = backbone.config.get("id2label")
+    if isinstance(known, Mapping) and set(known) == {str(i) for i in range(outputs)}:
+        names = tuple(str(known[str(i)]) for i in range(outputs))
+        if len(set(names)) == outputs:
+            return names
+    return tuple(f"LABEL_{i}" for i in range(outputs))

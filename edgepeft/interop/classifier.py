@@ -1,0 +1,97 @@
+"""transformers' ``...ForSequenceClassification``: how it names what our sites, backbones and heads hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from edgepeft.backbones.base import Architecture, Site
+from edgepeft.backbones.bert import LAYOUTS
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.source import Backbone
+
+__all__ = ["Classifier"]
+
+# Kind of head -> our module -> theirs.
+_DENSE_OUT = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
+HEAD_MODULES = {
+    "bert-pooler": {"classifier": "classifier"},
+    "roberta": _DENSE_OUT,
+    "electra": _DENSE_OUT,
+    "distilbert": {"pre_classifier": "pre_classifier", "classifier": "classifier"},
+}
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """The names in that class for one backbone."""
+
+    backbone: Backbone
+
+    @property
+    def architecture(self) -> Architecture:
+        """The backbone's."""
+        return self.backbone.architecture
+
+    @property
+    def prefix(self) -> str:
+        """Of the base model's tensors, with its dot."""
+        return LAYOUTS[self.architecture.model_type].prefix
+
+    @property
+    def head(self) -> str:
+        """The kind of head it has."""
+        return self.architecture.head
+
+    @property
+    def head_modules(self) -> dict[str, str]:
+        """Module of our head -> theirs."""
+        return HEAD_MODULES[self.head]
+
+    @property
+    def last(self) -> str:
+        """The module that gives the logits."""
+        return list(self.head_modules.values())[-1]
+
+    @cached_property
+    def tensors(self) -> dict[str, str]:
+        """Tensor of their encoder and pooler -> its name in the base model."""
+        names = (*self.architecture.tensors, *self.architecture.pooler)
+        return {self.prefix + name: name for name in names}
+
+    @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """Every module of theirs that holds tensors, head included."""
+        held = (name.rpartition(".")[0] for name in self.tensors)
+        return tuple(dict.fromkeys((*held, *self.head_modules.values())))
+
+    @cached_property
+    def linear_sites(self) -> dict[str, Site]:
+        """Their linear layer -> the site that is its output."""
+        weights = {f"{site.reads}.weight": site for site in self.architecture.sites if site.reads}
+        linear = {name for name, shape in self.architecture.tensors.items() if len(shape) == 2}
+        return {self.prefix + site.reads: site for weight, site in weights.items() if weight in linear}
+
+    @cached_property
+    def norms(self) -> dict[str, str]:
+        """Their LayerNorm -> its path in the base model."""
+        return {self.prefix + norm: norm for norm in self.architecture.norms}
+
+    def head_tensors(self, outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Their head tensor -> (ours, its shape)."""
+        d = self.architecture.hidden_size
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for ours, theirs in self.head_modules.items():
+            rows = outputs if theirs == self.last else d
+            found[f"{theirs}.weight"] = (f"head/{ours}.weight", (rows, d))
+            found[f"{theirs}.bias"] = (f"head/{ours}.bias", (rows,))
+        return found
+
+    def stored_head(self) -> dict[str, Tensor]:
+        """The head's tensors that the backbone's own checkpoint holds, by their names."""
+        whole = Checkpoint(self.backbone.weights, self.backbone.checkpoint.tensors)
+        names = (f"{module}.{part}" for module in self.head_modules.values() for part in ("weight", "bias"))
+        return {name: torch.from_numpy(whole.read(name).copy()) for name in names if whole.has(name)}

@@ -1,0 +1,117 @@
+"""Writes the golden PEFT checkpoints that lie beside this file; needs peft, which no test does.
+
+    python tests/interop/golden/make_peft.py
+
+For each backbone (tiny, random): a folder in Hugging Face layout, a batch of token ids with ragged masks, and one
+folder per checkpoint as ``PeftModel.save_pretrained`` writes it, with peft's own logits in ``logits.safetensors``.
+Every trained tensor is moved away from its start, so that a checkpoint read as nothing would be seen.
+"""
+
+import json
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = Path(__file__).parent
+sys.path.append(str(HERE.parents[1]))
+
+from tiny import ragged, randomise, write_tokenizer
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 40}
+SIZES |= {"num_hidden_layers": 2, "max_position_embeddings": 32, "layer_norm_eps": 1e-6}
+TYPES = {
+    "bert": {"pad_token_id": 0, "type_vocab_size": 2},
+    "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1},
+}
+EVERY = ["query", "key", "value", "attention.output.dense", "output.dense"]
+LORA = {"r": 4, "lora_alpha": 6, "target_modules": ["query", "value"]}
+
+
+def lora(**more):
+    return peft.LoraConfig(task_type="SEQ_CLS", **(LORA | more))
+
+
+# name -> (config, number of labels, safetensors or not)
+CHECKPOINTS = {
+    "lora": (lora, 3, True),
+    "rslora-every-site": (lambda: lora(use_rslora=True, target_modules=EVERY), 2, False),
+    "lora-bias-all": (lambda: lora(bias="all"), 2, True),
+    "lora-bias-only": (lambda: lora(bias="lora_only"), 2, True),
+    "lora-patterns": (
+        lambda: lora(
+            rank_pattern={"key": 2}, alpha_pattern={"layer.1.*.key": 5}, target_modules=r".*\.1\..*(key|value)"
+        ),
+        1,
+        True,
+    ),
+    "lora-one-layer": (lambda: lora(layers_to_transform=[0]), 2, True),
+    "ln-tuning": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["LayerNorm"]), 2, True),
+    "ln-tuning-part": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["output.LayerNorm"]), 3, True),
+}
+
+
+def write_backbone(folder, model_type):
+    config = transformers.AutoConfig.for_model(model_type, **(SIZES | TYPES[model_type]))
+    model = transformers.AutoModel.from_config(config)
+    randomise(model).save_pretrained(folder)
+    write_tokenizer(folder / "tokenizer.json", config.pad_token_id, config.vocab_size)
+    inputs = {name: torch.from_numpy(values) for name, values in ragged(8, 12, config.to_dict()).items()}
+    save_file(inputs, folder / "inputs.safetensors")
+    return inputs
+
+
+def model_of(folder, labels):
+    return transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=labels, attn_implementation="eager"
+    ).eval()
+
+
+def write_checkpoint(backbone, name, inputs):
+    config, labels, safe = CHECKPOINTS[name]
+    torch.manual_seed(0)
+    model = peft.get_peft_model(model_of(backbone, labels), config()).eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.add_((0.5 if "lora_" in parameter_name else 0.2) * torch.randn(parameter.shape))
+        logits = model(**inputs).logits
+        # The trained head on the untouched encoder: what a reader that lost the encoder's part would say.
+        with model.disable_adapter():
+            fresh = model.get_base_model().base_model(**inputs)
+            head = model.get_base_model().classifier.modules_to_save["default"]
+            pooled = fresh.pooler_output if fresh.pooler_output is not None else fresh.last_hidden_state
+            unmoved = head(pooled)
+    difference = (logits - unmoved).abs().max()
+    assert difference > 0.1, (backbone, name, difference)
+    folder = backbone.parent / f"{backbone.name}-{name}"
+    model.save_pretrained(folder, safe_serialization=safe)
+    (folder / "README.md").unlink()
+    reread = peft.PeftModel.from_pretrained(model_of(backbone, labels), folder).eval()
+    torch.testing.assert_close(reread(**inputs).logits, logits, atol=1e-6, rtol=0)  # the folder holds all of it
+    save_file({"logits": logits.contiguous()}, folder / "logits.safetensors")
+    card = folder / "adapter_config.json"
+    settings = json.loads(card.read_text()) | {"base_model_name_or_path": backbone.name}  # not where it lay
+    card.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    for model_type in TYPES:
+        for old in HERE.glob(f"{model_type}*"):
+            shutil.rmtree(old)
+        backbone = HERE / model_type
+        inputs = write_backbone(backbone, model_type)
+        for name in CHECKPOINTS:
+            write_checkpoint(backbone, name, inputs)
+    packages = {name: version(name) for name in ("peft", "torch", "transformers", "safetensors")}
+    (HERE / "peft-versions.json").write_text(json.dumps(packages, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""PEFT's checkpoints become deltas: against logits that peft itself gave for the folders that it wrote."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import Delta
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.interop.base import Request, importer_of
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.parent.name for path in GOLDEN.glob("*-*/adapter_config.json"))
+KINDS = {name.partition("-")[2] for name in NAMES}
+
+
+def backbone_of(name):
+    return open_backbone(str(GOLDEN / name.partition("-")[0]))
+
+
+def imported(folder, backbone, **request):
+    return importer_of(folder).read(folder, backbone, Request(task="task", **request))
+
+
+def logits_of(delta, backbone):
+    inputs = load_file(backbone.folder / "inputs.safetensors")
+    wanted = {name: inputs[name] for name in backbone.architecture.inputs}
+    with torch.no_grad():
+        return delta.logits(load_model(backbone, "eager"), wanted)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A golden folder to be changed: a function from its name and new settings to the copy."""
+
+    def make(name, **settings):
+        folder = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
+        config = folder / "adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+        return folder
+
+    return make
+
+
+def retensored(folder, change):
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
+    versions = json.loads((GOLDEN / "peft-versions.json").read_text())
+    made_by = {json.loads((GOLDEN / name / "adapter_config.json").read_text())["peft_version"] for name in NAMES}
+    assert made_by == {versions["peft"]}
+    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 16
+
+
+def test_import_works_where_peft_cannot_be_imported(tmp_path):
+    code = (
+        "import sys; sys.modules['peft'] = None\n"
+        f"sys.argv = ['edgepeft', 'import', {str(GOLDEN / 'bert-lora')!r}, '--backbone', {str(GOLDEN / 'bert')!r}, "
+        f"'--out', {str(tmp_path / 'out')!r}]\n"
+        "from edgepeft.cli._main import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"delta.json", "delta.safetensors"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_imported_checkpoint_gives_the_logits_that_peft_gave(name):
+    backbone = backbone_of(name)
+    theirs = load_file(GOLDEN / name / "logits.safetensors")["logits"]
+    assert np.ptp(theirs.numpy(), axis=0).min() > 0.1  # rows are told apart
+    np.testing.assert_allclose(logits_of(imported(GOLDEN / name, backbone), backbone), theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert-lora-bias-all", "roberta-rslora-every-site", "roberta-ln-tuning-part"])
+def test_an_imported_delta_survives_saving_and_loading(name, tmp_path):
+    backbone = backbone_of(name)
+    imported(GOLDEN / name, backbone).save(tmp_path / "delta")
+    theirs = load_file(GOLDEN / name / "logits.safetensors")["logits"]
+    loaded = Delta.load(tmp_path / "delta", backbone)
+    np.testing.assert_allclose(logits_of(loaded, backbone), theirs, atol=1e-5)
+    assert loaded.card.training["imported_from"] == "PEFT" and loaded.card.versions["peft"] == "0.21.2"
+
+
+def test_the_settings_are_those_of_the_config():
+    plain = imported(GOLDEN / "bert-lora", backbone_of("bert")).card
+    every = imported(GOLDEN / "roberta-rslora-every-site", backbone_of("roberta")).card
+    wanted = {"rank": 4, "alpha": 6.0, "roles": ["query", "value"], "rank_stabilised": False, "bias": "none"}
+    assert plain.hyperparameters.items() >= wanted.items() and plain.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert every.hyperparameters["rank_stabilised"] and len(every.hyperparameters["roles"]) == 5
+    # 2 layers, 2 roles, r (in + out), and BERT's classifier of 3 labels on the frozen pooler.
+    assert plain.trainable_parameters == 2 * 2 * 4 * (16 + 16) + 3 * 17
+    assert plain.max_length == 32 and every.max_length == 30  # RoBERTa keeps two positions for itself
+
+
+def test_one_output_is_a_number_and_takes_no_labels():
+    backbone = backbone_of("bert")
+    assert imported(GOLDEN / "bert-lora-patterns", backbone).card.labels is None
+    with pytest.raises(UsageError, match="no labels"):
+        imported(GOLDEN / "bert-lora-patterns", backbone, labels=("a",))
+
+
+def test_labels_are_taken_when_there_is_one_for_each_output():
+    backbone = backbone_of("bert")
+    assert imported(GOLDEN / "bert-lora", backbone, labels=("a", "b", "c")).card.labels == ("a", "b", "c")
+    with pytest.raises(UsageError, match="3 different labels"):
+        imported(GOLDEN / "bert-lora", backbone, labels=("a", "b"))
+
+
+def test_labels_that_the_backbones_config_names_are_taken(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+    config = json.loads((folder / "config.json").read_text()) | {"id2label": {"0": "bad", "1": "fair", "2": "good"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert imported(GOLDEN / "bert-lora", open_backbone(str(folder))).card.labels == ("bad", "fair", "good")
+    two = imported(GOLDEN / "bert-ln-tuning", open_backbone(str(folder))).card.labels
+    assert two == ("LABEL_0", "LABEL_1")
+
+
+def test_half_precision_is_read(copy):
+    folder = retensored(copy("bert-lora"), lambda t: t.update({n: v.half() for n, v in t.items()}))
+    backbone = backbone_of("bert")
+    theirs = load_file(folder / "logits.safetensors")["logits"]
+    np.testing.assert_allclose(logits_of(imported(folder, backbone), backbone), theirs, atol=2e-2)
+
+
+def test_a_head_that_was_not_saved_is_the_backbones_own(copy, tmp_path):
+    """As PEFT does with a base checkpoint that is a classifier already."""
+    whole = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "whole"))
+    heads, names = {}, ("classifier.weight", "classifier.bias")
+    folder = retensored(
+        copy("bert-lora", modules_to_save=None),
+        lambda tensors: heads.update({name: tensors.pop(f"base_model.model.{name}") for name in names}),
+    )
+    base = {f"bert.{name}": tensor for name, tensor in load_file(whole / "model.safetensors").items()}
+    save_file(base | heads, whole / "model.safetensors")
+    backbone = open_backbone(str(whole))
+    theirs = load_file(folder / "logits.safetensors")["logits"]
+    np.testing.assert_allclose(logits_of(imported(folder, backbone), backbone), theirs, atol=1e-5)
+
+
+def test_a_checkpoint_without_a_head_is_refused(copy):
+    folder = retensored(
+        copy("bert-lora", modules_to_save=None), lambda t: [t.pop(n) for n in list(t) if "classifier" in n]
+    )
+    with pytest.raises(BundleError, match=r"classifier\.weight.*modules_to_save"):
+        imported(folder, backbone_of("bert"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"task_type": "TOKEN_CLS"}, "TOKEN_CLS"),
+        ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
+        ({"peft_type": "PROMPT_TUNING"}, "PROMPT_TUNING"),
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"peft_type": ["LORA"]}, "LORA"),
+        ({"use_dora": True}, "use_dora"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"init_lora_weights": "pissa"}, "pissa"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"something_of_next_year": 3}, "something_of_next_year = 3"),
+        ({"r": 0}, "r: Input should be greater than or equal to 1"),
+        ({"rank_pattern": {"query": 0}}, r"rank_pattern\.query: Input should be greater"),
+        ({"r": "four"}, r"adapter_config\.json: r"),
+        ({"lora_alpha": float("nan")}, "lora_alpha"),
+        ({"bias": "some"}, "bias"),
+        ({"target_modules": "("}, "regular expression"),
+        ({"target_modules": None}, "matches nothing"),
+        ({"target_modules": ["q_proj"]}, "q_proj.*matches nothing"),
+        ({"target_modules": ["query", "intermediate.dense"]}, r"bert\.encoder\.layer\.1\.intermediate\.dense"),
+        ({"modules_to_save": ["classifier", "pooler"]}, r"bert\.pooler\.dense"),
+        ({"modules_to_save": ["classifier", "LayerNorm"]}, r"bert\.encoder\.layer\.1\.output\.LayerNorm"),
+    ],
+)
+def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):
+    with pytest.raises(EdgepeftError, match=named):
+        imported(copy("bert-lora", **settings), backbone_of("bert"))
+
+
+def test_layernorm_tuning_of_another_module_is_refused_by_name(copy):
+    with pytest.raises(BundleError, match=r"bert\.encoder\.layer\.0\.attention\.self\.query"):
+        imported(copy("bert-ln-tuning", target_modules=["LayerNorm", "query"]), backbone_of("bert"))
+
+
+@pytest.mark.parametrize(("name", "other"), [("bert-lora", "roberta"), ("roberta-ln-tuning", "bert")])
+def test_another_architecture_is_refused_by_both_names(name, other):
+    own = name.partition("-")[0]
+    with pytest.raises(BundleError, match=rf"backbone is {other}.*base_model\.model\.{own}\."):
+        imported(GOLDEN / name, backbone_of(other))
+
+
+def test_a_backbone_of_other_sizes_is_refused_with_every_tensor_named(tiny):
+    with pytest.raises(BundleError) as failure:
+        imported(GOLDEN / "bert-lora", open_backbone(str(tiny("bert"))))
+    names = [
+        name for name in load_file(GOLDEN / "bert-lora" / "adapter_model.safetensors") if not name.endswith("bias")
+    ]
+    assert all(name.removeprefix("base_model.model.") in str(failure.value) for name in names)
+
+
+def test_missing_and_unknown_tensors_are_all_named(copy):
+    gone = [f"bert.encoder.layer.{i}.attention.self.value.lora_B.weight" for i in (0, 1)]
+    more = [f"bert.encoder.layer.{i}.attention.self.key.lora_A.weight" for i in (0, 1)]
+
+    def change(tensors):
+        for name in gone:
+            del tensors[f"base_model.model.{name}"]
+        tensors.update({f"base_model.model.{name}": torch.zeros(4, 16) for name in more})
+
+    with pytest.raises(BundleError) as failure:
+        imported(retensored(copy("bert-lora"), change), backbone_of("bert"))
+    missing, _, unknown = str(failure.value).partition("not known: ")
+    assert all(name in missing for name in gone) and all(name in unknown for name in more)
+
+
+def test_code_in_a_pickle_is_refused_and_not_run(copy, tmp_path):
+    class Code:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "ran"), "w"))
+
+    folder = copy("bert-rslora-every-site")
+    (folder / "adapter_model.bin").write_bytes(pickle.dumps({"weight": Code()}))
+    with pytest.raises(BundleError, match=r"adapter_model\.bin .*never run"):
+        imported(folder, backbone_of("bert"))
+    torch.save({"weight": Code()}, folder / "adapter_model.bin")
+    with pytest.raises(BundleError, match=r"adapter_model\.bin"):
+        imported(folder, backbone_of("bert"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_damaged_and_absent_files_are_refused_by_name(copy, tmp_path):
+    folder = copy("bert-lora")
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(BundleError, match=r"adapter_model\.safetensors is damaged"):
+        imported(folder, backbone_of("bert"))
+    weights.unlink()
+    with pytest.raises(BundleError, match=r"adapter_model\.safetensors nor adapter_model\.bin"):
+        imported(folder, backbone_of("bert"))
+    (folder / "adapter_config.json").unlink()
+    with pytest.raises(BundleError, match="PEFT: adapter_config"):
+        imported(folder, backbone_of("bert"))
+    with pytest.raises(UsageError, match="there is no folder"):
+        imported(tmp_path / "nothing", backbone_of("bert"))
+
+
+def test_integers_in_a_state_dict_are_refused_by_name(copy):
+    folder = retensored(copy("bert-lora"), lambda tensors: tensors.update(steps=torch.tensor([3])))
+    with pytest.raises(BundleError, match="floating-point tensor: steps"):
+        imported(folder, backbone_of("bert"))
+
+
+def test_the_head_reads_the_first_token_even_where_the_backbones_own_pooling_is_the_mean(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    backbone = open_backbone(str(folder))
+    theirs = load_file(GOLDEN / "bert-lora" / "logits.safetensors")["logits"]
+    np.testing.assert_allclose(logits_of(imported(GOLDEN / "bert-lora", backbone), backbone), theirs, atol=1e-5)
+
+
+def test_importing_twice_gives_the_same_bytes(tmp_path):
+    backbone = backbone_of("bert")
+    for seed in (0, 1):  # a fresh LoRA draws its A; where the checkpoint leaves a layer alone nothing of it may remain
+        torch.manual_seed(seed)
+        imported(GOLDEN / "bert-lora-one-layer", backbone).save(tmp_path / str(seed))
+    first, second = ((tmp_path / str(seed) / "delta.safetensors").read_bytes() for seed in (0, 1))
+    assert first == second

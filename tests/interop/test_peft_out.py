@@ -1,0 +1,81 @@
+"""A LoRA delta as a folder of PEFT's: the same tensors as PEFT's own files, and, where peft is installed, equal logits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from deltas import random_delta
+from safetensors.torch import load_file
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.errors import UsageError
+from edgepeft.interop.base import Request, importer_of
+from edgepeft.interop.peft_out import write_peft
+
+GOLDEN = Path(__file__).parent / "golden"
+EVERY = ("query", "key", "value", "attention_output", "ffn_output")
+
+
+def back_to_peft(name, folder):
+    backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
+    write_peft(importer_of(GOLDEN / name).read(GOLDEN / name, backbone, Request("task")), backbone, folder)
+    return folder
+
+
+def theirs_of(name):
+    folder = GOLDEN / name
+    if (folder / "adapter_model.bin").exists():
+        return torch.load(folder / "adapter_model.bin", weights_only=True)
+    return load_file(folder / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only"])
+def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
+    ours = load_file(back_to_peft(f"{family}-{kind}", tmp_path / "out") / "adapter_model.safetensors")
+    # With bias="all" PEFT also writes the head's wrapped copies, of which it reads only the plain name.
+    copies = (".original_module.", ".modules_to_save.")
+    theirs = {n: t for n, t in theirs_of(f"{family}-{kind}").items() if not any(copy in n for copy in copies)}
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    golden = json.loads((GOLDEN / f"{family}-{kind}" / "adapter_config.json").read_text())
+    same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "bias", "fan_in_fan_out", "init_lora_weights")
+    assert {name: config[name] for name in same} == {name: golden[name] for name in same}
+    assert config["modules_to_save"] == ["classifier"]
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "electra"])
+@pytest.mark.parametrize("bias", ["none", "all", "lora_only"])
+def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+    from tiny import ragged
+
+    folder = tiny(model_type)
+    backbone = open_backbone(str(folder))
+    settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias}
+    delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), settings=settings, head=backbone.architecture.head)
+    write_peft(delta, backbone, tmp_path / "out")
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, attn_implementation="eager"
+    )
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval()
+    inputs = {n: torch.from_numpy(v) for n, v in ragged(6, 9, base.config.to_dict()).items()}
+    inputs = {name: inputs[name] for name in backbone.architecture.inputs}
+    with torch.no_grad():
+        wanted, found = theirs(**inputs).logits, delta.logits(load_model(backbone, "eager"), inputs)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, Request("task"))
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
+
+
+def test_other_methods_and_other_heads_are_refused_by_name(tmp_path):
+    backbone = open_backbone(str(GOLDEN / "bert"))
+    with pytest.raises(UsageError, match="delta of bitfit"):
+        write_peft(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear"):
+        write_peft(random_delta(backbone, "lora", "mood", head="linear"), backbone, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,86 @@
+"""``edgepeft import`` as a user calls it, and its delta through export into ONNX Runtime."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from edgepeft.runtime.runtime import Runtime
+
+GOLDEN = Path(__file__).parent / "golden"
+ENTRY = "import sys; from edgepeft.cli._main import main; main()"
+
+
+def edgepeft(*arguments):
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("bert", ("lora", "lora-bias-all", "ln-tuning-part")),
+        ("roberta", ("lora", "rslora-every-site", "lora-patterns")),
+    ],
+)
+def test_what_is_imported_and_exported_gives_pefts_logits_in_onnxruntime(family, kinds, tmp_path):
+    backbone, deltas = GOLDEN / family, []
+    for kind in kinds:
+        deltas += ["--delta", tmp_path / kind]
+        done = edgepeft("import", GOLDEN / f"{family}-{kind}", "--backbone", backbone, "--out", tmp_path / kind)
+        assert done.returncode == 0, done.stderr
+    assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
+    assert edgepeft("verify", tmp_path / "bundle").returncode == 0
+    inputs = load_file(backbone / "inputs.safetensors")
+    runtime = Runtime(tmp_path / "bundle")
+    for kind in kinds:
+        theirs = load_file(GOLDEN / f"{family}-{kind}" / "logits.safetensors")["logits"]
+        np.testing.assert_allclose(runtime.logits(f"{family}-{kind}", inputs), theirs, atol=1e-5)
+
+
+def test_import_prints_the_card_as_one_document_and_takes_names(tmp_path):
+    arguments = ("--backbone", GOLDEN / "bert", "--out", tmp_path / "out", "--task", "mood", "--labels", "a,b,c")
+    done = edgepeft("import", GOLDEN / "bert-lora", *arguments, "--max-length", 20, "--json")
+    card = json.loads(done.stdout)
+    assert (card["task"], card["labels"], card["max_length"], card["method"]) == ("mood", ["a", "b", "c"], 20, "lora")
+
+
+def test_import_refuses_with_exit_codes_and_writes_nothing(tmp_path):
+    def run(folder, *more, backbone="bert"):
+        return edgepeft("import", folder, "--backbone", GOLDEN / backbone, "--out", tmp_path / "out", *more)
+
+    foreign = run(GOLDEN / "bert-lora", backbone="roberta")
+    assert foreign.returncode == 1 and "another architecture" in foreign.stderr
+    assert run(tmp_path / "nothing").returncode == 2
+    assert run(GOLDEN / "bert-lora", "--task", "a/b").returncode == 2
+    assert run(GOLDEN / "bert-lora", "--max-length", "500").returncode == 2
+    assert run(GOLDEN / "bert-lora", "--labels", "a,a,b").returncode == 2
+    assert not (tmp_path / "out").exists()
+    assert run(GOLDEN / "bert-lora").returncode == 0
+    assert "--force" in run(GOLDEN / "bert-lora").stderr
+
+
+def test_export_to_peft_writes_one_folder_and_no_bundle(tmp_path):
+    backbone = ("--backbone", GOLDEN / "roberta")
+    edgepeft("import", GOLDEN / "roberta-lora", *backbone, "--out", tmp_path / "delta")
+    arguments = ("export", *backbone, "--delta", tmp_path / "delta", "--to-peft", tmp_path / "peft")
+    done = edgepeft(*arguments)
+    assert done.returncode == 0 and "num_labels=3" in done.stderr
+    assert {path.name for path in (tmp_path / "peft").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert edgepeft(*arguments).returncode == 2  # it exists
+    assert edgepeft(*arguments, "--force").returncode == 0
+    assert edgepeft(*arguments, "--out", tmp_path / "bundle").returncode == 2
+    assert edgepeft(*arguments[:-2]).returncode == 2
