@@ -181,7 +181,7 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"target_modules": "("}, "regular expression"),
         ({"target_modules": None}, "matches nothing"),
         ({"target_modules": ["q_proj"]}, "q_proj.*matches nothing"),
-        ({"target_modules": ["query", "intermediate.dense"]}, r"bert\.encoder\.layer\.1\.intermediate\.dense"),
+        ({"target_modules": ["query", "pooler.dense"]}, r"bert\.pooler\.dense"),
         ({"modules_to_save": ["classifier", "pooler"]}, r"bert\.pooler\.dense"),
         ({"modules_to_save": ["classifier", "LayerNorm"]}, r"bert\.encoder\.layer\.1\.output\.LayerNorm"),
     ],

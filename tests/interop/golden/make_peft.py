@@ -29,7 +29,7 @@ TYPES = {
     "bert": {"pad_token_id": 0, "type_vocab_size": 2},
     "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1},
 }
-EVERY = ["query", "key", "value", "attention.output.dense", "output.dense"]
+EVERY = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
 LORA = {"r": 4, "lora_alpha": 6, "target_modules": ["query", "value"]}
 
 
