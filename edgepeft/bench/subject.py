@@ -78,7 +78,9 @@ def random_subject(
     backbone = open_backbone(str(folder))
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
-    entries = {method: _write_task(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
+    entries = {
+        _task_of(method): _write_task(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)
+    }
     _manifest(backbone, name, entries).write(folder)
     tasks = tuple(Task(task, e.method, e.hyperparameters, e.n_outputs) for task, e in entries.items())
     return _subject(name, folder, tasks, architecture, random=True)
@@ -89,8 +91,13 @@ def _subject(name: str, folder: Path, tasks: tuple[Task, ...], architecture: Arc
     return Subject(name, model, architecture, random)
 
 
+def _task_of(method: str) -> str:
+    """A random task is named after its method; compacter++ has characters that a task's name cannot have."""
+    return method.replace("+", "-plus")
+
+
 def _write_task(backbone: Backbone, name: str, settings: Mapping[str, str], seed: int) -> TaskEntry:
-    """Export a fresh delta as ``tasks/<method>.onnx``."""
+    """Export a fresh delta as ``tasks/<task>.onnx``."""
     if not torch_installed():
         raise MissingPackage(
             f"--method {name} without a bundle builds fresh modules, which needs PyTorch: "
@@ -104,8 +111,9 @@ def _write_task(backbone: Backbone, name: str, settings: Mapping[str, str], seed
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    delta = new_delta(backbone, method, name, ("0", "1"))
-    path = backbone.folder / TASKS_FOLDER / f"{name}.onnx"
+    task = _task_of(name)
+    delta = new_delta(backbone, method, task, ("0", "1"))
+    path = backbone.folder / TASKS_FOLDER / f"{task}.onnx"
     write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
     return _entry(delta, path)
 
