@@ -10,7 +10,7 @@ import dataclasses
 import posixpath
 from typing import ClassVar, Self
 
-from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
 
 __all__ = ["TopK"]
@@ -50,6 +50,10 @@ class TopK(Method):
 
     def _trained(self, architecture: Architecture) -> range:
         n_layers = architecture.n_layers
+        require(
+            any(site.role is Role.POOLED_FIRST for site in architecture.sites),
+            f"top-k is defined on encoders; {architecture.model_type} has two stacks of layers.",
+        )
         require(
             self.layers <= n_layers,
             f"top-k's layers must be at most {n_layers}, the layers that this backbone has; found {self.layers}. "

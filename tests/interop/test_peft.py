@@ -100,7 +100,7 @@ def test_the_settings_are_those_of_the_config():
     every = imported(GOLDEN / "roberta-rslora-every-site", backbone_of("roberta")).card
     wanted = {"rank": 4, "alpha": 6.0, "roles": ["query", "value"], "rank_stabilised": False, "bias": "none"}
     assert plain.hyperparameters.items() >= wanted.items() and plain.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    assert every.hyperparameters["rank_stabilised"] and len(every.hyperparameters["roles"]) == 5
+    assert every.hyperparameters["rank_stabilised"] and len(every.hyperparameters["roles"]) == 6
     # 2 layers, 2 roles, r (in + out), and BERT's classifier of 3 labels on the frozen pooler.
     assert plain.trainable_parameters == 2 * 2 * 4 * (16 + 16) + 3 * 17
     assert plain.max_length == 32 and every.max_length == 30  # RoBERTa keeps two positions for itself

@@ -67,3 +67,8 @@ def test_a_number_of_layers_that_the_backbone_lacks_is_refused(named, layers: in
         TopK.from_settings({"layers": str(layers)}).n_parameters(named("roberta-base"))
     with pytest.raises(UsageError, match=said):
         TopK.from_settings({"layers": str(layers)}).overrides(named("roberta-base"))
+
+
+def test_an_encoder_decoder_is_refused(named):
+    with pytest.raises(UsageError, match="defined on encoders; t5 has two stacks"):
+        TopK().n_parameters(named("t5-base"))
