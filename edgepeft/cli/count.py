@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,6 +70,7 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
 def _counts(architecture: Architecture, method: Method, head: type[Head], tasks: int, labels: int) -> dict[str, Any]:
     frozen = architecture.n_parameters + _size(architecture, head)
     delta, own = method.n_trained(architecture, head.reads), head.n_parameters(architecture, labels)
+    private = sum(map(math.prod, method.own_tensors(architecture, head.reads).values()))
     shared, separate = frozen + tasks * (delta + own), tasks * (frozen + own)
     return {
         "tasks": tasks,
@@ -82,6 +84,7 @@ def _counts(architecture: Architecture, method: Method, head: type[Head], tasks:
         "bytes": {
             "backbone": _BYTES * frozen,
             "task": _BYTES * (delta + own),
+            "private": _BYTES * private,
             "total": _BYTES * shared,
             "full_models": _BYTES * separate,
         },
@@ -90,8 +93,6 @@ def _counts(architecture: Architecture, method: Method, head: type[Head], tasks:
 
 def _size(architecture: Architecture, head: type[Head]) -> int:
     """Parameters of the pooler, where the head reads it."""
-    import math
-
     absent = [name for name in head.reads if name not in {**architecture.tensors, **architecture.pooler}]
     if absent:
         raise UsageError(f"the head {head.kind!r} reads {absent[0]}, which {architecture.model_type} does not have.")
@@ -112,10 +113,13 @@ def _show(document: dict[str, Any]) -> None:
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
         ("one task", trained["total"], sizes["task"]),
+        ("its own backbone tensors while open", sizes["private"] // _BYTES, sizes["private"]),
         ("backbone", document["backbone_parameters"], sizes["backbone"]),
         (f"backbone and {tasks} task{'s' * (tasks > 1)}", document["total_parameters"], sizes["total"]),
         (f"{tasks} fine-tuned model{'s' * (tasks > 1)}", document["full_models_parameters"], sizes["full_models"]),
     ]
     for name, count, n_bytes in rows:
+        if count == 0 and n_bytes == 0:
+            continue  # most methods leave every backbone tensor shared
         table.add_row(name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
     table_console().print(table)
