@@ -21,10 +21,11 @@ __all__ = ["attached", "load_model", "needs", "normaliser"]
 Norm = Callable[[Tensor], Tensor]
 
 
-def load_model(backbone: Backbone, attention: str = "sdpa") -> nn.Module:
+def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
     """transformers' own base model with these weights, float32, frozen, in eval mode.
 
-    ``attention`` is transformers' ``attn_implementation``: sdpa is fast, eager is the reference.
+    ``attention`` is transformers' ``attn_implementation``: None takes the fast one where the model has it (ELECTRA
+    has none in transformers 4), eager is the reference.
 
     Raises:
         BundleError: transformers cannot read the folder.

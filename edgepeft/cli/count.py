@@ -102,17 +102,20 @@ def _show(document: Mapping[str, Any]) -> None:
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""
     title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
-    numbers = (Column(name, justify="right") for name in ("parameters", "on disk, fp32"))
+    numbers = (Column(name, justify="right") for name in ("parameters", "size, fp32"))
     table = Table("", *numbers, title=Text(title), box=box.SIMPLE_HEAD)
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
         ("one task", trained["total"], sizes["task"]),
+        ("its own backbone tensors while open", sizes["private"] // 4, sizes["private"]),
         ("backbone", document["backbone_parameters"], sizes["backbone"]),
         (shared + _plural(tasks, "task"), document["total_parameters"], sizes["total"]),
         (_plural(tasks, "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),
     ]
     for name, count, n_bytes in rows:
+        if count == 0 and n_bytes == 0:
+            continue  # most methods leave every backbone tensor shared
         table.add_row(name, f"{count:,}", "" if n_bytes is None else f"{n_bytes / 1e6:,.2f} MB")
     table_console().print(table)
 

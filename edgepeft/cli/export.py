@@ -57,6 +57,7 @@ def command(
         log().print(
             f"{name}: {entry.method}, {entry.n_bytes:,} bytes, largest logit difference to PyTorch "
             f"{entry.verification.max_abs_difference:.1e} on {entry.verification.rows} rows"
+            + _private(entry.private_bytes)
         )
     typer.echo(out)
 
@@ -74,3 +75,7 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
         f"of {source.source} with num_labels={loaded.card.n_outputs}"
     )
     typer.echo(folder)
+
+
+def _private(n_bytes: int) -> str:
+    return f"; while open it holds {n_bytes / 1e6:,.2f} MB of backbone tensors of its own" if n_bytes else ""

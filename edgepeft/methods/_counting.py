@@ -18,7 +18,8 @@ _BYTES = 4  # of a float32
 
 @dataclass(frozen=True)
 class Count:
-    """Parameters: ``backbone`` is frozen, ``delta`` and ``head`` are a task's own.
+    """Parameters: ``backbone`` is frozen, ``delta`` and ``head`` are a task's own, ``private`` those of
+    the backbone tensors that an open task has a version of its own of.
 
     ``shares`` is False where a task brings every tensor of the encoder itself: nothing is left to share.
     """
@@ -29,6 +30,7 @@ class Count:
     backbone: int
     delta: int
     head: int
+    private: int
     shares: bool
 
     @property
@@ -62,6 +64,7 @@ class Count:
             "bytes": {
                 "backbone": _BYTES * self.backbone,
                 "task": _BYTES * self.task,
+                "private": _BYTES * self.private,
                 "total": _BYTES * self.total,
                 "full_models": _BYTES * self.full_models,
             },
@@ -85,6 +88,7 @@ def count(architecture: Architecture, method: Method, head: str, *, tasks: int =
         backbone=architecture.n_parameters + (_n_pooler(architecture, kind) if kind else 0),
         delta=method.n_trained(architecture, reads),
         head=kind.n_parameters(architecture, labels) if kind else 0,
+        private=sum(map(math.prod, method.own_tensors(architecture, reads).values())),
         # A method that makes every tensor from a few numbers needs the pretrained ones for it.
         shares=not all_replaced or method.n_parameters(architecture) < architecture.n_parameters,
     )

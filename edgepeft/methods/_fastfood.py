@@ -29,10 +29,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GENERATOR", "RADIX", "Fastfood", "hadamard", "splitmix64", "walsh_hadamard"]
+__all__ = ["GENERATOR", "Fastfood", "hadamard", "splitmix64", "walsh_hadamard"]
 
 GENERATOR = "fastfood/1"
-RADIX = 64  # bits are transformed six at a time: products with a 64 x 64 matrix are what BLAS is fastest at
 _BLOCK = 1 << 15  # entries of G and Pi made at a time: they stay in the cache
 _ROUNDS = 4
 _GAMMA, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
@@ -134,27 +133,33 @@ def splitmix64(key: int, start: int, count: int) -> NDArray[np.uint64]:
 
 
 def walsh_hadamard(values: Floats) -> Floats:
-    """H values, [LL] -> [LL], in place: low bits block by block, then the bits above, so that each part is cached."""
+    """H values, [LL] -> [LL], in place: low bits block by block, then the bits above, so that each part is cached.
+
+    Sums and differences only: products with small matrices are faster alone, and 20 times slower where BLAS
+    spreads each over threads that are busy.
+    """
     grid = values.reshape(-1, min(_BLOCK, len(values)))
+    side = 1 << (grid.shape[1].bit_length() // 2)
     for block in grid:
-        block[:] = _transformed(block, 1)
+        upper = _transformed(block.reshape(-1, side))  # transposed below, for rows of a few numbers are slow
+        block[:] = _transformed(np.ascontiguousarray(upper.T)).T.ravel()
     columns = max(1, 8 * _BLOCK // len(grid))
     for start in range(0, grid.shape[1] if len(grid) > 1 else 0, columns):
         part = grid[:, start : start + columns]
-        part[:] = _transformed(part.ravel(), part.shape[1]).reshape(part.shape)
+        part[:] = _transformed(np.ascontiguousarray(part))
     return values
 
 
-def _transformed(values: Floats, inner: int) -> Floats:
-    """H over the index's bits from ``inner`` up, by small matrices: H of 2^(a+b) is a Kronecker product."""
-    while inner < len(values):
-        radix = min(RADIX, len(values) // inner)
-        if inner == 1:
-            values = (values.reshape(-1, radix) @ hadamard(radix)).ravel()
-        else:
-            values = np.matmul(hadamard(radix), values.reshape(-1, radix, inner)).ravel()
-        inner *= radix
-    return values
+def _transformed(rows: Floats) -> Floats:
+    """H rows, [2^k, any] -> the same, in place."""
+    height = rows.shape[1]
+    while height < rows.size:
+        pairs = rows.reshape(-1, 2, height)
+        total = pairs[:, 0] + pairs[:, 1]
+        np.subtract(pairs[:, 0], pairs[:, 1], out=pairs[:, 1])
+        pairs[:, 0] = total
+        height *= 2
+    return rows
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.methods._fastfood import GENERATOR, RADIX, Fastfood, hadamard
+from edgepeft.methods._fastfood import GENERATOR, Fastfood, hadamard
 from edgepeft.methods.base import Generator, Method, option, require
 
 __all__ = ["IntrinsicSAID", "Projected"]
 
+_RADIX = 64  # H's bits are taken six at a time: products with a 64 x 64 matrix, for autograd and BLAS
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -53,22 +54,30 @@ class Projected(Generator):
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """theta_i of every tensor."""
-        updates = self._updates() if torch.is_grad_enabled() else self._remembered()
+        updates = self._differentiable() if torch.is_grad_enabled() else self._remembered()
         return {name: pretrained[name] + update for name, update in updates.items()}
 
-    def _updates(self) -> dict[str, Tensor]:
-        if self._tables is None:
-            sizes = [math.prod(shape) for shape in self.shapes.values()]
-            self._tables = [_Table(Fastfood(self.seed, i, size, len(self.theta))) for i, size in enumerate(sizes)]
-        parts = zip(self._tables, self.scales, self.shapes.items(), strict=True)
-        return {name: (table.project(self.theta) * scale).view(shape) for table, scale, (name, shape) in parts}
+    def _differentiable(self) -> dict[str, Tensor]:
+        """lambda_i P_i theta; the tables stay for the next step."""
+        self._last = None
+        self._tables = self._tables or list(self._made())
+        return self._updates(self._tables)
 
     def _remembered(self) -> dict[str, Tensor]:
-        """The updates, computed anew only when theta or a scale has changed: evaluation asks batch by batch."""
+        """The same, computed anew only when theta or a scale has changed: evaluation asks batch by batch."""
         last = self._last
         if last is None or not (torch.equal(last[0], self.theta) and torch.equal(last[1], self.scales)):
-            last = self._last = (self.theta.detach().clone(), self.scales.detach().clone(), self._updates())
+            updates = self._updates(self._tables or self._made())
+            last = self._last = (self.theta.detach().clone(), self.scales.detach().clone(), updates)
         return last[2]
+
+    def _updates(self, tables: Iterable[_Table]) -> dict[str, Tensor]:
+        parts = zip(tables, self.scales, self.shapes.items(), strict=True)
+        return {name: (table.project(self.theta) * scale).view(shape) for table, scale, (name, shape) in parts}
+
+    def _made(self) -> Iterator[_Table]:
+        for stream, shape in enumerate(self.shapes.values()):
+            yield _Table(Fastfood(self.seed, stream, math.prod(shape), len(self.theta)))
 
 
 class _Table:
@@ -89,10 +98,10 @@ class _Table:
 
 
 def _walsh_hadamard(values: Tensor) -> Tensor:
-    """H values, [LL] -> [LL]; see ``_fastfood.walsh_hadamard``."""
+    """H values, [LL] -> [LL]: H of 2^(a+b) is the Kronecker product of H of 2^a and H of 2^b."""
     length, inner = len(values), 1
     while inner < length:
-        radix = min(RADIX, length // inner)
+        radix = min(_RADIX, length // inner)
         matrix = torch.from_numpy(hadamard(radix))
         if inner == 1:
             values = values.view(-1, radix) @ matrix

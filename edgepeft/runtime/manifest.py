@@ -99,6 +99,7 @@ class TaskEntry(_Model):
     prompt_length: int = Field(default=0, ge=0)
     trainable_parameters: int = Field(ge=0)
     n_bytes: int = Field(ge=0)
+    private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the running task has a version of its own of
     sha256: FileHash
     check_sha256: FileHash
     metrics: dict[str, Any] = {}

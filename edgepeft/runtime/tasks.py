@@ -16,6 +16,7 @@ import onnx
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.errors import BundleError, UsageError
+from edgepeft.graph.names import without_prefix
 from edgepeft.graph.splice import splice
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
@@ -61,6 +62,7 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
         where,
         {
             "n_bytes": len(graph),
+            "private_bytes": _private_bytes(delta, bundle),
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
             "verification": result.model_dump(),
@@ -124,6 +126,12 @@ def _write(bundle: Bundle, entries: dict[str, TaskEntry]) -> Manifest:
     write_atomically(bundle.folder / "README.md", model_card(manifest).encode())
     manifest.write(bundle.folder)
     return manifest
+
+
+def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
+    """Of the backbone tensors that the task does not share with other tasks while it is open."""
+    named = (without_prefix(output.name) for output in delta.graph.output)
+    return sum(bundle.checkpoint.tensors[tensor].n_bytes for kind, tensor in named if kind == "override")
 
 
 def _entry(card: str, where: Path, more: dict[str, Any]) -> TaskEntry:

@@ -45,6 +45,20 @@ def test_labels_and_head_change_the_heads_count_alone():
     assert two["trained_parameters"]["delta"] == five["trained_parameters"]["delta"] == 294_912
 
 
+def test_what_a_task_does_not_share_is_said_in_bytes():
+    """All of roberta-base for full and Intrinsic-SAID, k layers of 7,087,872 parameters for top-k, nothing for LoRA."""
+    private = {
+        name: count("--backbone", "roberta-base", "--method", name)["bytes"]["private"]
+        for name in ("full", "intrinsic-said", "top-k", "lora")
+    }
+    whole = 4 * 124_055_040
+    assert private == {"full": whole, "intrinsic-said": whole, "top-k": 4 * 3 * 7_087_872, "lora": 0}
+    shown = CliRunner().invoke(app, ["count", "--backbone", "roberta-base", "--method", "intrinsic-said"]).stdout
+    assert "496.22 MB" in next(line for line in shown.splitlines() if "its own backbone tensors" in line)
+    shown = CliRunner().invoke(app, ["count", "--backbone", "roberta-base", "--method", "lora"]).stdout
+    assert "its own backbone tensors" not in shown
+
+
 def test_a_pooler_that_the_head_reads_belongs_to_the_backbone():
     common = ("--backbone", "bert-base-uncased", "--method", "full")
     assert count(*common)["backbone_parameters"] == 109_482_240  # transformers' BertModel
