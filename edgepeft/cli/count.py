@@ -99,6 +99,8 @@ def _show(document: Mapping[str, Any]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
+    from edgepeft.methods._counting import BYTES
+
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""
     title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
@@ -108,7 +110,7 @@ def _show(document: Mapping[str, Any]) -> None:
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
         ("one task", trained["total"], sizes["task"]),
-        ("its own backbone tensors while open", sizes["private"] // 4, sizes["private"]),
+        ("its own backbone tensors while open", sizes["private"] // BYTES, sizes["private"]),
         ("backbone", document["backbone_parameters"], sizes["backbone"]),
         (shared + _plural(tasks, "task"), document["total_parameters"], sizes["total"]),
         (_plural(tasks, "fine-tuned model"), document["full_models_parameters"], sizes["full_models"]),

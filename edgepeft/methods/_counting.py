@@ -11,9 +11,9 @@ from edgepeft.errors import UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Method
 
-__all__ = ["Count", "count"]
+__all__ = ["BYTES", "Count", "count"]
 
-_BYTES = 4  # of a float32
+BYTES = 4  # of a float32
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Count:
             "full_models_parameters": self.full_models,
             "times_the_backbone": round(self.total / self.backbone, 4),
             "bytes": {
-                "backbone": _BYTES * self.backbone,
-                "task": _BYTES * self.task,
-                "private": _BYTES * self.private,
-                "total": _BYTES * self.total,
-                "full_models": _BYTES * self.full_models,
+                "backbone": BYTES * self.backbone,
+                "task": BYTES * self.task,
+                "private": BYTES * self.private,
+                "total": BYTES * self.total,
+                "full_models": BYTES * self.full_models,
             },
         }
 

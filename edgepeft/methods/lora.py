@@ -58,7 +58,6 @@ class LoRA(PerLayer):
     alpha: float = option(16.0, "the update is scaled by alpha / r")
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(ROLES)}")
     rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
-
     bias: Literal["none", "all", "lora_only"] = option(
         "none", "biases trained besides (the authors' mark_only_lora_as_trainable): all, or the updated layers' own"
     )

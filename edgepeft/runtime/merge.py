@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,11 @@ from edgepeft.runtime.manifest import TaskEntry, Verification
 from edgepeft.runtime.session import session_options
 from edgepeft.runtime.verify import read_check, replay, require_passed
 
-__all__ = ["merge_task"]
+__all__ = ["MODEL_FILE", "merge_task"]
 
 MODEL_FILE = "model.onnx"
 _TOKENIZER_FILES = ("tokenizer.json", "special_tokens_map.json")
 _MOST_INLINE = 1_900_000_000  # protobuf ends at 2 GiB; above, the weights lie beside the graph
-# Whose classification models transformers names otherwise than by capitalising the model type.
-_CLASSES = {
-    "bert": "Bert",
-    "roberta": "Roberta",
-    "xlm-roberta": "XLMRoberta",
-    "electra": "Electra",
-    "distilbert": "DistilBert",
-}
 
 
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
@@ -70,10 +63,10 @@ def _save(model: onnx.ModelProto, weights: Path, path: Path) -> None:
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
     """The backbone's config as that of a model for sequence classification."""
     labels = entry.labels or ("LABEL_0",)
-    model_class = _CLASSES.get(config["model_type"], config["model_type"].capitalize())
+    classes = {name: re.sub(r"(Model|For[A-Z]\w*)$", "", name) for name in config.get("architectures") or ()}
     return {
         **config,
-        "architectures": [f"{model_class}ForSequenceClassification"],
+        "architectures": [f"{name}ForSequenceClassification" for name in classes.values()],
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
         "problem_type": "regression" if entry.labels is None else "single_label_classification",

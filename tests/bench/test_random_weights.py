@@ -1,24 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from configs import SMALL_BERT
 
 from edgepeft.backbones.named import config_of
 from edgepeft.bench.random_weights import write_random_checkpoint
 from edgepeft.errors import UnknownName
-
-TINY = {
-    "model_type": "bert",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": 60,
-    "max_position_embeddings": 40,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
-    "hidden_act": "gelu",
-    "pad_token_id": 0,
-}
 
 
 def test_a_name_is_found_with_and_without_its_organisation():
@@ -34,7 +21,7 @@ def test_an_unknown_architecture_offers_the_nearest():
 def test_transformers_reads_the_random_checkpoint_without_a_missing_tensor(tmp_path):
     from transformers import AutoModel
 
-    write_random_checkpoint(TINY, tmp_path)
+    write_random_checkpoint(SMALL_BERT, tmp_path)
     _, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
@@ -45,6 +32,6 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-        write_random_checkpoint(TINY, folder, seed=3)
+        write_random_checkpoint(SMALL_BERT, folder, seed=3)
     one, two = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert one == two

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from configs import SMALL_BERT
 
 from edgepeft.bench import subject
 from edgepeft.errors import UsageError
 from edgepeft.runtime.runtime import Runtime
 
-TINY = {
-    "model_type": "bert",
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": 60,
-    "max_position_embeddings": 40,
-    "type_vocab_size": 2,
-    "pad_token_id": 0,
-    "hidden_act": "gelu",
-}
+TINY = SMALL_BERT | {"hidden_size": 24}
 
 
 @pytest.mark.parametrize("method", ["compacter", "compacter++"])

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from configs import SMALL_BERT
 
 from edgepeft.bench import subject as subject_module
 from edgepeft.bench.job import Job
@@ -14,26 +15,12 @@ from edgepeft.bench.subject import open_subject, random_subject
 from edgepeft.bench.workloads import _torch, finetune_pytorch, infer_onnxruntime, infer_pytorch, peer
 from edgepeft.errors import UnknownName, UsageError
 
-TINY = {
-    "model_type": "bert",
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": 60,
-    "max_position_embeddings": 40,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
-    "hidden_act": "gelu",
-    "pad_token_id": 0,
-}
-
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subject_module, "config_of", lambda name: TINY)
+        patch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
         random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"})
     return folder
 

@@ -1,26 +1,11 @@
 """The verbs that need no torch, as a user calls them: output, exit codes, and no traceback ever."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-
-ENTRY = "import sys; from edgepeft.cli._main import main; main()"
-
-
-def edgepeft(*arguments, stdin=None):
-    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, "-c", ENTRY, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done
+from verbs import ENTRY, edgepeft
 
 
 def test_run_prints_a_line_for_each_task_and_text(exported):

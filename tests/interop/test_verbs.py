@@ -1,32 +1,16 @@
 """``edgepeft import`` as a user calls it, and its delta through export into ONNX Runtime."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from verbs import edgepeft
 
 from edgepeft.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden"
-ENTRY = "import sys; from edgepeft.cli._main import main; main()"
-
-
-def edgepeft(*arguments):
-    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, "-c", ENTRY, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert "Traceback" not in done.stderr
-    return done
 
 
 @pytest.mark.parametrize(

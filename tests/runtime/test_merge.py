@@ -117,7 +117,7 @@ def test_a_model_that_does_not_give_pytorchs_logits_is_not_left(exported, tmp_pa
 
 def test_the_javascript_example_answers_as_the_bundle(exported, merged):
     if not (EXAMPLE / "node_modules").is_dir() or shutil.which("node") is None:
-        pytest.skip("needs node, and `npm install --ignore-scripts` in docs/javascript")
+        pytest.skip("needs node and its packages: make test-javascript")
     texts = texts_of("mood")
     command = ["node", "classify.mjs", str(merged / "mood"), *(text.first for text in texts)]
     found = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, check=True).stdout
