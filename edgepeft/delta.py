@@ -16,11 +16,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Pooling
 from edgepeft.backbones.hooks import attached
 from edgepeft.backbones.source import Backbone
-from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method, method_named
 from edgepeft.resources import new_folder, write_json
@@ -28,7 +29,8 @@ from edgepeft.resources import new_folder, write_json
 __all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "pool", "write_tensors"]
 
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
-READS = {"first_token": Pooling.FIRST, "mean": Pooling.MEAN}
+# Of a row with a prompt in front, the first position is the prompt's; the other two leave prompts out.
+READS = {"first_token": Pooling.FIRST, "first_position": Pooling.FIRST, "mean": Pooling.MEAN}
 
 
 class BackboneCard(BaseModel):
@@ -55,7 +57,7 @@ class DeltaCard(BaseModel):
     labels: tuple[str, ...] | None
     pairs: bool = False
     head: str
-    head_reads: Literal["first_token", "mean"]
+    head_reads: Literal["first_token", "first_position", "mean"]
     head_dropout: float = 0.1
     max_length: int
     prompt_length: int = 0
@@ -74,6 +76,11 @@ class DeltaCard(BaseModel):
     def pooling(self) -> Pooling:
         """The pooled value that the head reads."""
         return READS[self.head_reads]
+
+    @property
+    def unpooled(self) -> int:
+        """Tokens at a row's start that the head's pooled value leaves out."""
+        return 0 if self.head_reads == "first_position" else self.prompt_length
 
 
 class Delta(nn.Module):
@@ -127,16 +134,26 @@ class Delta(nn.Module):
 
         ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].
         """
+        inputs = self._prompted(inputs)
         in_model = {self.architecture.site(n): m for n, m in self.site_modules.items() if not n.startswith("pooled.")}
         own = self.own_tensors(model)
         overrides = {name: tensor for name, tensor in own.items() if name in self.architecture.tensors}
         with attached(model, in_model):
             output = torch.func.functional_call(model, overrides, (), dict(inputs))
-        pooled = pool(output.last_hidden_state, inputs["attention_mask"], self.card.pooling)
+        mask, skip = inputs["attention_mask"], self.card.unpooled
+        pooled = pool(output.last_hidden_state, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
         if self.card.pooling.site in self.site_modules:
             pooled = self.site_modules[self.card.pooling.site](pooled)
         logits: Tensor = self.head(pooled, *({**self._frozen, **own}[name] for name in self.head.reads))
         return logits
+
+    def _prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Placeholder tokens in front of every row, as many as the prompt is long."""
+        length = self.card.prompt_length
+        if length == 0:
+            return inputs
+        fill = {"input_ids": self.architecture.placeholder_token_id, "attention_mask": 1}
+        return {name: functional.pad(rows, (length, 0), value=fill.get(name, 0)) for name, rows in inputs.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Every trained tensor by its name on disk; a shared one appears once."""
@@ -247,7 +264,17 @@ def new_delta(
     max_length: int = 128,
     head_dropout: float = 0.1,
 ) -> Delta:
-    """A fresh delta of ``method``; its random parts come from torch's global generator."""
+    """A fresh delta of ``method``; its random parts come from torch's global generator.
+
+    Raises:
+        UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
+    """
+    positions, prompt = backbone.architecture.max_length, method.prompt_length
+    if prompt and prompt + max_length > positions:
+        raise UsageError(
+            f"a prompt of {prompt} and texts of {max_length} tokens do not fit into the {positions} positions of "
+            f"{backbone.source}; texts may have {positions - prompt}."
+        )
     card = DeltaCard(
         task=task,
         method=method.name,
@@ -258,6 +285,7 @@ def new_delta(
         head_reads="mean" if backbone.pooling is Pooling.MEAN else "first_token",
         head_dropout=head_dropout,
         max_length=max_length,
+        prompt_length=prompt,
         backbone=BackboneCard(
             source=backbone.source,
             family=backbone.family.name,
@@ -266,6 +294,7 @@ def new_delta(
         ),
     )
     delta = Delta(card, backbone.architecture, backbone)
+    method.start(delta.site_modules, lambda name: _copied(backbone, name).detach())
     delta.card = card.model_copy(update={"trainable_parameters": sum(delta.n_parameters().values())})
     return delta
 

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
 
     from edgepeft.backbones.checkpoint import Checkpoint
 
-__all__ = ["NO_HEAD", "Architecture", "Family", "Pooling", "Role", "Site", "Table", "families", "family_of", "table_of"]
+__all__ = [
+    "NO_HEAD",
+    "Architecture",
+    "Family",
+    "Helper",
+    "Pooling",
+    "Role",
+    "Site",
+    "Table",
+    "families",
+    "family_of",
+    "table_of",
+]
 
 
 NO_HEAD = "none"
@@ -30,6 +42,7 @@ NO_HEAD = "none"
 class Role(StrEnum):
     """What a site is within its layer; methods choose the roles they attach to."""
 
+    WORD_EMBEDDINGS = "word_embeddings"
     EMBEDDINGS = "embeddings"
     QUERY = "query"
     KEY = "key"
@@ -40,6 +53,14 @@ class Role(StrEnum):
     LAYER_OUTPUT = "layer_output"
     POOLED_FIRST = "pooled.first"
     POOLED_MEAN = "pooled.mean"
+
+
+class Helper(StrEnum):
+    """What a delta graph may read besides sites: where the packed tokens stand, int64."""
+
+    FIRST_TOKEN = "first_token"  # [batch], each row's first among the packed tokens
+    POSITION = "token.position"  # [tokens], each token's place within its row
+    ROW = "token.row"  # [tokens], the row that each token is of
 
 
 class Pooling(StrEnum):
@@ -61,7 +82,7 @@ class Site:
     ``module`` is the HF module whose output the site is (after the dropout that follows the
     projection); ``reads`` the module whose first input is ``x``; ``residual`` says where the value
     that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
-    LayerNorm after that sum.  Pooled sites have no module.
+    LayerNorm after that sum.  Pooled sites have no module; the word embeddings are as wide as their table.
     """
 
     name: str
@@ -104,6 +125,11 @@ class Architecture:
     inputs: tuple[str, ...]
     head: str
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def placeholder_token_id(self) -> int:
+        """A token for places whose embedding is overwritten; any will do that is not padding."""
+        return 1 if self.pad_token_id == 0 else 0
 
     @property
     def n_parameters(self) -> int:
@@ -160,7 +186,7 @@ class Family(Table):
 
     @abstractmethod
     def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Site, ``<site>.input`` and ``<site>.residual`` -> value of the graph."""
+        """Site, ``<site>.input``, ``<site>.residual`` and ``Helper`` -> value of the graph."""
 
 
 def families() -> dict[str, Family]:

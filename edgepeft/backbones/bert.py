@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import Architecture, Family, Role, Site
+from edgepeft.backbones.base import Architecture, Family, Helper, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.backbones.emit import Emitter
@@ -162,8 +162,9 @@ class Bert(Family):
         )
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Where each site's value, input and residual stand in the graph."""
-        found = {}
+        """Where each site's value, input and residual, and the helpers, stand in the graph."""
+        found = {Helper.FIRST_TOKEN.value: "row.start"}
+        found |= {helper.value: helper.value for helper in (Helper.POSITION, Helper.ROW)}
         for site in architecture.sites:
             found[site.name] = site.name
             for suffix, value in _neighbours(site).items():
@@ -274,7 +275,8 @@ class _Builder:
 
     def _embed(self) -> str:
         op = self.emit.op
-        hidden = op("Gather", self._weight("embeddings.word_embeddings.weight"), self._packed("input_ids"))
+        table = self._weight("embeddings.word_embeddings.weight")
+        hidden = op("Gather", table, self._packed("input_ids"), output="word_embeddings")
         if self.layout.token_types:
             table = self._weight("embeddings.token_type_embeddings.weight")
             types = self._packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.zero
@@ -402,9 +404,10 @@ def _norms(layout: Layout, sizes: _Sizes) -> tuple[str, ...]:
 
 def _sites(layout: Layout, sizes: _Sizes) -> tuple[Site, ...]:
     d = sizes.hidden_size
-    projected = sizes.embedding_size != d
-    module = "embeddings_project" if projected else "embeddings"
-    found = [Site("embeddings", Role.EMBEDDINGS, None, d, d, module)]
+    width = sizes.embedding_size
+    words, module = "embeddings.word_embeddings", "embeddings" if width == d else "embeddings_project"
+    found = [Site("word_embeddings", Role.WORD_EMBEDDINGS, None, width, width, words)]
+    found += [Site("embeddings", Role.EMBEDDINGS, None, d, d, module)]
     for i in range(sizes.num_hidden_layers):
         found += _layer_sites(layout, sizes, i)
     found += [Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)]

@@ -44,7 +44,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
 
 
 def needs(module: nn.Module) -> tuple[str, ...]:
-    """Which of y, x, residual and norm a PE module's ``forward`` names, in its order."""
+    """Which of y, x, residual, norm and position a PE module's ``forward`` names, in its order."""
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -84,6 +84,7 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
 
     def adapt(_: nn.Module, __: Any, output: Any) -> Any:
         y, *rest = output if isinstance(output, tuple) else (output,)
+        seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
         adapted = module(y, **{name: seen[name] for name in wanted if name != "y"})
         return (adapted, *rest) if isinstance(output, tuple) else adapted
 

@@ -176,6 +176,7 @@ def _sites(sizes: _Sizes) -> Iterator[Site]:
     }
     if len(sizes.up) > 1:
         del widths[Role.FFN_UP]  # a gate beside it: there are two
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d)
     for stack, count, _ in sizes.stacks:
         for i in range(count):
             yield from (Site(f"{stack}.layer.{i}.{role}", role, i, *width) for role, width in widths.items())

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture, Site
+from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
 from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
@@ -36,7 +36,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     """The self-contained delta graph, opset 20, IR 10; the same delta gives the same bytes.
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
-    ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
+    ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
     ``logits`` [batch, outputs].
     """
     delta = delta.eval()
@@ -73,16 +73,33 @@ class _Parts(nn.Module):
         for name, module in delta.site_modules.items():
             self._declare(delta.architecture.site(name), module)
             self.outputs.append(names.adapted(name))
-        hidden = delta.architecture.hidden_size
-        pooled = delta.card.pooling.site
-        self.inputs.setdefault(pooled, torch.zeros(_BATCH, hidden))
-        self.owners[pooled] = pooled
+        self._declare_pooled()
         for tensor in delta.head.reads:
             self._borrow(tensor, delta.architecture.shape_of(tensor))
         self.outputs.append(names.LOGITS)
 
+    def _declare_pooled(self) -> None:
+        """The backbone's pooled value, or what makes one that leaves a prompt out."""
+        hidden = self.delta.architecture.hidden_size
+        if self.delta.card.unpooled == 0:
+            pooled = self.delta.card.pooling.site
+            self.inputs.setdefault(pooled, torch.zeros(_BATCH, hidden))
+            self.owners[pooled] = pooled
+            return
+        self.inputs[self.last] = torch.zeros(_TOKENS, hidden)
+        self.inputs[Helper.FIRST_TOKEN] = torch.zeros(_BATCH, dtype=torch.int64)
+        self.owners |= {self.last: self.last, Helper.FIRST_TOKEN: Helper.FIRST_TOKEN}
+        if self.delta.card.pooling is Pooling.MEAN:
+            self.inputs[Helper.ROW] = torch.zeros(_TOKENS, dtype=torch.int64)
+            self.owners[Helper.ROW] = self.last
+
+    @property
+    def last(self) -> str:
+        """The site that the backbone pools."""
+        return self.delta.architecture.sites_of(Role.LAYER_OUTPUT)[-1].name
+
     def _declare(self, site: Site, module: nn.Module) -> None:
-        rows = _TOKENS if site.layer is not None or site.name == "embeddings" else _BATCH
+        rows = _TOKENS if site.module else _BATCH
         widths = {
             "y": ("", site.out_features),
             "x": (".input", site.in_features),
@@ -92,6 +109,9 @@ class _Parts(nn.Module):
             if wanted == "norm":
                 for part in ("weight", "bias"):
                     self._borrow(f"{site.norm}.{part}", (site.out_features,))
+            elif wanted == "position":
+                self.inputs[Helper.POSITION] = torch.zeros(rows, dtype=torch.int64)
+                self.owners[Helper.POSITION] = site.name
             else:
                 suffix, width = widths[wanted]
                 self.inputs[site.name + suffix] = torch.zeros(rows, width)
@@ -106,8 +126,23 @@ class _Parts(nn.Module):
         given = dict(zip(self.inputs, values, strict=True))
         adapted = {name: self._adapt(name, module, given) for name, module in self.delta.site_modules.items()}
         site = self.delta.card.pooling.site
+        pooled = adapted[site] if site in adapted else self._pooled(given)
         weights = (given[names.weight(tensor)] for tensor in self.delta.head.reads)
-        return (*adapted.values(), self.delta.head(adapted.get(site, given[site]), *weights))
+        return (*adapted.values(), self.delta.head(pooled, *weights))
+
+    def _pooled(self, given: dict[str, Tensor]) -> Tensor:
+        """[batch, d]; of packed tokens, where the prompt's are to be left out."""
+        card, skip = self.delta.card, self.delta.card.unpooled
+        if skip == 0:
+            return given[card.pooling.site]
+        hidden, first = given[self.last], given[Helper.FIRST_TOKEN]
+        if card.pooling is Pooling.FIRST:
+            return hidden[first + skip]
+        row = given[Helper.ROW]
+        text = torch.arange(hidden.shape[0]) - first[row] >= skip
+        rows = torch.arange(first.shape[0]).unsqueeze(1)
+        members = ((row == rows) & text).to(hidden.dtype)  # (batch, tokens)
+        return members @ hidden / members.sum(1, keepdim=True)
 
     def _adapt(self, name: str, module: nn.Module, given: dict[str, Tensor]) -> Tensor:
         site = self.delta.architecture.site(name)
@@ -116,6 +151,7 @@ class _Parts(nn.Module):
             "x": lambda: given[f"{name}.input"],
             "residual": lambda: given[f"{name}.residual"],
             "norm": lambda: self._norm(site, given),
+            "position": lambda: given[Helper.POSITION],
         }
         adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
         return adapted
@@ -149,7 +185,8 @@ def _traced(parts: _Parts) -> onnx.ModelProto:
 
 def _name_dims(graph: onnx.GraphProto) -> None:
     for value in (*graph.input, *graph.output):
-        rows = "batch" if value.name == names.LOGITS or value.name.startswith("pooled.") else "tokens"
+        of_rows = value.name in (names.LOGITS, Helper.FIRST_TOKEN) or value.name.startswith("pooled.")
+        rows = "batch" if of_rows else "tokens"
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_param = rows
@@ -213,7 +250,13 @@ def _properties(delta: Delta) -> dict[str, str]:
         "edgepeft.backbone": card.backbone.source,
         "edgepeft.backbone_sha256": card.backbone.sha256,
         "edgepeft.card": card.model_dump_json(),
+        **(_prompt(delta) if card.prompt_length else {}),
     }
+
+
+def _prompt(delta: Delta) -> dict[str, str]:
+    token = delta.architecture.placeholder_token_id
+    return {names.PROMPT_LENGTH: str(delta.card.prompt_length), names.PLACEHOLDER_ID: str(token)}
 
 
 @contextlib.contextmanager

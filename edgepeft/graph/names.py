@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["LOGITS", "adapted", "generated", "override", "weight", "without_prefix"]
+__all__ = ["LOGITS", "PLACEHOLDER_ID", "PROMPT_LENGTH", "adapted", "generated", "override", "weight", "without_prefix"]
 
 LOGITS = "logits"
+# Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
+PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"
 _OVERRIDE = "override:"
 _WEIGHT = "weight:"

@@ -16,6 +16,7 @@ from edgepeft.errors import BundleError
 from edgepeft.graph.bias import split_biases
 from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
+from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
 
@@ -27,7 +28,7 @@ def splice(
 ) -> onnx.ModelProto:
     """The task's whole model: token ids and mask in, ``logits`` [batch, outputs] out.
 
-    ``bindings`` maps each site, ``<site>.input`` and ``<site>.residual`` to a value of the backbone.
+    ``bindings`` maps each site, ``<site>.input``, ``<site>.residual`` and ``Helper`` to a value of the backbone.
 
     Raises:
         BundleError: the delta names a site or tensor that the backbone lacks, adapts one value
@@ -40,6 +41,9 @@ def splice(
     changed = _replacements(part.graph, bindings)
     _check_overrides(joined.graph, part.graph, checkpoint)
     _read_instead(joined.graph, changed)
+    prompt_length, placeholder = prompt_of(delta)
+    if prompt_length:
+        prepend_placeholders(joined.graph, prompt_length, placeholder)
     bound = {i.name: _bound(i.name, bindings, changed) for i in part.graph.input}
     borrowed = [name for name in bound.values() if name in checkpoint.tensors]
     produced = {output.name for output in part.graph.output}

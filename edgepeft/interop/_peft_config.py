@@ -23,11 +23,13 @@ __all__ = [
     "LoraConfig",
     "NormConfig",
     "PeftConfig",
+    "PromptConfig",
+    "WrapConfig",
     "read_peft_config",
 ]
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner
+PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
 TASK_TYPE = "SEQ_CLS"
 # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
 _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -36,9 +38,10 @@ _Names = str | list[str] | None
 
 
 class PeftConfig(BaseModel):
-    """What all of PEFT's methods have that wrap modules."""
+    """What all of PEFT's methods have."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
+    prefix: ClassVar[str] = PREFIX
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"auto_mapping", "base_model_name_or_path", "inference_mode", "revision"}
@@ -47,8 +50,6 @@ class PeftConfig(BaseModel):
     peft_type: str
     task_type: str | None = None
     peft_version: str = "unknown"
-    target_modules: _Names
-    exclude_modules: _Names = None
     modules_to_save: _Names = None
 
     @property
@@ -63,15 +64,6 @@ class PeftConfig(BaseModel):
         paths = (".".join(parts[: i + 1]) for i in range(len(parts)))
         return any(path.endswith(end) for path in paths for end in self.saved)
 
-    def targets(self, modules: Iterable[str]) -> tuple[str, ...]:
-        """Those of the modules that PEFT adapts."""
-        return tuple(module for module in modules if self._is_target(module))
-
-    def _is_target(self, module: str) -> bool:
-        excluded = self.exclude_modules and _matches(self.exclude_modules, module)
-        inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.saved)
-        return not excluded and not inside and _matches(self.target_modules or (), module)
-
     def unsupported(self) -> list[str]:
         """Settings in force that no delta can represent, as ``name = value``."""
         return [
@@ -81,7 +73,23 @@ class PeftConfig(BaseModel):
         ]
 
 
-class LoraConfig(PeftConfig):
+class WrapConfig(PeftConfig):
+    """What PEFT's methods have that wrap modules."""
+
+    target_modules: _Names
+    exclude_modules: _Names = None
+
+    def targets(self, modules: Iterable[str]) -> tuple[str, ...]:
+        """Those of the modules that PEFT adapts."""
+        return tuple(module for module in modules if self._is_target(module))
+
+    def _is_target(self, module: str) -> bool:
+        excluded = self.exclude_modules and _matches(self.exclude_modules, module)
+        inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.saved)
+        return not excluded and not inside and _matches(self.target_modules or (), module)
+
+
+class LoraConfig(WrapConfig):
     """PEFT's LoRA."""
 
     ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {
@@ -137,11 +145,29 @@ class LoraConfig(PeftConfig):
         return found is not None and int(found[1]) in ([chosen] if isinstance(chosen, int) else chosen)
 
 
-class NormConfig(PeftConfig):
+class NormConfig(WrapConfig):
     """PEFT's LayerNorm tuning."""
 
 
-_KINDS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "LN_TUNING": NormConfig}
+class PromptConfig(PeftConfig):
+    """PEFT's prompt tuning."""
+
+    prefix: ClassVar[str] = "base_model."
+    ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {
+        "num_attention_heads",  # for prefixes
+        "prompt_tuning_init",
+        "prompt_tuning_init_text",
+        "tokenizer_kwargs",
+        "tokenizer_name_or_path",
+    }
+
+    num_virtual_tokens: int = Field(ge=1, strict=True)
+    token_dim: int
+    num_layers: int
+    num_transformer_submodules: Literal[1] = 1
+
+
+_KINDS: Mapping[str, type[PeftConfig]] = {"LORA": LoraConfig, "LN_TUNING": NormConfig, "PROMPT_TUNING": PromptConfig}
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
@@ -167,7 +193,8 @@ def read_peft_config(folder: Path) -> PeftConfig:
 def _validated(kind: type[PeftConfig], document: dict[str, Any], path: Path) -> PeftConfig:
     try:
         config = kind.model_validate(document)
-        config.targets(["some.layer.0.module"])  # patterns are regular expressions, and may be none
+        if isinstance(config, WrapConfig):
+            config.targets(["some.layer.0.module"])  # patterns are regular expressions, and may be none
         if isinstance(config, LoraConfig):
             config.scale("some.layer.0.module")
     except ValidationError as error:

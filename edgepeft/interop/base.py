@@ -37,16 +37,19 @@ class Request:
             raise UsageError(f"the checkpoint's head needs {wanted}; found {', '.join(self.labels)}.")
         return self.labels
 
-    def length_for(self, backbone: Backbone) -> int:
-        """The longest text in tokens.
+    def length_for(self, backbone: Backbone, prompt: int = 0) -> int:
+        """The longest text in tokens, beside a prompt.
 
         Raises:
             UsageError: the backbone has no position for so many.
         """
-        longest = backbone.architecture.max_length
+        longest = backbone.architecture.max_length - prompt
         wanted = longest if self.max_length is None else self.max_length
         if not 2 < wanted <= longest:
-            raise UsageError(f"the maximal length must be 3 to {longest}, the backbone's positions; found {wanted}.")
+            beside = f" beside a prompt of {prompt}" if prompt else ""
+            raise UsageError(
+                f"the maximal length must be 3 to {longest}, the backbone's positions{beside}; found {wanted}."
+            )
         return wanted
 
 

@@ -1,4 +1,4 @@
-"""PEFT's checkpoints (LoRA with its variants of scale, bias and pattern; LayerNorm tuning) as deltas, without peft.
+"""PEFT's checkpoints (LoRA with its variants of scale, bias and pattern; LayerNorm and prompt tuning), without peft.
 
 Source of the names: peft 0.21.2, ``utils/save_and_load.py``; the golden checkpoints of ``tests/interop`` are its own.
 """
@@ -21,11 +21,12 @@ from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError
 from edgepeft.interop._peft_config import (
     CONFIG_FILE,
-    PREFIX,
     TENSORS_FILE,
     LoraConfig,
     NormConfig,
     PeftConfig,
+    PromptConfig,
+    WrapConfig,
     read_peft_config,
 )
 from edgepeft.interop.base import Importer, Request
@@ -34,6 +35,7 @@ from edgepeft.interop.state_dict import read_state_dict
 from edgepeft.methods.base import Method
 from edgepeft.methods.layernorm import LayerNormTuning
 from edgepeft.methods.lora import ROLES, LoRA
+from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["IMPORTER", "Peft"]
 
@@ -74,13 +76,13 @@ class Peft(Importer):
         return path.is_file() and "peft_type" in read_config(path)
 
     def read(self, folder: Path, backbone: Backbone, request: Request) -> Delta:
-        """As ``Importer.read``; the head reads the first token, as transformers' does."""
+        """As ``Importer.read``; the head reads the first position, as transformers' does, be it a prompt's."""
         config = read_peft_config(folder)
         classifier = Classifier(backbone)
         _check_saved_modules(config, classifier, folder)
         plan = _plan(config, classifier, folder)
         stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
-        state = _canonical(stored, classifier, folder)
+        state = _canonical(stored, config, classifier, folder)
         outputs = _outputs(state, classifier, folder)
         heads = {theirs: _Entry(*ours) for theirs, ours in classifier.head_tensors(outputs).items()}
         entries = {**plan.entries, **heads}
@@ -92,10 +94,11 @@ class Peft(Importer):
             request.task,
             request.labels_for(outputs, backbone),
             head=classifier.head,
-            max_length=request.length_for(backbone),
+            max_length=request.length_for(backbone, plan.method.prompt_length),
         )
         delta.read(_completed(delta, values), str(folder))
-        delta.card = delta.card.model_copy(update={"head_reads": "first_token"} | _origin(config, folder))
+        reads = "first_position" if plan.method.prompt_length else "first_token"
+        delta.card = delta.card.model_copy(update={"head_reads": reads} | _origin(config, folder))
         return delta.eval()
 
 
@@ -103,6 +106,9 @@ IMPORTER = Peft()
 
 
 def _plan(config: PeftConfig, classifier: Classifier, folder: Path) -> _Plan:
+    if isinstance(config, PromptConfig):
+        return _prompt_plan(config, classifier, folder)
+    assert isinstance(config, WrapConfig)
     targets = config.targets(classifier.modules)
     known = classifier.norms if isinstance(config, NormConfig) else classifier.linear_sites
     odd = [module for module in targets if module not in known]
@@ -138,6 +144,21 @@ def _lora_plan(config: LoraConfig, targets: tuple[str, ...], classifier: Classif
     return _Plan(method, entries | _override_entries(biases[config.bias], classifier))
 
 
+def _prompt_plan(config: PromptConfig, classifier: Classifier, folder: Path) -> _Plan:
+    """The vectors; what the method started from does not matter any more."""
+    architecture = classifier.architecture
+    sizes = (architecture.hidden_size, architecture.n_layers)
+    if (config.token_dim, config.num_layers) != sizes:
+        raise BundleError(
+            f"{folder} belongs to another architecture: hidden size {config.token_dim} and {config.num_layers} layers; "
+            f"the backbone's are {sizes[0]} and {sizes[1]}."
+        )
+    method = PromptR(length=config.num_virtual_tokens)
+    (site,) = method.sites(architecture)
+    entry = _Entry(f"{site.name}/vectors", (method.length, site.out_features))
+    return _Plan(method, {"prompt_embeddings": entry})
+
+
 def _override_entries(names: list[str], classifier: Classifier) -> dict[str, _Entry]:
     ours = {name: classifier.tensors[name] for name in names}
     return {name: _Entry(f"override/{own}", classifier.architecture.shape_of(own)) for name, own in ours.items()}
@@ -152,15 +173,18 @@ def _check_saved_modules(config: PeftConfig, classifier: Classifier, folder: Pat
         )
 
 
-def _canonical(stored: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> dict[str, Tensor]:
+def _canonical(
+    stored: Mapping[str, Tensor], config: PeftConfig, classifier: Classifier, folder: Path
+) -> dict[str, Tensor]:
     """The tensors by their names in the model without PEFT's wrappers; what the head lacks comes from the backbone."""
-    _check_architecture(stored, classifier, folder)
+    if isinstance(config, WrapConfig):
+        _check_architecture(stored, config.prefix, classifier, folder)
     found = classifier.stored_head()
     # Wrapped copies first, so that the plain name, which is what PEFT reads, has the last word.
     for key in sorted(stored, key=lambda key: _SAVED not in key):
         if _ORIGINAL in key:
             continue  # with bias="all" the untrained head is written too, and not read back
-        name = key.removeprefix(PREFIX).replace(".base_layer.", ".").replace(".ln_tuning_layers.", ".")
+        name = key.removeprefix(config.prefix).replace(".base_layer.", ".").replace(".ln_tuning_layers.", ".")
         if _SAVED in name:
             module, _, rest = name.partition(_SAVED)
             name = (
@@ -176,14 +200,14 @@ def _head_names(classifier: Classifier) -> set[str]:
     return set(classifier.head_tensors(1))
 
 
-def _check_architecture(stored: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> None:
-    encoder = [key for key in stored if not key.startswith(tuple(PREFIX + name for name in _tops(classifier)))]
-    if any(key.startswith(PREFIX + classifier.prefix) for key in stored):
+def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: Classifier, folder: Path) -> None:
+    encoder = [key for key in stored if not key.startswith(tuple(prefix + name for name in _tops(classifier)))]
+    if any(key.startswith(prefix + classifier.prefix) for key in stored):
         return
     shown = f" (for example {encoder[0]})" if encoder else ""
     raise BundleError(
         f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
-        f"tensors PEFT stores as {PREFIX}{classifier.prefix}*; the checkpoint has none{shown}."
+        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}."
     )
 
 

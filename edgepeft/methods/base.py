@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -72,11 +72,20 @@ class Method(ABC):
         return ()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """Fresh modules by site name; their ``forward(y, ...)`` names what it reads: y, x, residual, norm.
+        """Fresh modules by site name; their ``forward(y, ...)`` names what it reads: y, x, residual, norm, position.
 
-        All tensors are (..., d) and the result has y's shape.
+        All tensors are (..., d) and the result has y's shape; ``position`` (...) is each token's place in its row.
         """
         return {}
+
+    def start(self, modules: Mapping[str, nn.Module], pretrained: Callable[[str], Tensor]) -> None:
+        """Give fresh modules what they take from the pretrained weights, by tensor name; nothing unless said."""
+        return
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens that it puts in front of every text."""
+        return 0
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The backbone tensors that a task has of its own: trained copies, unless there is a generator."""

@@ -21,14 +21,14 @@ Inputs = Mapping[str, NDArray[np.int64]]
 TOKENS = 1024
 
 
-def passes(inputs: Inputs, tokens: int = TOKENS) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
+def passes(inputs: Inputs, tokens: int = TOKENS, prompt: int = 0) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
     """Yield the rows of each pass and their inputs [rows, longest]; one pass keeps the batch as it is.
 
-    ``inputs`` holds attention_mask and its like, all [batch, length].  Columns are dropped at the end
-    only: padding on the left may carry position.
+    ``inputs`` holds attention_mask and its like, all [batch, length]; ``prompt`` counts the tokens that the
+    graph puts in front of each row.  Columns are dropped at the end only: padding on the left may carry position.
     """
     mask = inputs["attention_mask"] != 0
-    counts = mask.sum(1)
+    counts = mask.sum(1) + prompt
     n_passes = min(max(1, round(counts.sum() / tokens)), len(counts))
     if n_passes <= 1:
         yield np.arange(len(counts)), inputs

@@ -95,7 +95,8 @@ class Runtime:
         check_rows(inputs["attention_mask"])
         session = self.session(task)
         known = [value.name for value in session.get_inputs()]
-        for rows, part in passes({name: inputs[name] for name in known}):
+        prompt = 0 if task is None else self.bundle.entry(task).prompt_length
+        for rows, part in passes({name: inputs[name] for name in known}, prompt=prompt):
             yield rows, session.run([output], dict(part))[0]
 
     def predict(self, task: str, texts: Sequence[Text]) -> list[Prediction]:

@@ -63,9 +63,13 @@ class TrainOptions:
         Raises:
             UsageError: texts longer than the backbone has positions.
         """
-        longest = backbone.architecture.max_length
+        prompt = method.prompt_length
+        longest = backbone.architecture.max_length - prompt
         if self.max_length is not None and self.max_length > longest:
-            raise UsageError(f"--max-length {self.max_length}: {backbone.source} has positions for {longest} tokens.")
+            rest = f" beside a prompt of {prompt}" if prompt else ""
+            raise UsageError(
+                f"--max-length {self.max_length}: {backbone.source} has positions for {longest} tokens{rest}."
+            )
         rate = self.learning_rate or method.learning_rate
         # What a head on a mean needs depends on the scale of that mean and hardly on the delta. Measured on MiniLM,
         # 600 rows, one epoch, test accuracy: BBC, houlsby at 3e-4, heads at 3e-4 / 6e-3 / 2e-2: 60.3 / 93.0 / 94.2 %;

@@ -40,7 +40,7 @@ class Case:
 
     def fresh(self) -> Delta:
         torch.manual_seed(0)
-        return new_delta(self.backbone, self.method, "task", LABELS).eval()
+        return new_delta(self.backbone, self.method, "task", LABELS, max_length=32).eval()
 
     @functools.cached_property
     def model(self) -> nn.Module:

@@ -62,7 +62,7 @@ def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
     versions = json.loads((GOLDEN / "peft-versions.json").read_text())
     made_by = {json.loads((GOLDEN / name / "adapter_config.json").read_text())["peft_version"] for name in NAMES}
     assert made_by == {versions["peft"]}
-    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 16
+    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 18
 
 
 def test_import_works_where_peft_cannot_be_imported(tmp_path):
@@ -164,7 +164,7 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
     [
         ({"task_type": "TOKEN_CLS"}, "TOKEN_CLS"),
         ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
-        ({"peft_type": "PROMPT_TUNING"}, "PROMPT_TUNING"),
+        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
         ({"peft_type": "IA3"}, "IA3"),
         ({"peft_type": ["LORA"]}, "LORA"),
         ({"use_dora": True}, "use_dora"),
@@ -189,6 +189,30 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
 def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):
     with pytest.raises(EdgepeftError, match=named):
         imported(copy("bert-lora", **settings), backbone_of("bert"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"num_virtual_tokens": 0}, "num_virtual_tokens: Input should be greater than or equal to 1"),
+        ({"num_virtual_tokens": 30}, "length must be at most 29"),
+        ({"num_virtual_tokens": 4}, r"prompt_embeddings \[5, 16\] instead of \[4, 16\]"),
+        ({"token_dim": 32}, "hidden size 32 and 2 layers; the backbone's are 16 and 2"),
+        ({"num_transformer_submodules": 2}, "num_transformer_submodules"),
+        ({"encoder_hidden_size": 8}, "encoder_hidden_size = 8"),
+        ({"modules_to_save": ["classifier", "pooler"]}, r"bert\.pooler\.dense"),
+    ],
+)
+def test_a_prompt_that_no_delta_can_represent_is_refused_by_name(copy, settings, named):
+    with pytest.raises(EdgepeftError, match=named):
+        imported(copy("bert-prompt", **settings), backbone_of("bert"))
+
+
+def test_an_imported_prompt_is_read_at_the_first_position_and_leaves_room_for_its_text():
+    card = imported(GOLDEN / "bert-prompt", backbone_of("bert")).card
+    assert (card.head_reads, card.prompt_length, card.max_length) == ("first_position", 5, 32 - 5)
+    with pytest.raises(UsageError, match="3 to 27, the backbone's positions beside a prompt of 5; found 28"):
+        imported(GOLDEN / "bert-prompt", backbone_of("bert"), max_length=28)
 
 
 def test_layernorm_tuning_of_another_module_is_refused_by_name(copy):

@@ -7,6 +7,7 @@ folder per checkpoint as ``PeftModel.save_pretrained`` writes it, with peft's ow
 Every trained tensor is moved away from its start, so that a checkpoint read as nothing would be seen.
 """
 
+import contextlib
 import json
 import shutil
 import sys
@@ -53,6 +54,7 @@ CHECKPOINTS = {
     "lora-one-layer": (lambda: lora(layers_to_transform=[0]), 2, True),
     "ln-tuning": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["LayerNorm"]), 2, True),
     "ln-tuning-part": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["output.LayerNorm"]), 3, True),
+    "prompt": (lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
 }
 
 
@@ -76,13 +78,19 @@ def write_checkpoint(backbone, name, inputs):
     config, labels, safe = CHECKPOINTS[name]
     torch.manual_seed(0)
     model = peft.get_peft_model(model_of(backbone, labels), config()).eval()
+    # What a prompt makes of a row is seen from its own place, which the row's tokens move less.
+    strong = ("lora_", "prompt_encoder") + (("classifier",) if name == "prompt" else ())
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.add_((0.5 if "lora_" in parameter_name else 0.2) * torch.randn(parameter.shape))
+                parameter.add_(
+                    (0.5 if any(part in parameter_name for part in strong) else 0.2) * torch.randn(parameter.shape)
+                )
         logits = model(**inputs).logits
         # The trained head on the untouched encoder: what a reader that lost the encoder's part would say.
-        with model.disable_adapter():
+        # A prompt is in the wrapper's forward alone; peft 0.21.2's disable_adapter fails on it.
+        prompt = isinstance(model.active_peft_config, peft.PromptTuningConfig)
+        with contextlib.nullcontext() if prompt else model.disable_adapter():
             fresh = model.get_base_model().base_model(**inputs)
             head = model.get_base_model().classifier.modules_to_save["default"]
             pooled = fresh.pooler_output if fresh.pooler_output is not None else fresh.last_hidden_state

@@ -1,0 +1,56 @@
+"""Pass: placeholder tokens in front of every row, for a delta that puts a prompt's vectors in their place.
+
+Changes the graph that it is given.  Needs inputs [batch, length]; leaves the same inputs, read through a
+Concat with p columns more: ids of the placeholder, ones in the mask, token type zero.  Its nodes come last
+(``prune`` sorts).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from edgepeft.errors import BundleError
+from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
+
+__all__ = ["prepend_placeholders", "prompt_of"]
+
+_MOST = 100_000  # more tokens than any position table has
+_MASK = "attention_mask"
+
+
+def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
+    """(how many, which id) of the placeholders that a delta graph asks for; 0 of them for most.
+
+    Raises:
+        BundleError: its metadata holds no such numbers.
+    """
+    facts = {entry.key: entry.value for entry in delta.metadata_props}
+    length, token = (facts.get(key, "0") for key in (PROMPT_LENGTH, PLACEHOLDER_ID))
+    if not (length.isdecimal() and token.isdecimal() and int(length) <= _MOST):
+        raise BundleError(f"the delta graph's prompt is of length {length!r} and token {token!r}; two counts are due.")
+    return int(length), int(token)
+
+
+def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> None:
+    """Have every reader of an input read it with ``length`` columns more in front."""
+    fill = {"input_ids": token_id, _MASK: 1}
+    longer = {value.name: f"prompted/{value.name}" for value in graph.input}
+    for node in graph.node:
+        node.input[:] = [longer.get(name, name) for name in node.input]
+    constants = {"prompted/length": [length]} | {f"{new}/value": [fill.get(name, 0)] for name, new in longer.items()}
+    graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
+    graph.node.extend(node for name in longer for node in _lengthened(name, longer[name]))
+
+
+def _lengthened(name: str, new: str) -> list[onnx.NodeProto]:
+    """[batch, length] -> [batch, p + length]."""
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
+        ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1}),
+        ("Concat", [f"{new}/batch", "prompted/length"], f"{new}/shape", {"axis": 0}),
+        ("Expand", [f"{new}/value", f"{new}/shape"], f"{new}/prompt", {}),
+        ("Concat", [f"{new}/prompt", name], new, {"axis": 1}),
+    ]
+    return [helper.make_node(op, inputs, [out], name=out, **attributes) for op, inputs, out, attributes in steps]

@@ -1,0 +1,82 @@
+"""Prompt tuning: p trained vectors in front of a text's word embeddings; what both of its starts share.
+
+    E' = [v_1 ... v_p; E]                                 before position embeddings and LayerNorm
+
+The row really has p tokens more, which attention sees as any other: they are placeholder tokens in front of the
+text's own, whose embeddings are overwritten here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods.base import Method, option, require
+
+__all__ = ["Prompt", "PromptTuning"]
+
+_LEAST_TEXT = 3  # a token between two special ones
+
+
+class Prompt(nn.Module):
+    """The first p tokens' vectors replaced, [..., d] -> [..., d]."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.empty(length, width).uniform_(-0.5, 0.5))
+
+    def forward(self, y: Tensor, position: Tensor) -> Tensor:
+        """``position`` [...] is each token's place within its row."""
+        last = len(self.vectors) - 1
+        return torch.where((position <= last).unsqueeze(-1), self.vectors[position.clamp(max=last)], y)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptTuning(Method):
+    """Base of both; a subclass says what the vectors start from."""
+
+    paper: ClassVar[str] = "Lester et al., 2021, arXiv:2104.08691"
+    equation: ClassVar[str] = "[v_1 ... v_p; E] for the word embeddings E"
+    near_identity: ClassVar[bool] = False  # a fresh prompt moves the text and is attended to
+
+    length: int = option(100, "vectors p in front of a text")
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, f"{self.name}'s length must be at least 1; found {self.length}.")
+
+    @property
+    def prompt_length(self) -> int:
+        """p."""
+        return self.length
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """The word embeddings.
+
+        Raises:
+            UsageError: the prompt leaves no position for a text.
+        """
+        longest = architecture.max_length - _LEAST_TEXT
+        require(
+            self.length <= longest,
+            f"{self.name}'s length must be at most {longest}: this {architecture.model_type} has "
+            f"{architecture.max_length} positions for prompt and text; found {self.length}.",
+        )
+        return architecture.sites_of(Role.WORD_EMBEDDINGS)
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One prompt."""
+        return {site.name: Prompt(self.length, site.out_features) for site in sites}
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """p d, d the word embeddings' width."""
+        return sum(self.length * site.out_features for site in self.sites(architecture))
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """A short one, and a single vector."""
+        return (cls(length=4), cls(length=1))
