@@ -61,6 +61,7 @@ def _subject(one: Measured) -> dict[str, Any]:
         "method": unit.method,
         "task": task,
         "peer": unit.peer,
+        "prompt_length": unit.prompt_length or None,
     }
 
 
@@ -85,8 +86,14 @@ def _figures(one: Measured, architecture: Architecture, rounds: int) -> dict[str
 def _flops(one: Measured, architecture: Architecture) -> float | None:
     if one.unit.job is None:
         return None
-    texts = [n for batch in one.unit.job.batches for n in batch]
-    return flops_per_instance(architecture, texts, one.unit.workload, full=one.unit.role is Role.FULL)
+    rows = [n for batch in one.unit.job.batches for n in _tokens(one, batch)]
+    return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is Role.FULL)
+
+
+def _tokens(one: Measured, texts: Sequence[int]) -> list[int]:
+    """Tokens that the backbone sees of each text: a task's prompt is put before it."""
+    prompt = one.unit.prompt_length if one.unit.task else 0
+    return [n + prompt for n in texts]
 
 
 def gemm_gflops(measured: Sequence[Measured]) -> dict[str, list[float]]:
@@ -124,7 +131,7 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
     fractions = []
     full = one.unit.role is Role.FULL
     for sample, batch, gemm in zip(one.series.samples, one.series.batches, one.gemm.samples, strict=True):
-        lengths = job.batches[batch]
+        lengths = _tokens(one, job.batches[batch])
         work = len(lengths) * flops_per_instance(architecture, lengths, one.unit.workload, full=full)
         fractions.append(work / sample.seconds / (FLOPS_PER_STEP / gemm.seconds))
     return float(np.median(fractions))
@@ -156,7 +163,10 @@ def _peer_name(one: Measured, other: Measured) -> str | None:
     if theirs.role is Role.PEER:
         return f"peer:{theirs.peer}"
     if theirs.engine != mine.engine:
-        return theirs.engine if (theirs.role, theirs.task) == (mine.role, mine.task) else None
+        same = (theirs.role, theirs.task, theirs.prompt_length) == (mine.role, mine.task, mine.prompt_length)
+        return theirs.engine if same else None
+    if theirs.role is Role.LENGTHENED:
+        return f"backbone+{theirs.prompt_length}" if mine.task and mine.prompt_length == theirs.prompt_length else None
     return str(theirs.role) if theirs.role in (Role.BACKBONE, Role.FULL) else None
 
 

@@ -18,6 +18,7 @@ class Role(StrEnum):
 
     TASK = "task"
     BACKBONE = "backbone"
+    LENGTHENED = "lengthened"  # the bare backbone on rows as long as a prompt makes them
     FULL = "full"
     PEER = "peer"
     GEMM = "gemm"
@@ -25,12 +26,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """A task as its manifest describes it: name, method, the method's settings, number of outputs."""
+    """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text."""
 
     name: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     n_labels: int = 2
+    prompt_length: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Unit:
     peer: str | None = None
     job: Job | None = None
     unavailable: str | None = None
+    prompt_length: int = 0  # tokens that each row has more than its text
 
     @property
     def method(self) -> str | None:
@@ -63,7 +66,11 @@ class Unit:
     @property
     def label(self) -> str:
         """For progress and messages, unique within a plan."""
-        what = {Role.TASK: f"task {self.task.name}" if self.task else "", Role.PEER: f"peer {self.peer}"}
+        what = {
+            Role.TASK: f"task {self.task.name}" if self.task else "",
+            Role.PEER: f"peer {self.peer}",
+            Role.LENGTHENED: f"backbone on {self.prompt_length} tokens more",
+        }
         return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}"
 
 
@@ -88,10 +95,10 @@ def plan(
         "seed": seed,
     }
     units = [
-        _unit(common, Unit(workload, engine, role, task), missing or {})
+        _unit(common, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
         for workload in workloads
         for engine in engines
-        for role, task in _subjects(workload, model.tasks)
+        for role, task, prompt in _subjects(workload, model.tasks)
     ]
     if "infer" in workloads:
         for name, path in _named(peers).items():
@@ -100,14 +107,18 @@ def plan(
     return units
 
 
-def _subjects(workload: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None]]:
-    """Tasks, and what they are compared with: the bare backbone, or training everything."""
+def _subjects(workload: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None, int]]:
+    """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything."""
     other = Role.BACKBONE if workload == "infer" else Role.FULL
     # A task whose method is full fine-tuning already is that comparison.
-    own: list[tuple[Role, Task | None]] = [
-        (Role.FULL if workload == "finetune" and task.method == "full" else Role.TASK, task) for task in tasks
+    own: list[tuple[Role, Task | None, int]] = [
+        (Role.FULL if workload == "finetune" and task.method == "full" else Role.TASK, task, task.prompt_length)
+        for task in tasks
     ]
-    return own if any(role is other for role, _ in own) else [*own, (other, None)]
+    if any(role is other for role, _, _ in own):
+        return own
+    prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
+    return [*own, (other, None, 0), *((Role.LENGTHENED, None, prompt) for prompt in prompts)]
 
 
 def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> Unit:
@@ -122,8 +133,10 @@ def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> 
             "settings": dict(bare.task.settings),
             "n_labels": bare.task.n_labels,
         }
+    if bare.role is Role.LENGTHENED:
+        about["batches"] = tuple(tuple(n + bare.prompt_length for n in batch) for batch in common["batches"])
     name = f"{bare.workload}_{bare.engine}"
-    return replace(bare, job=Job(name, **common, **about, method=bare.method))
+    return replace(bare, job=Job(name, **{**common, **about}, method=bare.method))
 
 
 def _named(peers: Sequence[Path]) -> dict[str, Path]:

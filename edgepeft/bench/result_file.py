@@ -21,6 +21,7 @@ _KEY_FIELDS = (
     "method",
     "task",
     "peer",
+    "prompt_length",
     "batch_size",
     "sequence_length",
     "threads",

@@ -160,16 +160,21 @@ def _subject(request: Request, stack: ExitStack) -> Subject:
 
 def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Lengths, list[str]]:
     """Lengths that the model takes, and what to say about them."""
-    longest = subject.architecture.max_length
+    prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
+    longest = subject.architecture.max_length - prompt
     if request.lengths is None:
         length = request.length or scenario.sequence_length
         if length > longest:
-            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens.")
+            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
         return full_length(length, request.batch_size or scenario.batch_size), []
     lengths = load_lengths(request.lengths, seed=request.seed)
     cut = sum(n > longest for n in lengths.values)
-    notes = [f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens"] if cut else []
-    return lengths.clamped(longest), notes
+    said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
+    return lengths.clamped(longest), [said] if cut else []
+
+
+def _beside(prompt: int) -> str:
+    return f" beside a prompt of {prompt}" if prompt else ""
 
 
 def _missing() -> dict[str, str]:

@@ -54,11 +54,7 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
     for method in methods:
         if method not in known:
             raise UnknownName("method of this bundle's chosen tasks", method, known)
-    kept = tuple(
-        Task(name, entry.method, entry.hyperparameters, entry.n_outputs)
-        for name, entry in chosen.items()
-        if not methods or entry.method in methods
-    )
+    kept = tuple(_task(name, entry) for name, entry in chosen.items() if not methods or entry.method in methods)
     return _subject(folder.name or str(folder), folder, kept, bundle.architecture, random=False)
 
 
@@ -82,13 +78,17 @@ def random_subject(
         _task_of(method): _write_task(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)
     }
     _manifest(backbone, name, entries).write(folder)
-    tasks = tuple(Task(task, e.method, e.hyperparameters, e.n_outputs) for task, e in entries.items())
+    tasks = tuple(_task(task, entry) for task, entry in entries.items())
     return _subject(name, folder, tasks, architecture, random=True)
 
 
 def _subject(name: str, folder: Path, tasks: tuple[Task, ...], architecture: Architecture, *, random: bool) -> Subject:
     model = Model(folder, tasks, architecture.vocab_size, architecture.pad_token_id)
     return Subject(name, model, architecture, random)
+
+
+def _task(name: str, entry: TaskEntry) -> Task:
+    return Task(name, entry.method, entry.hyperparameters, entry.n_outputs, entry.prompt_length)
 
 
 def _task_of(method: str) -> str:

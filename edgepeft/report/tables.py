@@ -53,8 +53,15 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         "-" if latency is None else f"{1000 * latency:,.1f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
         "-" if fraction is None else f"{fraction:.0%}",
-        _paired(row, _PER[row["workload"]]),
+        _paired(row, _compared(row)),
     ]
+
+
+def _compared(row: Mapping[str, Any]) -> str:
+    """The last column's peer; a prompt is compared on rows of its own length."""
+    prompt = row.get("prompt_length")
+    peer = _PER[row["workload"]]
+    return f"{peer}+{prompt}" if f"{peer}+{prompt}" in row["ratio_to"] else peer
 
 
 def _what(row: Mapping[str, Any]) -> str:
@@ -62,7 +69,10 @@ def _what(row: Mapping[str, Any]) -> str:
         return f"peer {row['peer']}"
     if row["task"]:
         return str(row["task"])
-    return "bare backbone" if row["workload"] == "infer" else "full fine-tuning"
+    if row["workload"] == "finetune":
+        return "full fine-tuning"
+    prompt = row.get("prompt_length")
+    return f"bare backbone, {prompt} tokens more" if prompt else "bare backbone"
 
 
 def _reason(row: Mapping[str, Any]) -> str:

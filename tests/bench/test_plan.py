@@ -36,6 +36,18 @@ def test_a_task_that_trains_everything_is_not_measured_twice():
     assert unit.task.name == "all"
 
 
+def test_a_prompt_is_measured_beside_the_bare_backbone_on_rows_as_long_as_its_own():
+    tasks = (Task("t", "prompt-r", prompt_length=5), Task("u", "prompt-t", prompt_length=5), Task("v", "lora"))
+    units = planned(Model(Path("b"), tasks, 100, 0), batches=((8, 3), (7,)))
+    longer = [unit for unit in units if unit.role is Role.LENGTHENED]
+    assert [(unit.workload, unit.engine, unit.prompt_length) for unit in longer] == [
+        ("infer", "onnxruntime", 5),
+        ("infer", "pytorch", 5),
+    ]
+    assert all(unit.job.batches == ((13, 8), (12,)) and unit.job.task is None for unit in longer)
+    assert all(unit.job.batches == ((8, 3), (7,)) for unit in units if unit.job and unit not in longer)
+
+
 def test_what_is_missing_is_a_row_without_a_job():
     units = planned(missing={"finetune onnxruntime": "not yet"})
     missing = [u for u in units if u.job is None]

@@ -204,3 +204,25 @@ def test_an_unknown_name_offers_the_known_ones(options, named, fake_start):
 def test_a_missing_peer_is_a_usage_error(tmp_path, fake_start):
     with pytest.raises(UsageError, match=r"nowhere\.onnx"):
         bench(fake_start(), peers=(tmp_path / "nowhere.onnx",))
+
+
+def test_a_prompt_is_compared_with_the_backbone_on_lengthened_rows(fake_start):
+    """Samples of 0.25 s for the lengthened backbone, 0.125 s on texts alone, 0.5 s for the task."""
+
+    def seconds(label):
+        return 0.25 if "more" in label else 0.5 if "task" in label else 0.125
+
+    options = {"methods": ("prompt-r",), "settings": {"length": "7"}, "workloads": ("infer",)}
+    document = bench(fake_start(seconds), engines=("onnxruntime",), **options).document
+    task, bare, longer = document["results"]
+    assert task["ratio_to"]["backbone+7"]["ratio"] == pytest.approx(0.5)
+    assert task["ratio_to"]["backbone"]["ratio"] == pytest.approx(0.25)
+    assert (bare["prompt_length"], longer["prompt_length"]) == (None, 7)
+    assert task["flops_per_instance"] == longer["flops_per_instance"] > bare["flops_per_instance"]
+    assert "backbone+7" not in bare["ratio_to"]
+
+
+def test_texts_leave_room_for_a_prompt(fake_start):
+    options = {"methods": ("prompt-r",), "settings": {"length": "100"}, "workloads": ("infer",), "length": 413}
+    with pytest.raises(UsageError, match="takes at most 412 tokens beside a prompt of 100"):
+        bench(fake_start(lambda _: 1.0), **options)
