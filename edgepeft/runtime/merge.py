@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 
 from edgepeft.backbones.config import read_config
 from edgepeft.errors import BundleError
+from edgepeft.graph.names import LOGITS
 from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle, expect_hash
 from edgepeft.runtime.manifest import TaskEntry, Verification
-from edgepeft.runtime.session import session_options
+from edgepeft.runtime.session import run_session, session_options
 from edgepeft.runtime.verify import read_check, replay, require_passed
 
 __all__ = ["MODEL_FILE", "merge_task"]
@@ -95,7 +96,4 @@ def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
         session = ort.InferenceSession(str(path), session_options(), providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot open the merged model: {str(error).splitlines()[0]}") from error
-    known = {value.name for value in session.get_inputs()}
-    return replay(
-        lambda group: session.run(["logits"], {n: v for n, v in group.items() if n in known})[0], inputs, reference
-    )
+    return replay(lambda group: run_session(session, LOGITS, group), inputs, reference)

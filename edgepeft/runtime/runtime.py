@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.errors import BundleError, DataError
+from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, predictions
-from edgepeft.runtime.session import open_session
+from edgepeft.runtime.session import open_session, run_session
 
 __all__ = ["Runtime", "check_rows", "in_batches"]
 
@@ -70,7 +71,7 @@ class Runtime:
         """
         n_outputs = self.bundle.entry(task).n_outputs
         found = np.empty((len(inputs["input_ids"]), n_outputs), np.float32)
-        for rows, logits in self._run(task, "logits", inputs):
+        for rows, logits in self._run(task, LOGITS, inputs):
             if logits.shape[1] != n_outputs:
                 raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
             found[rows] = logits
@@ -97,7 +98,7 @@ class Runtime:
         known = [value.name for value in session.get_inputs()]
         prompt = 0 if task is None else self.bundle.entry(task).prompt_length
         for rows, part in passes({name: inputs[name] for name in known}, prompt=prompt):
-            yield rows, session.run([output], dict(part))[0]
+            yield rows, run_session(session, output, part)
 
     def predict(self, task: str, texts: Sequence[Text]) -> list[Prediction]:
         """One answer for each text, in order; longer texts are truncated and counted in ``truncation``."""

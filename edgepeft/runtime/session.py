@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
+import numpy as np
 import onnx
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from edgepeft.errors import BundleError
 from edgepeft.profiles.cores import cpu_quota, thread_count
 
-__all__ = ["open_session", "session_options"]
+__all__ = ["open_session", "run_session", "session_options"]
 
 _ERRORS_ONLY = 3
 # It moves a bias from Add into Gemm, which writes it out on one thread before the product; as an Add it is shared by
@@ -48,3 +51,22 @@ def open_session(model: onnx.ModelProto, folder: Path, threads: int | None = Non
         )
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot open the model of {folder}: {str(error).splitlines()[0]}") from error
+
+
+def run_session(
+    session: ort.InferenceSession, output: str, inputs: Mapping[str, NDArray[np.int64]]
+) -> NDArray[np.float32]:
+    """One output for a batch; of ``inputs``, those that the model reads.
+
+    Raises:
+        BundleError: ONNX Runtime stops within the model.
+    """
+    known = [value.name for value in session.get_inputs()]
+    try:
+        found: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in known})[0]
+    except Exception as error:  # as above
+        raise BundleError(
+            f"ONNX Runtime stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    return found

@@ -16,13 +16,13 @@ import onnx
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.graph.names import without_prefix
+from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
 from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
 from edgepeft.runtime.model_card import model_card
-from edgepeft.runtime.session import open_session
+from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.verify import read_check, replay, require_passed
 
 __all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task"]
@@ -52,10 +52,7 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
         splice(bundle.backbone_graph, delta, bundle.manifest.backbone.sites, bundle.checkpoint), bundle.folder
     )
     inputs, reference = read_check(check, f"the check file of {where}")
-    known = {value.name for value in session.get_inputs()}
-    result = replay(
-        lambda group: session.run(["logits"], {n: v for n, v in group.items() if n in known})[0], inputs, reference
-    )
+    result = replay(lambda group: run_session(session, LOGITS, group), inputs, reference)
     require_passed(name, result)
     entry = _entry(
         facts.get("edgepeft.card", "{}"),
