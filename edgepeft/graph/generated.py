@@ -21,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import generated, without_prefix
-from edgepeft.methods._fastfood import Fastfood
+from edgepeft.methods._fastfood import Fastfood, ahead
+from edgepeft.profiles.cores import thread_count
 
 __all__ = ["RECIPE", "generated_tensors"]
 
@@ -41,7 +42,7 @@ class _Recipe(BaseModel):
 def generated_tensors(
     delta: onnx.ModelProto, checkpoint: Checkpoint, bound: Mapping[str, str]
 ) -> Iterator[onnx.TensorProto]:
-    """One initializer for each generated input, called as ``bound`` says; one at a time, for they are large.
+    """One initializer for each generated input, called as ``bound`` says; one after the other, for they are large.
 
     Raises:
         BundleError: there is no recipe, or it cannot be followed.
@@ -52,7 +53,8 @@ def generated_tensors(
     recipe = _recipe(delta)
     vector, scales = _parameter(delta, recipe.vector), _parameter(delta, recipe.scales)
     streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
-    for name in wanted:
+
+    def make(name: str) -> onnx.TensorProto:
         if name not in streams or len(scales) != len(streams):
             raise BundleError(f"the delta graph's {RECIPE} does not say how to make {name}; export the task again.")
         stream = streams[name]
@@ -60,7 +62,9 @@ def generated_tensors(
         update = Fastfood(recipe.seed, stream, math.prod(stored.shape), len(vector)).project(vector)
         update *= scales[stream]
         update += _pretrained(checkpoint, stored)
-        yield numpy_helper.from_array(update.reshape(stored.shape), bound[name])
+        return numpy_helper.from_array(update.reshape(stored.shape), bound[name])
+
+    yield from ahead(make, wanted, thread_count())
 
 
 def _recipe(delta: onnx.ModelProto) -> _Recipe:

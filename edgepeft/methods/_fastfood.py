@@ -22,14 +22,17 @@ w of its entries are computed, and p is needed modulo w.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GENERATOR", "Fastfood", "hadamard", "splitmix64", "walsh_hadamard"]
+__all__ = ["GENERATOR", "Fastfood", "ahead", "hadamard", "splitmix64", "walsh_hadamard"]
 
 GENERATOR = "fastfood/1"
 _BLOCK = 1 << 15  # entries of G and Pi made at a time: they stay in the cache
@@ -37,6 +40,8 @@ _ROUNDS = 4
 _GAMMA, _WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 Floats = NDArray[np.float32]
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,18 @@ class Fastfood:
             x &= mask
             x ^= x >> shift
         return x
+
+
+def ahead(make: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
+    """``map`` in threads (NumPy's loops run beside each other), never more than ``threads`` items ahead."""
+    with ThreadPoolExecutor(threads) as pool:
+        begun: deque[Future[Made]] = deque()
+        for item in items:
+            begun.append(pool.submit(make, item))
+            if len(begun) > threads:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 def splitmix64(key: int, start: int, count: int) -> NDArray[np.uint64]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.methods._fastfood import GENERATOR, Fastfood, hadamard
+from edgepeft.methods._fastfood import GENERATOR, Fastfood, ahead, hadamard
 from edgepeft.methods.base import Generator, Method, option, require
 
 __all__ = ["IntrinsicSAID", "Projected"]
@@ -76,8 +76,9 @@ class Projected(Generator):
         return {name: (table.project(self.theta) * scale).view(shape) for table, scale, (name, shape) in parts}
 
     def _made(self) -> Iterator[_Table]:
-        for stream, shape in enumerate(self.shapes.values()):
-            yield _Table(Fastfood(self.seed, stream, math.prod(shape), len(self.theta)))
+        width = len(self.theta)
+        projections = (Fastfood(self.seed, i, math.prod(shape), width) for i, shape in enumerate(self.shapes.values()))
+        return ahead(_Table, projections, torch.get_num_threads())
 
 
 class _Table:
