@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+import regex
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from edgepeft.backbones.config import read_config
@@ -33,6 +34,8 @@ PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner,
 TASK_TYPE = "SEQ_CLS"
 # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
 _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+_PATIENCE_S = 2.0
 
 _Names = str | list[str] | None
 
@@ -141,7 +144,7 @@ class LoraConfig(WrapConfig):
             return True
         names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
         patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names or ()] or [r".*?\.[^.]*\.(\d+)\."]
-        found = next((match for match in (re.match(pattern, module) for pattern in patterns) if match), None)
+        found = next((match for match in (_match(pattern, module) for pattern in patterns) if match), None)
         return found is not None and int(found[1]) in ([chosen] if isinstance(chosen, int) else chosen)
 
 
@@ -200,7 +203,7 @@ def _validated(kind: type[PeftConfig], document: dict[str, Any], path: Path) -> 
     except ValidationError as error:
         first = error.errors()[0]
         raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
-    except re.error as error:
+    except regex.error as error:
         raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}).") from error
     return config
 
@@ -208,13 +211,25 @@ def _validated(kind: type[PeftConfig], document: dict[str, Any], path: Path) -> 
 def _matches(wanted: str | Iterable[str], module: str) -> bool:
     """A text is a pattern for the whole name; a list has names, or their ends after a dot."""
     if isinstance(wanted, str):
-        return re.fullmatch(wanted, module) is not None
+        return _match(rf"(?:{wanted})\Z", module) is not None
     return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def _match(pattern: str, module: str) -> Any:
+    """``re.match`` with an end: a stranger's pattern may try longer than anyone waits.
+
+    Raises:
+        BundleError: it has not come to an end.
+    """
+    try:
+        return regex.match(pattern, module, timeout=_PATIENCE_S)
+    except TimeoutError:
+        raise BundleError(f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}.") from None
 
 
 _Value = TypeVar("_Value", int, float)
 
 
 def _by_pattern(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
-    found = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
+    found = (value for pattern, value in patterns.items() if _match(rf"(.*\.)?({pattern})$", module))
     return next(found, default)

@@ -179,6 +179,8 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"lora_alpha": float("nan")}, "lora_alpha"),
         ({"bias": "some"}, "bias"),
         ({"target_modules": "("}, "regular expression"),
+        ({"target_modules": r"((.|\w)+)+[#!]"}, "takes longer than 2 s"),
+        ({"target_modules": ".*query|.*value$|("}, "regular expression"),
         ({"target_modules": None}, "matches nothing"),
         ({"target_modules": ["q_proj"]}, "q_proj.*matches nothing"),
         ({"target_modules": ["query", "pooler.dense"]}, r"bert\.pooler\.dense"),
