@@ -37,7 +37,7 @@ _METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], Plan]]] =
     None: (BnConfig, bottleneck_plan),
     "lora": (LoraConfig, lora_plan),
 }
-_KNOWN = "bottleneck adapters (architecture null), lora"
+_KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
 
 # Files that say that a folder holds more than one adapter's forward pass.
 _COMPOSITIONS = {
