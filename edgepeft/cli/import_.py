@@ -27,7 +27,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
-    """Turn a PEFT checkpoint into a delta; that library is not needed."""
+    """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
     try:
         from edgepeft.interop.base import Request, importer_of
     except ImportError as error:

@@ -29,6 +29,7 @@ from edgepeft.interop._peft_config import (
     WrapConfig,
     read_peft_config,
 )
+from edgepeft.interop._tensors import check_tensors
 from edgepeft.interop.base import Importer, Request
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.state_dict import read_state_dict
@@ -86,7 +87,7 @@ class Peft(Importer):
         outputs = _outputs(state, classifier, folder)
         heads = {theirs: _Entry(*ours) for theirs, ours in classifier.head_tensors(outputs).items()}
         entries = {**plan.entries, **heads}
-        _check_names(state, entries, folder)
+        check_tensors(state, {name: entry.shape for name, entry in entries.items()}, folder)
         values = {entry.name: entry.value(state[name]) for name, entry in entries.items()}
         delta = new_delta(
             backbone,
@@ -223,23 +224,6 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
             "backbone has none either; without a head nothing is answered (PEFT's modules_to_save keeps it)."
         )
     return len(weight)
-
-
-def _check_names(state: Mapping[str, Tensor], entries: Mapping[str, _Entry], folder: Path) -> None:
-    problems = {
-        "missing": [name for name in entries if name not in state],
-        "not known": [name for name in state if name not in entries],
-        "of another shape": [
-            f"{name} {list(state[name].shape)} instead of {list(entry.shape)}"
-            for name, entry in entries.items()
-            if name in state and tuple(state[name].shape) != entry.shape
-        ],
-    }
-    told = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
-    if told:
-        raise BundleError(
-            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(told)}."
-        )
 
 
 def _completed(delta: Delta, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

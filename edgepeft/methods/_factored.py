@@ -1,6 +1,6 @@
 """Adapters whose weights are products of factors: what the methods of the Compacter paper share.
 
-    y' = y + up(gelu(down(y))),  each linear layer being  x W^T + b,  W = f(factors)
+    y' = y + up(act(down(y))),  each linear layer being  x W^T + b,  W = f(factors)
 
 The factors are what is trained, saved and shipped, so that a task's file stays small.  W does not depend
 on x: in a delta graph it hangs from constants alone, ONNX Runtime folds it when it opens the file, and
@@ -20,9 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import PerLayer, norm_tensors, option, require
+from edgepeft.methods._activations import Activation
+from edgepeft.methods._adapter import FORMS, Form
+from edgepeft.methods.base import PerLayer, check_roles, norm_tensors, option, require
 
-__all__ = ["FactoredAdapter", "FactoredAdapters", "FactoredLinear", "spread"]
+__all__ = ["FactoredAdapters", "FactoredLinear", "spread"]
+
+ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
 
 class FactoredLinear(nn.Module):
@@ -41,32 +45,24 @@ class FactoredLinear(nn.Module):
         return functional.linear(x, self.weight(), self.bias)
 
 
-class FactoredAdapter(nn.Module):
-    """y + up(gelu(down(y))), [..., d] -> [..., d]; tanh-GELU, as in the authors' code."""
-
-    def __init__(self, down: FactoredLinear, up: FactoredLinear) -> None:
-        super().__init__()
-        self.down, self.act, self.up = down, nn.GELU(approximate="tanh"), up
-
-    def forward(self, y: Tensor) -> Tensor:
-        """Eq. 2 of the Compacter paper; y is the sub-layer's output."""
-        adapted: Tensor = y + self.up(self.act(self.down(y)))
-        return adapted
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FactoredAdapters(PerLayer):
-    """Adapters at Houlsby's places, LN(sub + A(sub) + res); a subclass says what their linear layers are."""
+    """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 
-    roles: ClassVar[tuple[Role, ...]] = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
     learning_rate: ClassVar[float] = 3e-3
     learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., table 4"
 
     bottleneck: int = option(24, "width m of the adapter")
+    roles: tuple[str, ...] = option(("attention_output", "ffn_output"), "sub-layers whose outputs are adapted")
+    reads: Form = option(
+        "sublayer", "what A reads: sublayer, its output; norm, LN(sub + res) (AdapterHub's compacter++)"
+    )
+    activation: Activation = option("tanh-gelu", "act (the authors' code)")
     norms: bool = option(True, "train every LayerNorm too (as the Compacter paper does)")
 
     def __post_init__(self) -> None:
         require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
+        check_roles(self.name, self.roles, ROLES)
 
     @abstractmethod
     def linears(self) -> Callable[[int, int], FactoredLinear]:
@@ -82,13 +78,13 @@ class FactoredAdapters(PerLayer):
 
     def attaches_to(self) -> tuple[Role, ...]:
         """The sub-layers' outputs."""
-        return self.roles
+        return tuple(Role(role) for role in self.roles)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
-        linear, m = self.linears(), self.bottleneck
+        linear, m, form = self.linears(), self.bottleneck, FORMS[self.reads]
         widths = {site.name: site.out_features for site in sites}
-        return {name: FactoredAdapter(linear(d, m), linear(m, d)) for name, d in widths.items()}
+        return {name: form(linear(d, m), linear(m, d), self.activation) for name, d in widths.items()}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every LayerNorm, unless ``norms=false``."""

@@ -16,7 +16,17 @@ from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.registry import modules_of
 
-__all__ = ["Generator", "Method", "PerLayer", "method_named", "methods", "norm_tensors", "option", "require"]
+__all__ = [
+    "Generator",
+    "Method",
+    "PerLayer",
+    "check_roles",
+    "method_named",
+    "methods",
+    "norm_tensors",
+    "option",
+    "require",
+]
 
 
 def option(default: Any, doc: str) -> Any:
@@ -32,6 +42,20 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise UsageError(message)
+
+
+def check_roles(method: str, roles: Sequence[str], known: Sequence[Role]) -> None:
+    """See that a method's ``roles`` are some of those that it knows, each once.
+
+    Raises:
+        UsageError: none is named, or one twice.
+        UnknownName: one is not among them.
+    """
+    require(bool(roles), f"{method} needs at least one of {', '.join(known)} as roles; found none.")
+    for role in roles:
+        require(roles.count(role) == 1, f"{method}'s roles names {role!r} twice.")
+        if role not in known:
+            raise UnknownName(f"role that {method} can attach to", role, map(str, known))
 
 
 class Generator(nn.Module, ABC):
@@ -63,9 +87,13 @@ class Method(ABC):
     title: ClassVar[str]
     paper: ClassVar[str]
     equation: ClassVar[str]
-    near_identity: ClassVar[bool]  # a fresh delta leaves the backbone's output (almost) unchanged
+    near_identity: ClassVar[bool]  # a fresh delta of the defaults leaves the backbone's output (almost) unchanged
     learning_rate: ClassVar[float]
     learning_rate_source: ClassVar[str]
+
+    def starts_near_identity(self) -> bool:
+        """``near_identity`` with these hyperparameters."""
+        return self.near_identity
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
         """Where it attaches; nowhere unless said otherwise."""
@@ -141,14 +169,15 @@ class Method(ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PerLayer(Method):
-    """Base of the methods that put modules into each layer; ``skip_layers`` leaves the lowest layers without.
+    """Base of the methods that put modules into each layer, but for those that two settings leave without.
 
-    AdapterDrop's idea (Rücklé et al., 2021, arXiv:2010.11918) for all of them.  In an encoder-decoder the
-    lowest layers of both stacks are left.  LayerNorms are not modules: those that a method trains are
-    trained in every layer, so only with frozen ones is what lies below the same for all tasks.
+    ``skip_layers`` is AdapterDrop's idea (Rücklé et al., 2021, arXiv:2010.11918) for all of them.  In an
+    encoder-decoder the lowest layers of both stacks are left.  LayerNorms are not modules: those that a
+    method trains are trained in every layer, so only with frozen ones is what lies below the same for all tasks.
     """
 
     skip_layers: int = option(0, "lowest layers (of each stack) that get no module")
+    leave_out: tuple[int, ...] = option((), "other layers (of each stack) that get no module, the lowest being 0")
 
     @abstractmethod
     def attaches_to(self) -> tuple[Role, ...]:
@@ -162,7 +191,7 @@ class PerLayer(Method):
         """Its roles' sites in the layers that are not skipped.
 
         Raises:
-            UsageError: no layer would be left, ``skip_layers`` is negative, or the backbone has no such sites.
+            UsageError: no layer would be left, one is named that is not there, or the backbone has no such sites.
         """
         sites = architecture.sites_of(*self.attaches_to())
         in_layers = [(site, site.layer) for site in sites if site.layer is not None]
@@ -174,7 +203,11 @@ class PerLayer(Method):
             f"{self.name}'s skip_layers must be between 0 and {last}, for this {architecture.model_type} has "
             f"{last + 1} layers; found {self.skip_layers}.",
         )
-        return tuple(site for site, layer in in_layers if layer >= self.skip_layers)
+        odd = [layer for layer in self.leave_out if not 0 <= layer <= last]
+        require(not odd, f"{self.name}'s leave_out names layers from 0 to {last}; found {', '.join(map(str, odd))}.")
+        left = tuple(site for site, layer in in_layers if layer >= self.skip_layers and layer not in self.leave_out)
+        require(bool(left), f"{self.name}'s skip_layers and leave_out leave no layer of {last + 1} with a module.")
+        return left
 
     def n_parameters(self, architecture: Architecture) -> int:
         """``n_at`` over its sites, and the tensors of the encoder that it trains besides (LayerNorms)."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from edgepeft.backbones.base import Role
+from edgepeft.methods.base import option
 from edgepeft.methods.compacter import Compacter
 
 __all__ = ["CompacterPlusPlus"]
@@ -19,4 +19,9 @@ class CompacterPlusPlus(Compacter):
     title: ClassVar[str] = "Compacter++"
     equation: ClassVar[str] = "LN(sub + A(sub) + res) after the FFN, W = sum_i kron(A_i, s_i t_i)"
 
-    roles: ClassVar[tuple[Role, ...]] = (Role.FFN_OUTPUT,)
+    roles: tuple[str, ...] = option(("ffn_output",), "sub-layers whose outputs are adapted")
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The paper's rank, and AdapterHub's form of it with a higher one, another n and frozen norms."""
+        return (cls(bottleneck=8), cls(bottleneck=6, n=2, rank=3, reads="norm", activation="gelu", norms=False))

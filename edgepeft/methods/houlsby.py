@@ -10,9 +10,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-from torch import Tensor, nn
+from torch import nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods._activations import Activation
+from edgepeft.methods._adapter import OnSubLayer
 from edgepeft.methods.base import PerLayer, norm_tensors, option, require
 
 __all__ = ["Adapter", "Houlsby"]
@@ -20,22 +22,15 @@ __all__ = ["Adapter", "Houlsby"]
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
 
-class Adapter(nn.Module):
-    """y + up(act(down(y))), [..., d] -> [..., d]."""
+class Adapter(OnSubLayer):
+    """y + up(act(down(y))), [..., d] -> [..., d], of section 2.1; y is the sub-layer's output."""
 
-    def __init__(self, hidden: int, bottleneck: int, std: float) -> None:
-        super().__init__()
-        self.down = nn.Linear(hidden, bottleneck)
-        self.act = nn.GELU(approximate="tanh")
-        self.up = nn.Linear(bottleneck, hidden)
+    def __init__(self, hidden: int, bottleneck: int, std: float, activation: Activation = "tanh-gelu") -> None:
+        super().__init__(nn.Linear(hidden, bottleneck), nn.Linear(bottleneck, hidden), activation)
         for linear in (self.down, self.up):
+            assert isinstance(linear, nn.Linear)
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
             nn.init.zeros_(linear.bias)
-
-    def forward(self, y: Tensor) -> Tensor:
-        """Eq. of section 2.1; y is the sub-layer's output."""
-        adapted: Tensor = y + self.up(self.act(self.down(y)))
-        return adapted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +46,7 @@ class Houlsby(PerLayer):
     learning_rate_source: ClassVar[str] = "Houlsby et al., section 3.1 (grid 3e-5, 3e-4, 3e-3)"
 
     bottleneck: int = option(64, "width m of the adapter")
+    activation: Activation = option("tanh-gelu", "act (the authors' code)")
     norms: bool = option(True, "train every LayerNorm too")
     std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)")
 
@@ -64,7 +60,7 @@ class Houlsby(PerLayer):
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
-        return {site.name: Adapter(site.out_features, self.bottleneck, self.std) for site in sites}
+        return {site.name: Adapter(site.out_features, self.bottleneck, self.std, self.activation) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every LayerNorm, unless ``norms=false``."""
@@ -77,5 +73,5 @@ class Houlsby(PerLayer):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """A wide and a narrow one, the latter with frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=3, norms=False))
+        """A wide and a narrow one, the latter with frozen norms and another activation."""
+        return (cls(bottleneck=8), cls(bottleneck=3, norms=False, activation="silu"))

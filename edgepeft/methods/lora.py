@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.errors import UnknownName
-from edgepeft.methods.base import PerLayer, option, require
+from edgepeft.methods.base import PerLayer, check_roles, option, require
 from edgepeft.methods.bitfit import BitFit
 
 __all__ = ["LoRA", "LowRank"]
@@ -65,11 +64,7 @@ class LoRA(PerLayer):
     def __post_init__(self) -> None:
         require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
         require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
-        require(bool(self.roles), f"lora needs at least one of {', '.join(ROLES)} as roles; found none.")
-        for role in self.roles:
-            require(self.roles.count(role) == 1, f"lora's roles names {role!r} twice.")
-            if role not in ROLES:
-                raise UnknownName("role that lora can update", role, map(str, ROLES))
+        check_roles(self.name, self.roles, ROLES)
 
     def attaches_to(self) -> tuple[Role, ...]:
         """The chosen linear layers' outputs."""

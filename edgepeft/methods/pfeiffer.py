@@ -1,6 +1,6 @@
 """Pfeiffer adapters (Pfeiffer et al., 2021, arXiv:2005.00247, in AdapterHub's form): LN(sub + A(LN(sub + res)) + res).
 
-A(z) = W2 relu(W1 z + b1) + b2, once a layer, after the feed-forward's projection.  The layer's own
+A(z) = W2 act(W1 z + b1) + b2, once a layer, after the feed-forward's projection.  The layer's own
 LayerNorm runs twice.  The adapter's inner residual starts from ``sub``, the sub-layer's output, not
 from LN(sub + res), which A reads.  ``placement="attention"`` is what the Compacter paper calls Pfeiffer:
 Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
@@ -9,53 +9,40 @@ Houlsby's form, LN(sub + A(sub) + res), after self-attention only.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods._activations import Activation
+from edgepeft.methods._adapter import Bottleneck, OnNorm, OnSubLayer
 from edgepeft.methods.base import PerLayer, norm_tensors, option, require
 
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
 
 
-class _Bottleneck(nn.Module):
-    """Holds A; the two forms below place it."""
+class _Normal(Bottleneck):
+    """Starts its linear layers; the two forms below place it."""
 
-    def __init__(self, hidden: int, bottleneck: int, std: float) -> None:
-        super().__init__()
-        self.down = nn.Linear(hidden, bottleneck)
-        self.up = nn.Linear(bottleneck, hidden)
+    def __init__(self, hidden: int, bottleneck: int, std: float, activation: Activation = "relu") -> None:
+        super().__init__(nn.Linear(hidden, bottleneck), nn.Linear(bottleneck, hidden), activation)
         for linear in (self.down, self.up):
+            assert isinstance(linear, nn.Linear)
             nn.init.normal_(linear.weight, std=std)
             nn.init.zeros_(linear.bias)
 
-    def change(self, z: Tensor) -> Tensor:
-        """A(z), [..., d] -> [..., d]."""
-        changed: Tensor = self.up(functional.relu(self.down(z)))
-        return changed
+
+class AfterNorm(_Normal, OnNorm):
+    """y + A(LN(y + residual))."""
 
 
-class AfterNorm(_Bottleneck):
-    """y + A(LN(y + residual)); the layer then computes LN of this + residual."""
-
-    def forward(self, y: Tensor, residual: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """All [..., d]; ``norm`` is the LayerNorm after the sum."""
-        return y + self.change(norm(y + residual))
-
-
-class BeforeNorm(_Bottleneck):
+class BeforeNorm(_Normal, OnSubLayer):
     """y + A(y)."""
-
-    def forward(self, y: Tensor) -> Tensor:
-        """[..., d] -> [..., d]."""
-        return y + self.change(y)
 
 
 # Where the adapter stands -> the site's role and the module.
-PLACEMENTS: dict[str, tuple[Role, type[_Bottleneck]]] = {
+PLACEMENTS: dict[str, tuple[Role, type[_Normal]]] = {
     "ffn": (Role.FFN_OUTPUT, AfterNorm),
     "attention": (Role.ATTENTION_OUTPUT, BeforeNorm),
 }
@@ -77,6 +64,7 @@ class Pfeiffer(PerLayer):
     placement: Literal["ffn", "attention"] = option(
         "ffn", "ffn: AdapterHub's form; attention: the Compacter paper's, LN(sub + A(sub) + res)"
     )
+    activation: Activation = option("relu", "act")
     norms: bool = option(False, "train every LayerNorm too (as the Compacter paper does)")
     std: float = option(0.02, "of the normal init")
 
@@ -91,7 +79,7 @@ class Pfeiffer(PerLayer):
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
         form = PLACEMENTS[self.placement][1]
-        return {site.name: form(site.out_features, self.bottleneck, self.std) for site in sites}
+        return {site.name: form(site.out_features, self.bottleneck, self.std, self.activation) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """None, unless ``norms=true``."""
@@ -104,5 +92,9 @@ class Pfeiffer(PerLayer):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """AdapterHub's form, the same with trained norms, and the Compacter paper's."""
-        return (cls(bottleneck=8), cls(bottleneck=4, norms=True), cls(bottleneck=3, placement="attention"))
+        """AdapterHub's form, the same with trained norms, and the Compacter paper's with another activation."""
+        return (
+            cls(bottleneck=8),
+            cls(bottleneck=4, norms=True),
+            cls(bottleneck=3, placement="attention", activation="leaky-relu"),
+        )

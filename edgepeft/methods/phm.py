@@ -69,5 +69,5 @@ class PHM(FactoredAdapters):
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """The paper's n, and another with frozen norms."""
-        return (cls(bottleneck=8), cls(bottleneck=6, n=2, norms=False))
+        """The paper's n, and another in one place, with frozen norms."""
+        return (cls(bottleneck=8), cls(bottleneck=6, n=2, roles=("attention_output",), reads="norm", norms=False))

@@ -10,45 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoints import GOLDEN, backbone_of, changed_copy, imported, logits_of
 from safetensors.torch import load_file, save_file
 
-from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.interop.base import Request, importer_of
 
-GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*-*/adapter_config.json"))
 KINDS = {name.partition("-")[2] for name in NAMES}
-
-
-def backbone_of(name):
-    return open_backbone(str(GOLDEN / name.partition("-")[0]))
-
-
-def imported(folder, backbone, **request):
-    return importer_of(folder).read(folder, backbone, Request(task="task", **request))
-
-
-def logits_of(delta, backbone):
-    inputs = load_file(backbone.folder / "inputs.safetensors")
-    wanted = {name: inputs[name] for name in backbone.architecture.inputs}
-    with torch.no_grad():
-        return delta.logits(load_model(backbone, "eager"), wanted)
 
 
 @pytest.fixture
 def copy(tmp_path):
     """A golden folder to be changed: a function from its name and new settings to the copy."""
-
-    def make(name, **settings):
-        folder = Path(shutil.copytree(GOLDEN / name, tmp_path / name))
-        config = folder / "adapter_config.json"
-        config.write_text(json.dumps(json.loads(config.read_text()) | settings))
-        return folder
-
-    return make
+    return lambda name, **settings: changed_copy(GOLDEN / name, tmp_path / name, **settings)
 
 
 def retensored(folder, change):

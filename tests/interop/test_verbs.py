@@ -1,6 +1,7 @@
 """``edgepeft import`` as a user calls it, and its delta through export into ONNX Runtime."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,41 @@ def test_what_is_imported_and_exported_gives_pefts_logits_in_onnxruntime(family,
     for kind in kinds:
         theirs = load_file(GOLDEN / f"{family}-{kind}" / "logits.safetensors")["logits"]
         np.testing.assert_allclose(runtime.logits(f"{family}-{kind}", inputs), theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [
+        ("bert", ("double-seq-bn", "residual-after-ln", "own-norms", "compacter", "phm-seq-bn", "pooler-head")),
+        ("roberta", ("scaled-par-bn", "adapter-plus", "post-add", "compacter-plus-plus", "seq-bn-static", "lora")),
+    ],
+)
+def test_what_adapterhub_saved_gives_its_logits_in_onnxruntime(family, kinds, tmp_path):
+    backbone, deltas, hub = GOLDEN / family, [], GOLDEN / "adapterhub"
+    for kind in kinds:
+        deltas += ["--delta", tmp_path / kind]
+        done = edgepeft("import", hub / f"{family}-{kind}", "--backbone", backbone, "--out", tmp_path / kind)
+        assert done.returncode == 0 and "from AdapterHub" in done.stdout, done.stderr
+    assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
+    assert edgepeft("verify", tmp_path / "bundle").returncode == 0
+    inputs = load_file(backbone / "inputs.safetensors")
+    runtime = Runtime(tmp_path / "bundle")
+    for kind in kinds:
+        theirs = load_file(hub / f"{family}-{kind}" / "logits.safetensors")["logits"]
+        np.testing.assert_allclose(runtime.logits(f"{family}-{kind}", inputs), theirs, atol=1e-5)
+
+
+def test_what_of_adapterhub_cannot_be_imported_exits_with_1_and_writes_nothing(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "adapterhub" / "bert-seq-bn", tmp_path / "sst"))
+    config = folder / "adapter_config.json"
+    for text, named in [
+        (config.read_text().replace('"use_gating": false', '"use_gating": true'), "use_gating = True"),
+        (config.read_text()[:-9], "cannot be read as JSON"),
+    ]:
+        config.write_text(text)
+        done = edgepeft("import", folder, "--backbone", GOLDEN / "bert", "--out", tmp_path / "out")
+        assert done.returncode == 1 and named in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_import_prints_the_card_as_one_document_and_takes_names(tmp_path):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
 
+from edgepeft.backbones.hooks import needs
+from edgepeft.errors import UsageError
+from edgepeft.methods._activations import ACTIVATIONS, Activation
+from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.houlsby import Adapter
 from edgepeft.methods.lora import LoRA, LowRank
 from edgepeft.methods.pfeiffer import AfterNorm, BeforeNorm
@@ -65,6 +71,79 @@ def test_pfeiffer_in_compacters_form_reads_the_sub_layer_alone():
     module, y = randomised(BeforeNorm(D, M, 0.02)), torch.randn(4, D)
     w, z = arrays(module), y.numpy().astype(np.float64)
     close(module(y), z + np.maximum(z @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"])
+
+
+GELU = np.vectorize(lambda z: 0.5 * z * (1 + math.erf(z / math.sqrt(2))))
+SIGMOID = lambda z: 1 / (1 + np.exp(-z))  # noqa: E731
+# The definitions, written here once more: Hendrycks & Gimpel, 2016 (three GELUs, SiLU); Misra, 2019 (Mish).
+ACTIVATION_EQUATIONS = {
+    "relu": lambda z: np.maximum(z, 0),
+    "gelu": GELU,
+    "tanh-gelu": tanh_gelu,
+    "quick-gelu": lambda z: z * SIGMOID(1.702 * z),
+    "silu": lambda z: z * SIGMOID(z),
+    "mish": lambda z: z * np.tanh(np.log1p(np.exp(z))),
+    "tanh": np.tanh,
+    "sigmoid": SIGMOID,
+    "relu6": lambda z: np.clip(z, 0, 6),
+    "leaky-relu": lambda z: np.where(z > 0, z, 0.01 * z),
+    "linear": lambda z: z,
+}
+
+
+def test_every_activation_has_its_equation():
+    assert set(ACTIVATIONS) == set(ACTIVATION_EQUATIONS) == set(get_args(Activation))
+
+
+@pytest.mark.parametrize("name", ACTIVATION_EQUATIONS)
+def test_an_activation_is_its_equation_in_torch_and_in_onnxruntime(name: str):
+    """Between -8 and 8, so that RELU6 is cut and each tail is seen."""
+    module, y = randomised(Adapter(D, M, 1e-3, name)), 2 * torch.randn(40, D)
+    w, z = arrays(module), y.numpy().astype(np.float64)
+    hidden = z @ w["down.weight"].T + w["down.bias"]
+    assert hidden.min() < -4 and hidden.max() > 6.5
+    expected = z + ACTIVATION_EQUATIONS[name](hidden) @ w["up.weight"].T + w["up.bias"]
+    close(module(y), expected)
+    program = torch.onnx.export(module.eval(), (y,), dynamo=True, optimize=False, opset_version=20, verbose=False)
+    assert program is not None and {node.domain for node in program.model_proto.graph.node} == {""}
+    session = ort.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: y.numpy()})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("norm_after", ["none", "change", "sum"])
+@pytest.mark.parametrize("keeps", ["sublayer", "sum", "norm"])
+@pytest.mark.parametrize("reads", ["sublayer", "residual", "norm"])
+@pytest.mark.parametrize("norm_before", [False, True])
+def test_the_general_bottleneck_is_its_equation_in_each_form(
+    tiny_sites, reads: str, keeps: str, norm_before: bool, norm_after: str
+):
+    method = BottleneckAdapter(bottleneck=M, reads=reads, keeps=keeps, norm_before=norm_before, norm_after=norm_after)
+    module = randomised(method.build(tiny_sites)[tiny_sites[0].name])
+    d = tiny_sites[0].out_features
+    norm, sub, res = randomised(nn.LayerNorm(d)), torch.randn(2, 3, d), torch.randn(2, 3, d)
+    w, n = arrays(module), arrays(norm)
+    s, r = sub.numpy().astype(np.float64), res.numpy().astype(np.float64)
+    layer = layer_norm(s + r, n["weight"], n["bias"], 1e-5)
+    values = {"sublayer": s, "residual": r, "sum": s + r, "norm": layer}
+
+    def own(which: str, z: np.ndarray) -> np.ndarray:
+        return layer_norm(z, w[f"{which}.weight"], w[f"{which}.bias"], 1e-5)
+
+    z = own("norm_before", values[reads]) if norm_before else values[reads]
+    change = np.maximum(z @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"]
+    expected = {
+        "none": lambda: values[keeps] + change,
+        "change": lambda: values[keeps] + own("norm_after", change),
+        "sum": lambda: own("norm_after", values[keeps] + change),
+    }[norm_after]()
+    given = {"y": sub, "residual": res, "norm": norm}
+    close(module(**{name: given[name] for name in needs(module)}), expected)
+
+
+def test_a_bottleneck_past_the_layers_norm_has_no_residual_to_read():
+    with pytest.raises(UsageError, match=r"layer_output: there bottleneck needs reads=sublayer.*found reads=norm"):
+        BottleneckAdapter(roles=("ffn_output", "layer_output"), reads="norm")
 
 
 def softmax(z: np.ndarray) -> np.ndarray:

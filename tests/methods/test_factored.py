@@ -72,6 +72,32 @@ def test_compacter_is_the_same_with_low_rank_second_factors(method: type[Method]
     check_adapter(module, w, h("down"), h("up"))
 
 
+@pytest.mark.parametrize("method", [PHM, Compacter, CompacterPlusPlus])
+def test_in_adapterhubs_form_it_reads_the_norm_and_adds_to_the_sub_layer(method: type[Method]):
+    """sub + A(LN(sub + res)) with the settings' activation, A's own weights as above."""
+    module, w = randomised_adapter(method(bottleneck=8, reads="norm", activation="relu"))
+    norm, sub, res = nn.LayerNorm(D), torch.randn(2, 3, D), torch.randn(2, 3, D)
+
+    def h(part: str) -> np.ndarray:
+        second = w[f"{part}.B"] if f"{part}.B" in w else w[f"{part}.s"] @ w[f"{part}.t"]
+        return sum(np.kron(w[f"{part}.A"][i], second[i]) for i in range(4))
+
+    s = sub.numpy().astype(np.float64)
+    z = s + res.numpy()
+    z = (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + 1e-5)
+    expected = s + np.maximum(z @ h("down") + w["down.bias"], 0) @ h("up") + w["up.bias"]
+    np.testing.assert_allclose(module(sub, res, norm).detach().numpy(), expected, rtol=1e-5, atol=2e-5)
+
+
+def test_the_places_are_a_setting(named):
+    compacter = Compacter.from_settings({"roles": "ffn_output"})
+    assert compacter.sites(named("roberta-base")) == CompacterPlusPlus().sites(named("roberta-base"))
+    with pytest.raises(UsageError, match="no role that phm can attach to is called 'query'"):
+        PHM.from_settings({"roles": "query"})
+    with pytest.raises(UsageError, match="needs at least one of attention_output, ffn_output as roles"):
+        PHM(roles=())
+
+
 @pytest.mark.parametrize("rank", [1, 3])
 def test_adapter_lowrank_is_an_adapter_whose_weights_are_outer_products(rank: int):
     module, w = randomised_adapter(AdapterLowRank(bottleneck=5, rank=rank))

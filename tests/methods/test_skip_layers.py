@@ -95,3 +95,28 @@ def test_adapterdrop_is_houlsbys_adapters_without_the_five_lowest_layers(named):
     assert dropped.sites(roberta) == Houlsby(skip_layers=5).sites(roberta)
     assert dropped.n_parameters(roberta) == 14 * (2 * 64 * 768 + 64 + 768) + 38_400
     assert dropped.overrides(roberta) == Houlsby().overrides(roberta)
+
+
+@pytest.mark.parametrize("name", PER_LAYER)
+def test_any_set_of_layers_can_be_left_out(named, name: str):
+    method = method_named(name).from_settings({"skip_layers": "2", "leave_out": "7,4,11"})
+    assert {site.layer for site in method.sites(named("roberta-base"))} == {2, 3, 5, 6, 8, 9, 10}
+
+
+def test_a_layer_left_out_costs_nothing(named):
+    left = Houlsby(leave_out=(0, 5, 5), norms=False)
+    assert left.n_parameters(named("roberta-base")) == 10 * 2 * (2 * 64 * 768 + 64 + 768)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"leave_out": "12"}, r"houlsby's leave_out names layers from 0 to 11; found 12\."),
+        ({"leave_out": "3,-1"}, r"found -1\."),
+        ({"skip_layers": "9", "leave_out": "9,10,11"}, "leave no layer of 12 with a module"),
+        ({"leave_out": "first"}, "houlsby's leave_out needs a value of type int; found 'first'"),
+    ],
+)
+def test_layers_that_are_not_there_and_all_of_them_cannot_be_left_out(named, settings: dict, said: str):
+    with pytest.raises(UsageError, match=said):
+        Houlsby.from_settings(settings).sites(named("roberta-base"))

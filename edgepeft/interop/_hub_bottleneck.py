@@ -1,0 +1,222 @@
+"""AdapterHub's bottleneck adapters: which of our methods holds a config, and its tensors as that method's.
+
+With ``sub`` a sub-layer's output, ``res`` its residual and LN the layer's own norm, theirs compute
+
+    z, k = sub, sub          original_ln_before=False
+           LN(sub + res), sub          original_ln_before=True
+           LN(sub + res), LN(sub + res)          and residual_before_ln=False
+           LN(sub + res), sub + res          and residual_before_ln="post_add"
+           res, sub          is_parallel=True
+    LN(k + scaling A(z) + res)          the outer LN(... + res) if original_ln_after
+
+A constant, learned or per-channel scaling is linear after A's last layer and goes into its weights.  Weights of
+products (``phm_layer``) stay factors where Compacter or PHM adapters have the form, and are multiplied out elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from edgepeft.backbones.base import Role, Site
+from edgepeft.interop._hub_config import BnConfig, leading_layers
+from edgepeft.interop._hub_phm import PhmWeights
+from edgepeft.interop._hub_plan import Places, Plan, State
+from edgepeft.methods.base import PerLayer
+from edgepeft.methods.bottleneck import BottleneckAdapter
+from edgepeft.methods.compacter import Compacter
+from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
+from edgepeft.methods.houlsby import Houlsby
+from edgepeft.methods.pfeiffer import Pfeiffer
+from edgepeft.methods.phm import PHM
+
+__all__ = ["bottleneck_plan"]
+
+_BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
+_Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A config in the words of ``BottleneckAdapter``."""
+
+    roles: tuple[Role, ...]
+    reads: str
+    keeps: str
+    norm_before: bool
+    norm_after: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it adds to the sub-layer's output, without norms of its own."""
+        return self.keeps == "sublayer" and not self.norm_before and self.norm_after == "none"
+
+    @property
+    def holds_factors(self) -> bool:
+        """Whether our adapters of products stand so."""
+        return self.is_plain and self.reads != "residual" and Role.LAYER_OUTPUT not in self.roles
+
+
+# Plain forms with names of their own: (roles, reads) -> the method.
+_NAMED: Mapping[tuple[tuple[Role, ...], str], Callable[..., PerLayer]] = {
+    (_BOTH, "sublayer"): partial(Houlsby, norms=False),
+    ((Role.FFN_OUTPUT,), "norm"): Pfeiffer,
+    ((Role.ATTENTION_OUTPUT,), "sublayer"): partial(Pfeiffer, placement="attention"),
+}
+
+
+def bottleneck_plan(config: BnConfig, places: Places) -> Plan:
+    """The method that holds the config, and how its tensors come to be."""
+    architecture, form = places.classifier.architecture, _form(config)
+    layers = leading_layers(config, architecture.n_layers)
+    every = BottleneckAdapter(roles=tuple(map(str, form.roles)), reads="sublayer", **layers).sites(architecture)
+    widths = {site: config.width(architecture.hidden_size, site.layer or 0) for site in every}
+    settings = {"bottleneck": max(widths.values()), "activation": config.activation, **layers}
+    phm = PhmWeights(config, places.shared) if config.phm_layer else None
+    readers = [_Reader(config, places.of_adapter(site), site, widths[site], phm) for site in every]
+    shapes = dict(phm.shared_shapes(architecture.hidden_size, settings["bottleneck"])) if phm else {}
+    for reader in readers:
+        shapes |= reader.shapes()
+    factored = (
+        config.phm_layer and form.holds_factors and config.scaling != "channel" and len(set(widths.values())) == 1
+    )
+    method = _factored(config, form, settings) if factored else _dense(form, settings)
+
+    def convert(state: State) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for reader in readers:
+            values = (
+                reader.factors(state, low_rank=isinstance(method, Compacter))
+                if factored
+                else reader.dense(state, settings["bottleneck"])
+            )
+            found |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
+        return found
+
+    return Plan(method, shapes, convert)
+
+
+def _form(config: BnConfig) -> _Form:
+    wanted = {Role.ATTENTION_OUTPUT: config.mh_adapter, Role.FFN_OUTPUT: config.output_adapter}
+    roles = tuple(role for role, chosen in wanted.items() if chosen)
+    after = "none" if not config.ln_after else "change"
+    if config.is_parallel:
+        return _Form(roles, "residual", "sublayer", config.ln_before, after)
+    if config.ln_after and config.adapter_residual_before_ln:
+        after = "sum"
+    if config.after_the_layer:  # z = k = LN(sub + res), which is the layer's output
+        return _Form((Role.LAYER_OUTPUT,), "sublayer", "sublayer", config.ln_before, after)
+    if not config.original_ln_before:
+        return _Form(roles, "sublayer", "sublayer", config.ln_before, after)
+    keeps = {True: "sublayer", False: "norm", "post_add": "sum"}[config.residual_before_ln]
+    return _Form(roles, "norm", keeps, config.ln_before, after)
+
+
+def _dense(form: _Form, settings: Mapping[str, Any]) -> PerLayer:
+    named = _NAMED.get((form.roles, form.reads)) if form.is_plain else None
+    if named is not None:
+        return named(**settings)
+    return BottleneckAdapter.from_settings(
+        {
+            **settings,
+            "roles": tuple(map(str, form.roles)),
+            "reads": form.reads,
+            "keeps": form.keeps,
+            "norm_before": form.norm_before,
+            "norm_after": form.norm_after,
+        }
+    )
+
+
+def _factored(config: BnConfig, form: _Form, settings: Mapping[str, Any]) -> PerLayer:
+    more = {"n": config.phm_dim, "roles": tuple(map(str, form.roles)), "reads": form.reads, "norms": False}
+    if not (config.shared_phm_rule and config.factorized_phm_W):
+        return PHM.from_settings({**settings, **more})
+    method = CompacterPlusPlus if form.roles == (Role.FFN_OUTPUT,) else Compacter
+    return method.from_settings({**settings, **more, "rank": config.phm_rank})
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """One adapter of theirs: ``start`` opens its tensors' names, ``width`` is its bottleneck."""
+
+    config: BnConfig
+    start: str
+    site: Site
+    width: int
+    phm: PhmWeights | None
+
+    @property
+    def _down(self) -> str:
+        """The first linear layer; a norm before it is counted."""
+        return f"{self.start}adapter_down.{int(self.config.ln_before)}."
+
+    @property
+    def _up(self) -> str:
+        return f"{self.start}adapter_up."
+
+    def shapes(self) -> _Shapes:
+        """Of the tensors that the file must hold."""
+        d, m = self.site.out_features, self.width
+        found: _Shapes = {}
+        if self.phm:
+            found |= self.phm.shapes(self._down, d, m) | self.phm.shapes(self._up, m, d)
+        else:
+            found |= {f"{self._down}weight": (m, d), f"{self._down}bias": (m,)}
+            found |= {f"{self._up}weight": (d, m), f"{self._up}bias": (d,)}
+        norms = ["adapter_norm_before.", "adapter_down.0."] * self.config.ln_before  # one norm under two names
+        norms += ["adapter_norm_after."] * self.config.ln_after
+        found |= {f"{self.start}{norm}{part}": (d,) for norm in norms for part in ("weight", "bias")}
+        if isinstance(self.config.scaling, str):
+            found[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
+        return found
+
+    def dense(self, state: State, width: int) -> dict[str, Tensor]:
+        """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
+        more, scale = width - self.width, self._scale(state)
+        down, up = self._weight(state, "down"), self._weight(state, "up")
+        found = {
+            "down.weight": functional.pad(down, (0, 0, 0, more)),
+            "down.bias": functional.pad(self._bias(state, "down"), (0, more)),
+            "up.weight": functional.pad(up * scale.view(-1, 1), (0, more)),
+            "up.bias": self._bias(state, "up") * scale,
+        }
+        norms = {"norm_before": "adapter_down.0."} if self.config.ln_before else {}
+        norms |= {"norm_after": "adapter_norm_after."} if self.config.ln_after else {}
+        for ours, theirs in norms.items():
+            found |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
+        return found
+
+    def factors(self, state: State, *, low_rank: bool) -> dict[str, Tensor]:
+        """As a module of factors; the scale goes into the last one of ``up``."""
+        assert self.phm is not None
+        found: dict[str, Tensor] = {}
+        for part, start, scale in (("down", self._down, torch.ones(1)), ("up", self._up, self._scale(state))):
+            found[f"{part}.A"] = self.phm.rule(state, start)
+            if low_rank:
+                left, right = self.phm.pair(state, start, part)
+                found |= {f"{part}.s": left, f"{part}.t": right * scale}
+            else:
+                found[f"{part}.B"] = self.phm.terms(state, start, part) * scale
+            found[f"{part}.bias"] = self._bias(state, part) * scale
+        return found
+
+    def _weight(self, state: State, part: str) -> Tensor:
+        start = self._down if part == "down" else self._up
+        return self.phm.weight(state, start, part) if self.phm else state[f"{start}weight"]
+
+    def _bias(self, state: State, part: str) -> Tensor:
+        start, size = (self._down, self.width) if part == "down" else (self._up, self.site.out_features)
+        if self.phm is None:
+            return state[f"{start}bias"]
+        return state[f"{start}b"] if self.config.phm_bias else torch.zeros(size)
+
+    def _scale(self, state: State) -> Tensor:
+        given = self.config.scaling
+        return state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])

@@ -1,0 +1,147 @@
+"""AdapterHub's heads: its flexible classification heads, and transformers' own ones saved beside an adapter.
+
+Source: adapters 1.3.0, ``heads/base.py`` and ``loading.py``.  All of them read position 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from edgepeft.backbones.config import read_config
+from edgepeft.errors import BundleError
+from edgepeft.interop._hub_config import HubFile, parsed
+from edgepeft.interop._tensors import check_tensors
+from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.state_dict import read_state_dict
+
+__all__ = ["HEAD_CONFIG", "HEAD_FILES", "HubHead", "read_head"]
+
+HEAD_CONFIG = "head_config.json"
+HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
+_STATIC = "ForSequenceClassification"
+
+# (layers, activation, pooler) -> our kind, and its modules by their place in the head's sequence.
+_KINDS: Mapping[tuple[int, str, bool], tuple[str, dict[str, int]]] = {
+    (1, "", False): ("linear", {"classifier": 1}),
+    (1, "", True): ("bert-pooler", {"classifier": 1}),
+    (2, "tanh", False): ("roberta", {"dense": 1, "out_proj": 4}),
+    (2, "relu", False): ("distilbert", {"pre_classifier": 1, "classifier": 4}),
+    (2, "gelu", False): ("electra", {"dense": 1, "out_proj": 4}),
+}
+
+
+@dataclass(frozen=True)
+class HubHead:
+    """Our kind of head, its tensors by our names, and the labels in order where the file names them."""
+
+    kind: str
+    outputs: int
+    values: Mapping[str, Tensor]
+    labels: tuple[str, ...] | None
+
+
+class _Flexible(BaseModel):
+    """The config of one of their own heads."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    head_type: str
+    num_labels: int = Field(default=2, ge=1)
+    layers: int = 2
+    activation_function: str | None = "tanh"
+    use_pooler: bool = False
+    bias: bool = True
+    label2id: dict[str, int] | None = None
+
+
+def read_head(folder: Path, classifier: Classifier) -> HubHead:
+    """The head beside an adapter, else the backbone's own.
+
+    Raises:
+        BundleError: neither is there, or it is damaged, of another architecture, or of a kind that edgepeft lacks.
+    """
+    path = folder / HEAD_CONFIG
+    if not path.is_file():
+        stored = any((folder / name).is_file() for name in HEAD_FILES)
+        return _static(
+            read_state_dict(folder, *HEAD_FILES) if stored else _own_head(folder, classifier), classifier, folder
+        )
+    file = parsed(HubFile, read_config(path), path)
+    file.check_architecture(classifier.architecture, path)
+    state = read_state_dict(folder, *HEAD_FILES)
+    if file.config is not None:
+        return _flexible(parsed(_Flexible, file.config, path), file, state, classifier, folder)
+    if not file.model_class.endswith(_STATIC):
+        raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: ...{_STATIC}.")
+    return _static(state, classifier, folder, _labels(file.label2id))
+
+
+def _own_head(folder: Path, classifier: Classifier) -> Mapping[str, Tensor]:
+    state = classifier.stored_head()
+    if not state:
+        raise BundleError(
+            f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered "
+            "(AdapterHub's save_adapter keeps it with with_head=True)."
+        )
+    return state
+
+
+def _static(
+    state: Mapping[str, Tensor], classifier: Classifier, folder: Path, labels: tuple[str, ...] | None = None
+) -> HubHead:
+    weight = state.get(f"{classifier.last}.weight")
+    outputs = len(weight) if weight is not None and weight.dim() and len(weight) else 1
+    wanted = classifier.head_tensors(outputs)
+    check_tensors(state, {theirs: shape for theirs, (_, shape) in wanted.items()}, folder)
+    values = {ours: state[theirs] for theirs, (ours, _) in wanted.items()}
+    return HubHead(classifier.head, outputs, values, labels)
+
+
+def _flexible(
+    config: _Flexible, file: HubFile, state: Mapping[str, Tensor], classifier: Classifier, folder: Path
+) -> HubHead:
+    kind, modules = _kind(config, classifier, folder)
+    d = classifier.architecture.hidden_size
+    names: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for ours, place in modules.items():
+        last = place == max(modules.values())
+        rows, start = config.num_labels if last else d, f"heads.{file.name}.{place}."
+        names[f"head/{ours}.weight"], shapes[f"{start}weight"] = f"{start}weight", (rows, d)
+        if config.bias or not last:
+            names[f"head/{ours}.bias"], shapes[f"{start}bias"] = f"{start}bias", (rows,)
+    check_tensors(state, shapes, folder)
+    values = {ours: state[theirs] for ours, theirs in names.items()}
+    if not config.bias:
+        values[f"head/{list(modules)[-1]}.bias"] = torch.zeros(config.num_labels)
+    return HubHead(kind, config.num_labels, values, _labels(config.label2id))
+
+
+def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str, dict[str, int]]:
+    path = folder / HEAD_CONFIG
+    if config.head_type != "classification":
+        raise BundleError(f"{path}: a head of type {config.head_type} cannot be imported; what can: classification.")
+    activation = (config.activation_function or "none").lower() if config.layers > 1 else ""
+    found = _KINDS.get((config.layers, activation, config.use_pooler))
+    pooler = f"use_pooler = {config.use_pooler}"
+    if found is None:
+        raise BundleError(
+            f"{path}: no head has layers = {config.layers}, activation_function = {config.activation_function!r}, "
+            f"{pooler}; what can be imported: one layer, or two with tanh, relu or gelu between "
+            "them and without the pooler."
+        )
+    if config.use_pooler and not classifier.architecture.pooler:
+        raise BundleError(f"{path}: {pooler}: backbones of type {classifier.architecture.model_type} run without one.")
+    return found
+
+
+def _labels(label2id: Mapping[str, int] | None) -> tuple[str, ...] | None:
+    """In order; None where the file does not number them 0, 1, ..."""
+    named = {index: label for label, index in (label2id or {}).items()}
+    return tuple(named[i] for i in range(len(named))) if set(named) == set(range(len(named))) and named else None

@@ -1,0 +1,150 @@
+"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA) as deltas, without adapters.
+
+Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of ``tests/interop`` are its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from edgepeft import __version__
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta, new_delta
+from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.interop._hub_bottleneck import bottleneck_plan
+from edgepeft.interop._hub_config import BnConfig, HubFile, LoraConfig, MethodConfig, parsed
+from edgepeft.interop._hub_head import HubHead, read_head
+from edgepeft.interop._hub_lora import lora_plan
+from edgepeft.interop._hub_plan import Places, Plan
+from edgepeft.interop._tensors import check_tensors
+from edgepeft.interop.base import Importer, Request
+from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.state_dict import read_state_dict
+
+__all__ = ["IMPORTER", "AdapterHub"]
+
+CONFIG_FILE = "adapter_config.json"
+TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
+
+# Their ``architecture`` -> its config and what reads it; a new method is one entry.
+_METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], Plan]]] = {
+    None: (BnConfig, bottleneck_plan),
+    "lora": (LoraConfig, lora_plan),
+}
+_KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
+
+# Files that say that a folder holds more than one adapter's forward pass.
+_COMPOSITIONS = {
+    "adapter_fusion_config.json": "an AdapterFusion layer over several adapters",
+    "adapter_setup.json": "a composition of several adapters",
+    "adapter_interface.json": "an adapter of a model with an interface of its own",
+}
+
+# Their older names -> today's, as their loader has them.
+_LEGACY = {
+    "attention_text_task_adapters": "adapters",
+    "attention_text_lang_adapters": "adapters",
+    "layer_text_task_adapters": "adapters",
+    "layer_text_lang_adapters": "adapters",
+}
+
+
+class AdapterHub(Importer):
+    """Folders of ``save_adapter``."""
+
+    library: ClassVar[str] = "AdapterHub"
+    needs: ClassVar[str] = f"{CONFIG_FILE} with model_type, {' or '.join(TENSORS_FILES)}"
+
+    def recognises(self, folder: Path) -> bool:
+        """By a config without PEFT's ``peft_type``, or a file of a composition."""
+        if any((folder / name).is_file() for name in _COMPOSITIONS):
+            return True
+        path = folder / CONFIG_FILE
+        if not path.is_file():
+            return False
+        document = read_config(path)
+        return "peft_type" not in document and ("model_type" in document or "config" in document)
+
+    def read(self, folder: Path, backbone: Backbone, request: Request) -> Delta:
+        """As ``Importer.read``."""
+        _check_single(folder)
+        path = folder / CONFIG_FILE
+        file, classifier = parsed(HubFile, read_config(path), path), Classifier(backbone)
+        file.check_architecture(backbone.architecture, path)
+        config, plan = _plan(file, classifier, path)
+        state = _canonical(read_state_dict(folder, *TENSORS_FILES))
+        check_tensors(state, plan.shapes, folder)
+        head = read_head(folder, classifier)
+        delta = new_delta(
+            backbone,
+            plan.method,
+            request.task,
+            _request(request, head).labels_for(head.outputs, backbone),
+            head=head.kind,
+            max_length=request.length_for(backbone),
+        )
+        values = {**plan.convert(state), **head.values}
+        # What is shared stands in the delta once, under its first name.
+        delta.read({name: values[name] for name in delta.tensors() if name in values}, str(folder))
+        delta.card = delta.card.model_copy(update={"head_reads": "first_token"} | _origin(file, config, folder))
+        return delta.eval()
+
+
+IMPORTER = AdapterHub()
+
+
+def _check_single(folder: Path) -> None:
+    for name, what in _COMPOSITIONS.items():
+        if (folder / name).is_file():
+            raise BundleError(
+                f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
+                "adapter, can be imported."
+            )
+
+
+def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, Plan]:
+    if file.name is None or file.config is None:
+        absent = "name" if file.name is None else "config"
+        raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes.")
+    settings = file.method_settings()
+    kind = settings.get("architecture")
+    if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
+        raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")
+    model, plan = _METHODS[kind]
+    config: MethodConfig = parsed(model, settings, path)
+    unsupported = config.unsupported()
+    if unsupported:
+        raise BundleError(f"{path}: no delta can represent {', '.join(unsupported)}.")
+    try:
+        return config, plan(config, Places(classifier, file.name))
+    except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
+        raise BundleError(f"{path}: {error}") from error
+
+
+def _canonical(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for name, tensor in stored.items():
+        for old, new in _LEGACY.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        found[name] = tensor
+    return found
+
+
+def _request(request: Request, head: HubHead) -> Request:
+    """With the labels that the head's file names, where none are asked for."""
+    named = head.labels if head.outputs > 1 and head.labels and len(head.labels) == head.outputs else None
+    return request if request.labels is not None or named is None else dataclasses.replace(request, labels=named)
+
+
+def _origin(file: HubFile, config: MethodConfig, folder: Path) -> dict[str, Any]:
+    settings = {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}
+    return {
+        "training": {"imported_from": "AdapterHub", "folder": folder.resolve().name, "config": settings},
+        "versions": {"edgepeft": __version__, "adapters": file.adapters_version},
+    }

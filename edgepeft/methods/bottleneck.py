@@ -1,0 +1,150 @@
+"""Bottleneck adapters in AdapterHub's general form (Poth et al., 2023, arXiv:2311.11077): y' = k + A(z).
+
+A(z) = W2 act(W1 z + b1) + b2.  ``reads`` says what z is and ``keeps`` what k is: the sub-layer's output
+``sub``, its residual ``res``, their sum, or LN(sub + res); the layer then computes LN(y' + res).
+
+    reads     keeps     is known as
+    sublayer  sublayer  Houlsby's form
+    norm      sublayer  Pfeiffer's form (AdapterHub's seq_bn)
+    residual  sublayer  the parallel adapter (He et al., 2022, arXiv:2110.04366, table 2)
+    sublayer  sublayer  at layer_output, past the last norm: Adapter+ (Steitz & Roth, 2024, arXiv:2406.06820)
+
+``norm_before`` puts a LayerNorm of the adapter's own on z; ``norm_after`` one on A's result (``change``)
+or on the sum (``sum``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, Self
+
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods._activations import Activation
+from edgepeft.methods._adapter import Bottleneck
+from edgepeft.methods.base import PerLayer, check_roles, norm_tensors, option, require
+
+__all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]
+
+ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT, Role.LAYER_OUTPUT)
+
+
+class _Placed(Bottleneck):
+    """A with norms of its own; a subclass names, in ``forward``, what of the site it reads."""
+
+    def __init__(self, hidden: int, method: BottleneckAdapter) -> None:
+        linears = nn.Linear(hidden, method.bottleneck), nn.Linear(method.bottleneck, hidden)
+        super().__init__(*linears, method.activation)
+        self.reads, self.keeps, self.after = method.reads, method.keeps, method.norm_after
+        self.norm_before = nn.LayerNorm(hidden) if method.norm_before else nn.Identity()
+        self.norm_after = nn.Identity() if method.norm_after == "none" else nn.LayerNorm(hidden)
+        for linear in linears:
+            nn.init.normal_(linear.weight, std=method.std)
+            nn.init.zeros_(linear.bias)
+
+    def adapt(self, values: dict[str, Tensor]) -> Tensor:
+        """k + A(z), of values by the names that ``reads`` and ``keeps`` have; all [..., d]."""
+        change, kept = self.change(self.norm_before(values[self.reads])), values[self.keeps]
+        adapted: Tensor = self.norm_after(kept + change) if self.after == "sum" else kept + self.norm_after(change)
+        return adapted
+
+
+class InSubLayer(_Placed):
+    """Reads and keeps ``sub``."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return self.adapt({"sublayer": y})
+
+
+class WithResidual(_Placed):
+    """Reads ``res``, or keeps the sum."""
+
+    def forward(self, y: Tensor, residual: Tensor) -> Tensor:
+        """All [..., d]."""
+        return self.adapt({"sublayer": y, "residual": residual, "sum": y + residual})
+
+
+class WithNorm(_Placed):
+    """Reads or keeps LN(sub + res)."""
+
+    def forward(self, y: Tensor, residual: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """All [..., d]; ``norm`` is the LayerNorm after the sum."""
+        total = y + residual
+        return self.adapt({"sublayer": y, "residual": residual, "sum": total, "norm": norm(total)})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BottleneckAdapter(PerLayer):
+    """One adapter at each chosen place, in any of the forms."""
+
+    name: ClassVar[str] = "bottleneck"
+    title: ClassVar[str] = "Bottleneck adapter (general)"
+    paper: ClassVar[str] = "Poth et al., 2023, arXiv:2311.11077"
+    equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 1e-4
+    learning_rate_source: ClassVar[str] = "as pfeiffer: Pfeiffer et al., 2021, arXiv:2005.00247"
+
+    bottleneck: int = option(64, "width m of the adapter")
+    roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")
+    reads: Literal["sublayer", "residual", "norm"] = option(
+        "residual", "what A reads: sublayer (sub), residual (res: the parallel adapter), norm (LN(sub + res))"
+    )
+    keeps: Literal["sublayer", "sum", "norm"] = option(
+        "sublayer", "what A's result is added to: sublayer (sub), sum (sub + res), norm (LN(sub + res))"
+    )
+    activation: Activation = option("relu", "act")
+    norm_before: bool = option(False, "a LayerNorm of the adapter's own on what it reads")
+    norm_after: Literal["none", "change", "sum"] = option(
+        "none", "a LayerNorm of the adapter's own on its result (change), or on the sum (sum)"
+    )
+    norms: bool = option(False, "train every LayerNorm of the backbone too")
+    std: float = option(0.02, "of the normal init")
+
+    def __post_init__(self) -> None:
+        require(self.bottleneck >= 1, f"bottleneck's bottleneck must be at least 1; found {self.bottleneck}.")
+        require(self.std > 0, f"bottleneck's std must be positive; found {self.std}.")
+        check_roles(self.name, self.roles, ROLES)
+        alone = self.reads == self.keeps == "sublayer"
+        require(
+            alone or Role.LAYER_OUTPUT not in self.roles,
+            "nothing is added to a layer_output: there bottleneck needs reads=sublayer and keeps=sublayer; "
+            f"found reads={self.reads}, keeps={self.keeps}.",
+        )
+
+    def starts_near_identity(self) -> bool:
+        """What is kept must be the sub-layer's output, and no fresh norm may scale it or what is added."""
+        return self.keeps == "sublayer" and self.norm_after == "none"
+
+    def attaches_to(self) -> tuple[Role, ...]:
+        """The chosen places."""
+        return tuple(Role(role) for role in self.roles)
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One adapter a site."""
+        read = {self.reads, self.keeps}
+        form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
+        return {site.name: form(site.out_features, self) for site in sites}
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """None, unless ``norms=true``."""
+        return norm_tensors(architecture) if self.norms else ()
+
+    def n_at(self, site: Site) -> int:
+        """2 m d + m + d, and 2 d for each norm of its own."""
+        d, m = site.out_features, self.bottleneck
+        own_norms = int(self.norm_before) + int(self.norm_after != "none")
+        return 2 * m * d + m + d + 2 * d * own_norms
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The parallel form, Adapter+'s place, each thing to keep, and each norm of its own."""
+        return (
+            cls(bottleneck=8, roles=("attention_output", "ffn_output")),
+            cls(bottleneck=4, roles=("layer_output",), reads="sublayer", norm_before=True, norm_after="change"),
+            cls(bottleneck=4, reads="norm", keeps="norm", activation="mish"),
+            cls(bottleneck=4, keeps="sum", activation="quick-gelu", norm_after="sum", norms=True),
+        )

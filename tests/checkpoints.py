@@ -1,0 +1,39 @@
+"""Other libraries' checkpoints, as the tests of their importers use them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.interop.base import Request, importer_of
+
+GOLDEN = Path(__file__).parent / "interop" / "golden"
+
+
+def backbone_of(name):
+    """What the golden checkpoint of that name was trained on."""
+    return open_backbone(str(GOLDEN / name.partition("-")[0]))
+
+
+def imported(folder, backbone, **request):
+    return importer_of(folder).read(folder, backbone, Request(task="task", **request))
+
+
+def logits_of(delta, backbone):
+    """Of the rows beside the backbone."""
+    inputs = load_file(backbone.folder / "inputs.safetensors")
+    wanted = {name: inputs[name] for name in backbone.architecture.inputs}
+    with torch.no_grad():
+        return delta.logits(load_model(backbone, "eager"), wanted)
+
+
+def changed_copy(folder, target, **settings):
+    """A copy of a checkpoint's folder, with other settings in its config."""
+    copied = Path(shutil.copytree(folder, target))
+    config = copied / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    return copied
