@@ -71,7 +71,7 @@ class Ablation(Inspection):
         """One row a layer: the score without it alone, and together with all below or all above."""
         table = Table(
             Column("layer", justify="right"),
-            *(Column(header, justify="right") for header in ("without it alone", "and without all below", "and above")),
+            *(Column(header, justify="right") for header in ("removed alone", "with all below", "with all above")),
             title=f"{found['metric']} on {found['rows']} rows, whole delta {found['whole']:.4f}",
             title_justify="left",
             box=box.SIMPLE_HEAD,

@@ -20,6 +20,7 @@ from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from edgepeft.resources import write_atomically
 
@@ -106,22 +107,7 @@ def heat_map(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     _ticks(axes, rows, columns, cell)
-    widest = max((len(f"{value:.{decimals}f}") for value in table[~np.isnan(table)]), default=1)
-    size = min(9.0, 72 * cell[0] / (0.72 * widest), 72 * cell[1] / 1.6)  # a digit is about 0.6 of its size wide
-    if size >= 5.5:
-        for (row, column), value in np.ndenumerate(table):
-            if not np.isnan(value):
-                dark = (value - lowest) / (highest - lowest) < 0.6
-                colour = "white" if dark else "black"
-                axes.text(
-                    column + 0.5,
-                    row + 0.5,
-                    f"{value:.{decimals}f}",
-                    ha="center",
-                    va="center",
-                    color=colour,
-                    fontsize=size,
-                )
+    _numbers(axes, table, lowest + 0.6 * (highest - lowest), cell, decimals)
     return mesh
 
 
@@ -175,6 +161,18 @@ def save(figure: Figure, folder: Path, stem: str) -> tuple[str, str]:
         figure.savefig(file, format=suffix, metadata=metadata)
         write_atomically(folder / f"{stem}.{suffix}", file.getvalue())
     return f"{stem}.png", f"{stem}.svg"
+
+
+def _numbers(axes: Axes, table: NDArray[np.float64], bright: float, cell: tuple[float, float], decimals: int) -> None:
+    """Each value in its cell, in black from ``bright`` on; nothing where they would not fit."""
+    texts = {place: f"{value:.{decimals}f}" for place, value in np.ndenumerate(table) if not np.isnan(value)}
+    widest = max(map(len, texts.values()), default=1)
+    size = min(9.0, 72 * cell[0] / (0.72 * widest), 72 * cell[1] / 1.6)  # a digit is about 0.6 of its size wide
+    if size < 5.5:
+        return
+    for (row, column), text in texts.items():
+        colour = "black" if table[row, column] >= bright else "white"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=size)
 
 
 def _ticks(axes: Axes, rows: Sequence[object], columns: Sequence[object], cell: tuple[float, float]) -> None:

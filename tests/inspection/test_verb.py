@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +18,9 @@ from verbs import ENTRY
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
+from edgepeft.cli.inspect import command
 from edgepeft.errors import BundleError, DataError, UnknownName, UsageError
+from edgepeft.inspection.run import LIMIT
 
 SPARTAN = {"parents": 4, "children": 2, "top_k": 2}
 
@@ -81,7 +84,7 @@ def test_pictures_open_whatever_labels_are_called_and_show_numbers_and_names(cal
     drawn = {path.stem: ElementTree.parse(path).getroot() for path in (tmp_path / "out").glob("*.svg")}
     words = {stem: "\n".join(root.itertext()) for stem, root in drawn.items()}
     for stem in ("parent_cells", "parent_cells_last_layer", "parent_weights"):
-        for label in ("$x_{1$ \\frac", "<script>&amp;]]>", "体育", "a very long label…el at last"):
+        for label in ("$x_{1$ \\frac", "<script>&amp;]]>", "体育", "a very long label…l at last"):
             assert label in words[stem], (stem, label)
     scores = json.loads((tmp_path / "out" / "inspect.json").read_text())["inspections"]["ablation"]["spans"]
     for span in scores:
@@ -111,6 +114,10 @@ def test_rows_are_limited_from_every_label_in_proportion(call, backbone, tmp_pat
     call(delta_of(backbone, "spartan", **SPARTAN), "--limit", "30")
     found = json.loads((tmp_path / "out" / "inspect.json").read_text())
     assert found["inspections"]["parent_cells"]["rows_of_label"] == [10, 10, 10]  # of 24, 23, 23
+
+
+def test_the_limit_that_help_shows_is_the_librarys():
+    assert signature(command).parameters["limit"].default == LIMIT
 
 
 def test_a_regression_is_inspected_but_for_labels(call, backbone, tmp_path):
