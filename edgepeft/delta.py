@@ -6,8 +6,9 @@ On disk a folder: ``delta.safetensors`` (``<site>/<parameter>``, ``override/<ten
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,6 +124,22 @@ class Delta(nn.Module):
         pretrained = {n: self._frozen[n] if n in self._frozen else model.get_parameter(n) for n in names}
         made: dict[str, Tensor] = self.generator(pretrained)
         return made
+
+    def adapted_layers(self) -> tuple[int, ...]:
+        """The layers that have a module, from the lowest."""
+        layers = {self.architecture.site(name).layer for name in self.site_modules}
+        return tuple(sorted(layer for layer in layers if layer is not None))
+
+    @contextlib.contextmanager
+    def without_layers(self, layers: Container[int]) -> Iterator[None]:
+        """Within the block those layers' modules are left out; what replaces backbone tensors (LayerNorms) stays."""
+        whole = self.modules_by_site
+        kept = {key: m for key, m in whole.items() if self.architecture.site(_name(key)).layer not in layers}
+        self.modules_by_site = nn.ModuleDict(kept)
+        try:
+            yield
+        finally:
+            self.modules_by_site = whole
 
     def n_parameters(self) -> dict[str, int]:
         """Trained parameters of the delta proper and of the head; shared ones count once."""

@@ -79,7 +79,7 @@ def verbs() -> set[str]:
     return set(get_command(app).commands)
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/bundle.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/bundle.md", "docs/inspect.md"])
 def test_every_command_that_a_document_shows_exists(document):
     shown = set(re.findall(r"(?:^    |`)edgepeft ([a-z]+)", read(document), re.MULTILINE))
     assert shown, document
@@ -134,7 +134,7 @@ def test_every_module_says_what_it_is(name):
 
 @pytest.mark.parametrize("statement", ["import edgepeft", "import edgepeft.cli._main"])
 def test_importing_loads_nothing_heavy(statement):
-    heavy = "{'torch', 'transformers', 'onnxruntime', 'onnx', 'sklearn', 'scipy'}"
+    heavy = "{'torch', 'transformers', 'onnxruntime', 'onnx', 'sklearn', 'scipy', 'matplotlib'}"
     code = f"import sys; {statement}; print(sorted(set(sys.modules) & {heavy}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"

@@ -6,6 +6,7 @@ Nothing here imports torch: a board reads the same tables as a workstation.
 from __future__ import annotations
 
 import math
+import posixpath
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -160,6 +161,11 @@ class Architecture:
     def shape_of(self, tensor: str) -> tuple[int, ...]:
         """Shape of an encoder or pooler tensor."""
         return self.tensors[tensor] if tensor in self.tensors else self.pooler[tensor]
+
+    def layer_path(self, layer: int) -> str:
+        """``encoder.layer.3.``: how the names of a layer's tensors begin, for that is what its sites' modules share."""
+        paths = (site.module.replace(".", "/") for site in self.sites if site.layer == layer)
+        return posixpath.commonpath(list(paths)).replace("/", ".") + "."
 
 
 class Table(ABC):

@@ -7,7 +7,6 @@ feed-forward matrices of k layers are the task's own.
 from __future__ import annotations
 
 import dataclasses
-import posixpath
 from typing import ClassVar, Self
 
 from edgepeft.backbones.base import Architecture, Role
@@ -35,7 +34,7 @@ class TopK(Method):
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor of those layers, and of what lies above them."""
-        prefixes = tuple(_path(architecture, layer) for layer in self._trained(architecture))
+        prefixes = tuple(architecture.layer_path(layer) for layer in self._trained(architecture))
         return (*(name for name in architecture.tensors if name.startswith(prefixes)), *architecture.pooler)
 
     def n_parameters(self, architecture: Architecture) -> int:
@@ -60,9 +59,3 @@ class TopK(Method):
             "To train the embeddings too, use the method full.",
         )
         return range(n_layers - self.layers, n_layers)
-
-
-def _path(architecture: Architecture, layer: int) -> str:
-    """``encoder.layer.3.``: what the modules of all sites of a layer have in common."""
-    paths = (site.module.replace(".", "/") for site in architecture.sites if site.layer == layer)
-    return posixpath.commonpath(list(paths)).replace("/", ".") + "."

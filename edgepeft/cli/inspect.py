@@ -1,0 +1,91 @@
+"""``edgepeft inspect``: what a trained delta's modules do, layer by layer, in pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.errors import MissingPackage
+
+if TYPE_CHECKING:
+    from edgepeft.inspection.run import Inspected, Watch
+
+__all__ = ["command"]
+
+
+def command(
+    *,
+    delta: Annotated[Path, typer.Argument(help="Folder that `edgepeft train` wrote.")],
+    data: Annotated[Path, typer.Option(help="Labelled rows, best those that did not train: jsonl, csv or tsv.")],
+    out: Annotated[Path, typer.Option(help="The folder for pictures and inspect.json, new.")],
+    backbone: Annotated[
+        str | None, typer.Option(help="Folder in Hugging Face layout, or a Hub name. Default: what the delta names.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many rows, stratified by label.")] = 256,
+    metric: Annotated[str | None, typer.Option(help="Default: the one that the delta was trained by.")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores in force.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier inspection in --out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print inspect.json instead of tables.")] = False,
+) -> None:
+    """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
+    try:
+        import torch
+
+        from edgepeft.delta import read_card
+        from edgepeft.inspection.run import inspect_delta
+    except ImportError as error:
+        raise MissingPackage(f"inspecting needs {error.name}: pip install 'edgepeft[train]'.") from error
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.profiles.cores import thread_count
+
+    opened = open_backbone(backbone or read_card(delta).backbone.source)
+    torch.set_num_threads(threads or thread_count())
+    with _bar() as watch:
+        done = inspect_delta(delta, opened, data, out, metric=metric, limit=limit, force=force, watch=watch)
+    if as_json:
+        print_json(done.document)
+    else:
+        _show(done, out)
+
+
+@contextmanager
+def _bar() -> Iterator[Watch]:
+    """A progress bar for each inspection."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
+    with Progress(*columns, TimeRemainingColumn(), console=log()) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def watch(name: str, done: int, total: int) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=done)
+
+        yield watch
+
+
+def _show(done: Inspected, out: Path) -> None:
+    console = table_console()
+    for table in done.tables:
+        console.print(table)
+    for line in _notes(done.document):
+        console.print(line, markup=False, soft_wrap=True)
+    typer.echo(out)
+
+
+def _notes(document: dict[str, Any]) -> Iterator[str]:
+    data = document["data"]
+    more = "" if data["rows"] == data["of"] else f", of {data['of']} ({data['sample']}; --limit takes more)"
+    yield f"rows: {data['rows']} of {data['file']}{more}"
+    if data["truncated"]:
+        yield f"note: {data['truncated']} texts were longer than {data['max_length']} tokens and lost their ends."
+    for name, why in document["skipped"].items():
+        yield f"no {name}: {why}"
+    yield f"sharing: {document['shareable']['sentence']}"
+    yield f"pictures: {', '.join(name for name in document['pictures'] if name.endswith('.png'))}; each also as svg"

@@ -1,0 +1,1 @@
+"""Looking at a trained delta: what each kind of module shows about itself on labelled rows."""

@@ -1,0 +1,165 @@
+"""One look at a delta: every inspection that fits it, on labelled rows; a folder with values and pictures.
+
+``inspect.json``, schema ``edgepeft.inspect/1``, is described in docs/inspect.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta, DeltaCard
+from edgepeft.errors import DataError, UsageError
+from edgepeft.inspection.base import Inspection, Subject, inspections
+from edgepeft.inspection.drawing import save, styled
+from edgepeft.inspection.sharing import untouched
+from edgepeft.methods.base import PerLayer, methods
+from edgepeft.metrics import check_metric, default_metric
+from edgepeft.resources import new_folder, write_json
+from edgepeft.rows import Row, label_number, read_rows
+from edgepeft.training.batches import Encoded, encode
+from edgepeft.training.sampling import part
+
+__all__ = ["DOCUMENT", "LIMIT", "SCHEMA", "Inspected", "Watch", "inspect_delta"]
+
+SCHEMA = "edgepeft.inspect/1"
+DOCUMENT = "inspect.json"
+LIMIT = 256  # rows; 12 layers have 78 spans, so all rows of a large file would take hours
+
+Watch = Callable[[str, int, int], None]
+"""Told the inspection's name, and how many of how many rows it has run."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was written to ``inspect.json``, and the same in short for a terminal."""
+
+    document: dict[str, Any]
+    tables: tuple[RenderableType, ...]
+
+
+def inspect_delta(
+    folder: Path,
+    backbone: Backbone,
+    data: Path,
+    out: Path,
+    *,
+    metric: str | None = None,
+    limit: int = LIMIT,
+    force: bool = False,
+    watch: Watch = lambda *_: None,
+) -> Inspected:
+    """Look at the delta in ``folder`` with at most ``limit`` rows of ``data``; write the folder ``out``.
+
+    Raises:
+        UsageError: nothing of this delta can be inspected; ``out`` exists; a metric of another kind.
+        BundleError: the delta is damaged, or of another backbone.
+        DataError: a label that the delta does not know, pairs instead of texts or texts instead of pairs.
+    """
+    _require_ours(out)
+    delta = Delta.load(folder, backbone)
+    fitting, skipped = _fitting(delta)
+    metric = metric or delta.card.metrics.get("metric") or default_metric(delta.card.labels is None)
+    check_metric(metric, regression=delta.card.labels is None, names=delta.card.labels)
+    every = tuple(read_rows(data, labels=True))
+    _check(every, delta.card)
+    rows = part(every, limit, "inspect", stratify=delta.card.labels is not None).taken
+    with new_folder(out, force=force) as new:  # entered first: what is wrong with it is said before the work
+        encoded = _encoded(rows, delta.card, backbone)
+        subject = Subject(delta, load_model(backbone), encoded, metric)
+        document = _about(delta, data, rows=len(rows), every=len(every), truncated=encoded.truncated)
+        document |= {"metric": metric, "inspections": {}, "skipped": skipped, "pictures": []}
+        for inspection in fitting:
+            found = inspection.look(subject, _counter(inspection, subject, watch))
+            document["inspections"][inspection.name] = found
+            with styled():
+                for stem, figure in inspection.draw(found, delta.card.task).items():
+                    document["pictures"] += save(figure, new, stem)
+        write_json(new / DOCUMENT, document)
+    return Inspected(document, tuple(i.table(document["inspections"][i.name]) for i in fitting))
+
+
+def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
+    """The inspections that fit, and why the others do not."""
+    obstacles = {inspection: inspection.obstacle(delta) for inspection in inspections()}
+    fitting = tuple(inspection for inspection, obstacle in obstacles.items() if obstacle is None)
+    if not fitting:
+        shown = "; ".join(f"{inspection.name}: {inspection.shows}" for inspection in obstacles)
+        known = ", ".join(name for name, method in sorted(methods().items()) if issubclass(method, PerLayer))
+        raise UsageError(
+            f"{delta.card.task} is a delta of {delta.card.method}, which has no module in a layer, so there is nothing "
+            f"to look at. What inspect shows: {shown}. Methods with modules in layers: {known}. "
+            f"As to sharing, {untouched(delta).sentence(delta.architecture.n_layers)}."
+        )
+    return fitting, {inspection.name: why for inspection, why in obstacles.items() if why is not None}
+
+
+def _require_ours(out: Path) -> None:
+    """Only what an earlier inspection wrote is ever replaced."""
+    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if found and DOCUMENT not in found:
+        raise UsageError(f"{out} holds {found[0]}, which is no part of an inspection; choose another folder.")
+
+
+def _check(rows: Sequence[Row], card: DeltaCard) -> None:
+    if (rows[0].sentence2 is not None) != card.pairs:
+        kinds = ("pairs", "single texts") if card.pairs else ("single texts", "pairs")
+        raise DataError(f"{rows[0].file}: task {card.task} was trained on {kinds[0]}; these rows are {kinds[1]}.")
+    for row in rows:
+        if card.labels is None:
+            label_number(row)
+        elif row.label not in card.labels:
+            known = ", ".join(card.labels)
+            raise DataError(f"{row.where}: task {card.task} has no label {row.label!r}. Known: {known}.")
+
+
+def _encoded(rows: Sequence[Row], card: DeltaCard, backbone: Backbone) -> Encoded:
+    labels = card.labels
+    targets = [label_number(row) if labels is None else float(labels.index(row.label or "")) for row in rows]
+    pad = backbone.architecture.pad_token_id
+    return encode(rows, targets, backbone.encoder(), card.max_length, pad, regression=labels is None)
+
+
+def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -> dict[str, Any]:
+    card, architecture = delta.card, delta.architecture
+    shared = untouched(delta)
+    return {
+        "schema": SCHEMA,
+        "task": card.task,
+        "method": card.method,
+        "hyperparameters": card.hyperparameters,
+        "backbone": card.backbone.model_dump(mode="json"),
+        "data": {
+            "file": data.name,
+            "rows": rows,
+            "of": every,
+            "sample": "all" if rows == every else "random" if card.labels is None else "stratified by label",
+            "max_length": card.max_length,
+            "truncated": truncated,
+        },
+        "shareable": {
+            "embeddings": shared.embeddings,
+            "layers": shared.layers,
+            "of": architecture.n_layers,
+            "lowest_change": shared.lowest,
+            "sentence": shared.sentence(architecture.n_layers),
+        },
+    }
+
+
+def _counter(inspection: Inspection, subject: Subject, watch: Watch) -> Callable[[int], None]:
+    done, total = 0, inspection.passes(subject.delta) * len(subject.rows.targets)
+
+    def advance(n: int) -> None:
+        nonlocal done
+        done += n
+        watch(inspection.name, done, total)
+
+    watch(inspection.name, 0, total)
+    return advance
