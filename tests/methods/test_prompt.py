@@ -142,6 +142,8 @@ def test_a_text_beside_a_prompt_is_as_long_as_the_positions_that_are_left(backbo
     with pytest.raises(UsageError, match="positions for 44 tokens beside a prompt of 20"):
         TrainOptions(task="t", max_length=45).resolved(backbone, PromptR(length=20))
     assert TrainOptions(task="t").resolved(backbone, PromptR(length=20)).max_length == 44
+    with pytest.raises(UsageError, match="length must be at most 61"):
+        TrainOptions(task="t").resolved(backbone, PromptR(length=70))
     with pytest.raises(UsageError, match=r"a prompt of 20 and texts of 45 tokens.* texts may have 44"):
         new_delta(backbone, PromptR(length=20), "task", None, max_length=45)
 
