@@ -34,13 +34,15 @@ def session_options(threads: int | None = None) -> ort.SessionOptions:
     return options
 
 
-def open_session(model: onnx.ModelProto, folder: Path, threads: int | None = None) -> ort.InferenceSession:
-    """A session on a model whose weights lie in ``folder``.
+def open_session(
+    model: onnx.ModelProto, folder: Path, threads: int | None = None, *, options: ort.SessionOptions | None = None
+) -> ort.InferenceSession:
+    """A session on a model whose weights lie in ``folder``; ``options`` are those of ``session_options`` unless given.
 
     Raises:
         BundleError: ONNX Runtime refuses the model.
     """
-    options = session_options(threads)
+    options = options or session_options(threads)
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     try:
         return ort.InferenceSession(
