@@ -79,12 +79,17 @@ class Bundle:
         try:
             expect_hash(path, expected)
         except BundleError:
-            with contextlib.suppress(EdgepeftError):
-                if Manifest.read(self.folder) != self.manifest:
-                    raise BundleError(
-                        f"{path} has changed since {self.folder} was opened; open the bundle again."
-                    ) from None
+            if self._replaced():
+                raise BundleError(
+                    f"{path} has changed since {self.folder} was opened; open the bundle again."
+                ) from None
             raise
+
+    def _replaced(self) -> bool:
+        try:
+            return Manifest.read(self.folder) != self.manifest
+        except EdgepeftError:
+            return False
 
     @cached_property
     def backbone_graph(self) -> onnx.ModelProto:

@@ -10,7 +10,6 @@ from threading import RLock
 from typing import Self, TypeVar
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder
@@ -19,7 +18,8 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, predictions
-from edgepeft.runtime.weights import Weights
+from edgepeft.runtime.session import return_free_memory
+from edgepeft.runtime.weights import TaskSession, Weights
 
 __all__ = ["Runtime", "check_rows", "in_batches"]
 
@@ -45,7 +45,7 @@ class Runtime:
         self.bundle = Bundle(folder)
         self.threads = threads
         self.truncation = Truncation()
-        self._sessions: dict[str | None, ort.InferenceSession] = {}
+        self._sessions: dict[str | None, TaskSession] = {}
         self._encoder: TextEncoder | None = None
         self._weights = Weights(self.bundle, cache=cache, threads=threads)
         self._lock = RLock()  # of everything above; runs themselves need none
@@ -69,7 +69,7 @@ class Runtime:
         """The bundle's tasks, by name."""
         return tuple(self.bundle.manifest.tasks)
 
-    def session(self, task: str | None) -> ort.InferenceSession:
+    def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
 
         Raises:
@@ -83,6 +83,7 @@ class Runtime:
             if task not in self._sessions:
                 self._weights.prepare()
                 self._sessions[task] = self._weights.open(self.bundle.graph(task))
+                return_free_memory()
             return self._sessions[task]
 
     def logits(self, task: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:

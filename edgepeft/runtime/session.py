@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from functools import cache
 from pathlib import Path
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
 import onnx
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.errors import BundleError
 from edgepeft.profiles.cores import cpu_quota, thread_count
 
-__all__ = ["open_session", "session_options"]
+__all__ = ["open_session", "return_free_memory", "session_options"]
 
 _ERRORS_ONLY = 3
 # It moves a bias from Add into Gemm, which writes it out on one thread before the product; as an Add it is shared by
@@ -34,6 +37,13 @@ def session_options(threads: int | None = None) -> ort.SessionOptions:
     return options
 
 
+@cache
+def _register_arena() -> None:
+    """One arena for all sessions of the process: each of its own keeps what its largest batch took."""
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, _binding.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg({}))
+
+
 def open_session(
     model: onnx.ModelProto, folder: Path, threads: int | None = None, *, options: ort.SessionOptions | None = None
 ) -> ort.InferenceSession:
@@ -42,7 +52,9 @@ def open_session(
     Raises:
         BundleError: ONNX Runtime refuses the model.
     """
+    _register_arena()
     options = options or session_options(threads)
+    options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     try:
         return ort.InferenceSession(
@@ -50,3 +62,10 @@ def open_session(
         )
     except Exception as error:  # its exceptions share no base but Exception
         raise BundleError(f"ONNX Runtime cannot open the model of {folder}: {str(error).splitlines()[0]}") from error
+
+
+def return_free_memory() -> None:
+    """Give back what reading and splicing graphs left free on the heap: glibc keeps it, up to 40 MB a session."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
