@@ -80,9 +80,7 @@ class Bundle:
             expect_hash(path, expected)
         except BundleError:
             if self._replaced():
-                raise BundleError(
-                    f"{path} has changed since {self.folder} was opened; open the bundle again."
-                ) from None
+                raise BundleError(f"{path} changed after {self.folder} was opened; open the bundle again.") from None
             raise
 
     def _replaced(self) -> bool:
