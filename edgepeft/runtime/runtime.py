@@ -10,6 +10,7 @@ from threading import RLock
 from typing import Self, TypeVar
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder
@@ -19,6 +20,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, predictions
+from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session
 from edgepeft.runtime.weights import TaskSession, Weights
 
@@ -49,6 +51,7 @@ class Runtime:
         self._sessions: dict[str | None, TaskSession] = {}
         self._encoder: TextEncoder | None = None
         self._weights = Weights(self.bundle, cache=cache, threads=threads)
+        self._prefix = Prefix(self.bundle, self._open)
         self._lock = RLock()  # of everything above; runs themselves need none
         self._closed = False
 
@@ -63,6 +66,7 @@ class Runtime:
         with self._lock:
             self._closed = True
             self._sessions.clear()
+            self._prefix.close()
             self._weights.close()
 
     @property
@@ -79,13 +83,21 @@ class Runtime:
             UsageError: the runtime was closed.
         """
         with self._lock:
-            if self._closed:
-                raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
+            self._check_open()
             if task not in self._sessions:
-                self._weights.prepare()
-                self._sessions[task] = self._weights.open(self.bundle.graph(task))
-                return_free_memory()
+                self._sessions[task] = self._open(self.bundle.graph(task))
             return self._sessions[task]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
+
+    def _open(self, model: onnx.ModelProto) -> TaskSession:
+        with self._lock:
+            self._weights.prepare()
+            session = self._weights.open(model)
+            return_free_memory()
+            return session
 
     def logits(self, task: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """[batch, outputs] from token ids and masks [batch, length], padded on any side.
@@ -132,14 +144,36 @@ class Runtime:
         return predictions(task, entry.labels, self.logits(task, self._encode(entry, texts)))
 
     def predict_all(self, tasks: Sequence[str], texts: Sequence[Text]) -> dict[str, list[Prediction]]:
-        """The answers of several tasks on the same texts, by task."""
-        return {task: self.predict(task, texts) for task in tasks}
+        """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
+        if not texts:
+            return {task: [] for task in tasks}
+        found: dict[str, NDArray[np.float32]] = {}
+        by_length: dict[int, list[str]] = {}
+        for task in dict.fromkeys(tasks):
+            by_length.setdefault(self.bundle.entry(task).max_length, []).append(task)
+        for alike in by_length.values():
+            inputs = self._encode(self.bundle.entry(alike[0]), texts, answers=len(alike))
+            found |= self._logits_of_all(alike, inputs)
+        return {task: predictions(task, self.bundle.entry(task).labels, found[task]) for task in tasks}
 
-    def _encode(self, entry: TaskEntry, texts: Sequence[Text]) -> dict[str, NDArray[np.int64]]:
+    def _logits_of_all(
+        self, tasks: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]
+    ) -> dict[str, NDArray[np.float32]]:
+        if len(tasks) == 1:
+            return {tasks[0]: self.logits(tasks[0], inputs)}
+        check_rows(inputs["attention_mask"])
+        with self._lock:
+            self._check_open()
+            self._weights.prepare()
+            plan = self._prefix.plan(tasks)
+        shared = self._prefix.logits(plan, inputs) if plan.shared else {}
+        return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
+
+    def _encode(self, entry: TaskEntry, texts: Sequence[Text], answers: int = 1) -> dict[str, NDArray[np.int64]]:
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
             self._encoder = self._encoder or self.bundle.encoder()
             batch = self._encoder.encode(texts, entry.max_length)
-            self.truncation.rows += batch.truncated
+            self.truncation.rows += batch.truncated * answers
         return batch.inputs
 
 

@@ -77,11 +77,11 @@ class Session(Protocol):
     def get_inputs(self) -> list[Any]:
         """Descriptions of what ``run`` takes."""
 
-    def run(self, outputs: Sequence[str], inputs: dict[str, NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+    def run(self, outputs: Sequence[str], inputs: dict[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The named outputs for a batch."""
 
 
-def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
     """One output for a batch; of ``inputs``, those that the model reads.
 
     Raises:

@@ -39,7 +39,7 @@ class TaskSession:
         """ONNX Runtime's description of what ``run`` gives."""
         return list(self.shared.get_outputs())
 
-    def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]) -> list[NDArray[np.float32]]:
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The named outputs for a batch."""
         tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}
         found = self.shared.run_with_ort_values(list(outputs), {**self._feeds, **tokens})

@@ -1,0 +1,100 @@
+"""All tasks on one input: the layers that they leave to the backbone run once, then each task's rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgepeft.backbones.base import Architecture, Role
+from edgepeft.graph.cut import above, below, untouched
+from edgepeft.graph.names import LOGITS
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import Session, run_session
+
+__all__ = ["Plan", "Prefix", "plan", "shared_layers"]
+
+
+class Plan(NamedTuple):
+    """``layers`` run once for the tasks of ``shared``; those of ``whole`` run by themselves."""
+
+    layers: int
+    shared: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+class Prefix:
+    """Sessions of a bundle's lower layers and of what its tasks put on them, opened by ``open_model`` when needed."""
+
+    def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], Session]) -> None:
+        self._bundle, self._open = bundle, open_model
+        self._depths: dict[str, int] = {}
+        self._sessions: dict[tuple[int, str | None], Session] = {}
+
+    def plan(self, tasks: Sequence[str]) -> Plan:
+        """What these tasks share; tasks with a prompt share nothing."""
+        for task in tasks:
+            if task not in self._depths:
+                architecture, sites = self._bundle.architecture, self._bundle.manifest.backbone.sites
+                self._depths[task] = shared_layers(self._bundle.graph(task), architecture, sites)
+        return plan({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
+
+    def logits(self, shared: Plan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+        """[batch, outputs] of each task of ``shared.shared``."""
+        cut, rows_of_all = shared.layers, len(inputs["input_ids"])
+        value = self._values[cut - 1]
+        entries = {task: self._bundle.entry(task) for task in shared.shared}
+        found = {task: np.empty((rows_of_all, entry.n_outputs), np.float32) for task, entry in entries.items()}
+        known = self._bundle.architecture.inputs
+        for rows, part in passes({name: inputs[name] for name in known}):
+            hidden = run_session(self._session(cut, None), value, part)
+            with_hidden: dict[str, NDArray[Any]] = {**part, value: hidden}
+            for task, logits in found.items():
+                logits[rows] = run_session(self._session(cut, task), LOGITS, with_hidden)
+        return found
+
+    def close(self) -> None:
+        """Let the sessions go."""
+        self._sessions.clear()
+
+    @property
+    def _values(self) -> tuple[str, ...]:
+        return _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
+
+    def _session(self, cut: int, task: str | None) -> Session:
+        if (cut, task) not in self._sessions:
+            model, value = self._bundle.graph(task), self._values[cut - 1]
+            part = below(model, value) if task is None else above(model, value, self._bundle.architecture.hidden_size)
+            self._sessions[cut, task] = self._open(part)
+        return self._sessions[cut, task]
+
+
+def _layer_values(architecture: Architecture, sites: Mapping[str, str]) -> tuple[str, ...]:
+    """The value of each layer's output, from below."""
+    return tuple(sites[site.name] for site in architecture.sites_of(Role.LAYER_OUTPUT))
+
+
+def shared_layers(model: onnx.ModelProto, architecture: Architecture, sites: Mapping[str, str]) -> int:
+    """How many of the lowest layers a spliced task leaves as the backbone has them, the embeddings included."""
+    return untouched(model.graph, _layer_values(architecture, sites))
+
+
+def plan(depths: Mapping[str, int], n_layers: int) -> Plan:
+    """Cut where the fewest layers are run in all; ``depths`` are ``shared_layers`` by task.
+
+    With a cut at c, c layers run once, n - c for each task that leaves so many alone, and n for each other.
+    """
+
+    def cost(cut: int) -> int:
+        return cut + sum(n_layers - cut if depth >= cut else n_layers for depth in depths.values())
+
+    alone = n_layers * len(depths)
+    best = min((cut for cut in set(depths.values()) if cut), key=lambda cut: (cost(cut), cut), default=0)
+    if best == 0 or cost(best) >= alone:
+        return Plan(0, (), tuple(depths))
+    shared: Sequence[str] = [task for task, depth in depths.items() if depth >= best]
+    return Plan(best, tuple(shared), tuple(task for task in depths if task not in shared))

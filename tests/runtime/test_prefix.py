@@ -1,0 +1,106 @@
+"""All tasks on one input: the same answers as one by one, with the layers below their first change run once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from deltas import TEXTS, random_delta, saved
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import new_delta
+from edgepeft.export.bundle import export_bundle
+from edgepeft.export.delta import export_delta
+from edgepeft.graph.splice import splice
+from edgepeft.inspection.sharing import untouched
+from edgepeft.methods.base import PerLayer, methods
+from edgepeft.runtime import prefix as prefix_module
+from edgepeft.runtime.prefix import Plan, plan, shared_layers
+from edgepeft.runtime.runtime import Runtime
+
+EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
+HIGHER = {"norms": False, "skip_layers": 2}
+TASKS = {
+    "a": ("pfeiffer", {"bottleneck": 4, **HIGHER, "norms": False}),
+    "b": ("houlsby", {"bottleneck": 3, **HIGHER}),
+    "c": ("lora", {"rank": 2, "skip_layers": 3}),
+    "d": ("spartan", {"parents": 3, "top_k": 2}),  # its norms leave nothing to share
+    "e": ("top-k", {"layers": 1}),
+    "f": ("prompt-r", {"length": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("prefix")
+    backbone = open_backbone(str(tiny("roberta", num_hidden_layers=4)))
+    deltas = [random_delta(backbone, m, task, settings=s, seed=i) for i, (task, (m, s)) in enumerate(TASKS.items())]
+    paths = [saved(delta, folder / delta.card.task) for delta in deltas]
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+    return folder / "bundle"
+
+
+def scores(predictions):
+    return np.array([list(prediction.scores.values()) for prediction in predictions])
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+def test_the_answers_are_those_of_one_task_at_a_time(bundle, rows):
+    together = Runtime(bundle).predict_all(list(TASKS), TEXTS[:rows])
+    alone = Runtime(bundle)
+    for task in TASKS:
+        np.testing.assert_allclose(scores(together[task]), scores(alone.predict(task, TEXTS[:rows])), atol=1e-5)
+    assert list(together) == list(TASKS)
+
+
+def test_the_lower_layers_run_once_for_all_tasks_that_leave_them_alone(bundle, monkeypatch):
+    ran = []
+
+    def counting(session, output, inputs):
+        ran.append(output)
+        return run_session(session, output, inputs)
+
+    run_session = prefix_module.run_session
+    monkeypatch.setattr(prefix_module, "run_session", counting)
+    Runtime(bundle).predict_all(list(TASKS), TEXTS[:5])
+    assert sorted(ran) == ["layer.1.layer_output", "logits", "logits", "logits", "logits"]  # a, b, c and e
+
+
+def test_a_task_asked_for_twice_answers_twice_the_same_and_no_text_gets_no_answer(bundle):
+    runtime = Runtime(bundle)
+    assert runtime.predict_all(["a", "a", "b"], TEXTS[:2])["a"] == runtime.predict_all(["b", "a"], TEXTS[:2])["a"]
+    assert runtime.predict_all(["a", "b"], []) == {"a": [], "b": []}
+
+
+@pytest.mark.parametrize("number", range(len(EXAMPLES)), ids=lambda i: f"{EXAMPLES[i][0]}-{i}")
+def test_the_graph_leaves_alone_what_the_delta_does(tiny, number):
+    """Two sides that know nothing of each other: the spliced graph, and the modules with the table of sites."""
+    backbone = open_backbone(str(tiny("roberta")))
+    method = EXAMPLES[number][1]
+    for skipped in (0, 1) if isinstance(method, PerLayer) else (0,):
+        settings = {"skip_layers": skipped, "leave_out": ()} if isinstance(method, PerLayer) else {}
+        delta = new_delta(backbone, dataclasses.replace(method, **settings), "task", None, max_length=20)
+        sites = backbone.family.bindings(backbone.architecture)
+        graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+        spliced = splice(graph, export_delta(delta, backbone), sites, backbone.checkpoint)
+        found = untouched(delta)
+        # What stands past a layer leaves that layer itself alone.
+        past = found.lowest is not None and found.lowest.endswith("layer_output")
+        assert shared_layers(spliced, backbone.architecture, sites) == found.layers + past
+
+
+@pytest.mark.parametrize(
+    ("depths", "expected"),
+    [
+        ({"a": 6, "b": 6}, Plan(6, ("a", "b"), ())),  # 6 + 6 + 6 of 24
+        ({"a": 0, "b": 0}, Plan(0, (), ("a", "b"))),
+        ({"a": 6}, Plan(0, (), ("a",))),  # 12 either way
+        ({"a": 6, "b": 0}, Plan(0, (), ("a", "b"))),
+        ({"a": 2, "b": 10, "c": 10}, Plan(10, ("b", "c"), ("a",))),  # 10 + 2 + 2 + 12 = 26; at 2: 32
+        ({"a": 8, "b": 10, "c": 10}, Plan(8, ("a", "b", "c"), ())),  # 8 + 4 + 4 + 4 = 20; at 10: 26
+        ({"a": 12, "b": 12}, Plan(12, ("a", "b"), ())),
+    ],
+)
+def test_the_cut_runs_the_fewest_layers(depths, expected):
+    assert plan(depths, 12) == expected
