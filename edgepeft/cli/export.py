@@ -58,6 +58,7 @@ def command(
             f"{name}: {entry.method}, {entry.n_bytes:,} bytes, largest logit difference to PyTorch "
             f"{entry.verification.max_abs_difference:.1e} on {entry.verification.rows} rows"
             + _private(entry.private_bytes)
+            + _shared(entry.shared_layers)
         )
     typer.echo(out)
 
@@ -75,6 +76,12 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
         f"of {source.source} with num_labels={loaded.card.n_outputs}"
     )
     typer.echo(folder)
+
+
+def _shared(layers: int) -> str:
+    if layers == 0:
+        return "; it changes the first layer or what lies below, so that tasks on one input share no layer with it"
+    return f"; tasks on one input run the lowest {layers} layer{'s' * (layers > 1)} once with it"
 
 
 def _private(n_bytes: int) -> str:

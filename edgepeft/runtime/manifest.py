@@ -100,6 +100,9 @@ class TaskEntry(_Model):
     trainable_parameters: int = Field(ge=0)
     n_bytes: int = Field(ge=0)
     private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the running task has a version of its own of
+    shared_layers: int = Field(
+        default=0, ge=0
+    )  # of the lowest layers that it leaves as they are, for all tasks at once
     sha256: FileHash
     check_sha256: FileHash
     metrics: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
 from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
 from edgepeft.runtime.model_card import model_card
+from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.verify import read_check, replay, require_passed
 
@@ -48,9 +49,9 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
     delta = onnx.load_model_from_string(graph)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
-    session = open_session(
-        splice(bundle.backbone_graph, delta, bundle.manifest.backbone.sites, bundle.checkpoint), bundle.folder
-    )
+    sites = bundle.manifest.backbone.sites
+    model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
+    session = open_session(model, bundle.folder)
     inputs, reference = read_check(check, f"the check file of {where}")
     result = replay(lambda group: run_session(session, LOGITS, group), inputs, reference)
     require_passed(name, result)
@@ -60,6 +61,7 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
         {
             "n_bytes": len(graph),
             "private_bytes": _private_bytes(delta, bundle),
+            "shared_layers": shared_layers(model, bundle.architecture, sites),
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
             "verification": result.model_dump(),
