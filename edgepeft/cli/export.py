@@ -72,7 +72,7 @@ def command(
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
         log().print(
-            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {_verified(entry.verification)}"
+            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {_verified(entry.verification, entry.regression)}"
             + _private(entry.private_bytes)
         )
     typer.echo(out)
@@ -93,13 +93,14 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     typer.echo(folder)
 
 
-def _verified(result: Verification) -> str:
+def _verified(result: Verification, regression: bool) -> str:
     parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {result.rows} rows"
     if result.tolerance is not None:
         return parity
     on = result.data or result
     decided = on.rows - on.undecided
-    parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} decisions changed"]
+    kind = "values" if regression else "decisions"
+    parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} {kind} changed"]
     if result.data is not None and result.data.metric is not None:
         parts.append(f"{result.data.metric} {result.data.onnxruntime:.4f}, PyTorch's {result.data.pytorch:.4f}")
     return "; ".join(parts)

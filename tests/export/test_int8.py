@@ -237,7 +237,7 @@ def test_half_precision_halves_a_delta_and_moves_logits_by_its_rounding(backbone
     manifest = Manifest.read(tmp_path / "half")
     assert {task.weights_dtype for task in manifest.tasks.values()} == {"fp16"}
     size = {name: (eight / "tasks" / f"{name}.onnx").stat().st_size for name in chosen}
-    assert manifest.task("full").n_bytes < 0.53 * size["full"] and manifest.task("bitfit").n_bytes < size["bitfit"]
+    assert manifest.task("full").n_bytes < 0.57 * size["full"] and manifest.task("bitfit").n_bytes < size["bitfit"]
     for name in chosen:
         found = Runtime(tmp_path / "half", threads=1).logits(name, rows(backbone))
         expected = pytorch(deltas[name], load_model(backbone, "eager"), rows(backbone))
