@@ -38,7 +38,7 @@ _LEAST_TABLE_ROWS = 1024
 # zx, of 255: below it what is negative, above it what is positive.  Gelu's least value is -0.17.
 _MIDDLE, _PAST_ACTIVATION = 128, 16
 _ACTIVATIONS = {"Gelu", "Relu"}
-_NODE = helper.make_node
+_NODE = helper.make_node  # inner nodes have no names: the graph stays under 200 kB
 
 
 def quantised_tensors(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[str, NDArray[np.generic]]:
@@ -156,7 +156,7 @@ def _constants() -> Iterator[TensorProto]:
 
 def _quantised_values(x: str) -> list[onnx.NodeProto]:
     made = [f"{x}:uint8", f"{x}:scale", f"{x}:zero_point"]
-    return [_NODE("DynamicQuantizeLinear", [x], made, name=made[0])]
+    return [_NODE("DynamicQuantizeLinear", [x], made)]
 
 
 def _quantised_rows(x: str, zero: int) -> list[onnx.NodeProto]:
@@ -172,16 +172,16 @@ def _quantised_rows(x: str, zero: int) -> list[onnx.NodeProto]:
         ("QuantizeLinear", [x, f"{x}:scale", f"{x}:zero_point"], f"{x}:uint8", {"axis": 0}),
         ("Unsqueeze", [f"{x}:scale", "last_axis"], f"{x}:scales", {}),  # (T, 1)
     ]
-    return [_NODE(op, inputs, [output], name=output, **more) for op, inputs, output, more in steps]
+    return [_NODE(op, inputs, [output], **more) for op, inputs, output, more in steps]
 
 
 def _product(x: str, stored: Quantised, output: str) -> list[onnx.NodeProto]:
     """(T, in) -> (T, out), in the order that ONNX Runtime's MatMulIntegerToFloat fusion looks for."""
     integers, floats, scale = f"{output}:int32", f"{output}:float", f"{output}:scale"
     return [
-        _NODE("MatMulInteger", [f"{x}:uint8", stored.matrix, f"{x}:zero_point"], [integers], name=integers),
-        _NODE("Cast", [integers], [floats], name=floats, to=TensorProto.FLOAT),
-        _NODE("Mul", [f"{x}:scale", stored.scale], [scale], name=scale),
+        _NODE("MatMulInteger", [f"{x}:uint8", stored.matrix, f"{x}:zero_point"], [integers]),
+        _NODE("Cast", [integers], [floats], to=TensorProto.FLOAT),
+        _NODE("Mul", [f"{x}:scale", stored.scale], [scale]),
         _NODE("Mul", [floats, scale], [output], name=output),
     ]
 
@@ -190,8 +190,8 @@ def _row_product(x: str, stored: Quantised, output: str, zero: int) -> list[onnx
     """(T, in) -> (T, out); DequantizeLinear is Cast and Mul in one pass over the integers."""
     integers, floats = f"{output}:int32", f"{output}:float"
     return [
-        _NODE("MatMulInteger", [f"{x}:uint8", stored.matrix, f"zero_point_{zero}"], [integers], name=integers),
-        _NODE("DequantizeLinear", [integers, stored.scale], [floats], name=floats, axis=1),
+        _NODE("MatMulInteger", [f"{x}:uint8", stored.matrix, f"zero_point_{zero}"], [integers]),
+        _NODE("DequantizeLinear", [integers, stored.scale], [floats], axis=1),
         _NODE("Mul", [floats, f"{x}:scales"], [output], name=output),
     ]
 
@@ -200,8 +200,8 @@ def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
     """(T) -> (T, d)."""
     integers, scale = f"{output}:int8", f"{output}:scale"
     return [
-        _NODE("Gather", [stored.table, index], [integers], name=integers),
-        _NODE("Gather", [stored.scale, index], [scale], name=scale),
+        _NODE("Gather", [stored.table, index], [integers]),
+        _NODE("Gather", [stored.scale, index], [scale]),
         _NODE("DequantizeLinear", [integers, scale], [output], name=output, axis=0),
     ]
 
