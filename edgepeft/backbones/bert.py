@@ -282,7 +282,7 @@ class _Builder:
             types = self._packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.zero
             hidden = op("Add", hidden, op("Gather", table, types))
         table = self._weight("embeddings.position_embeddings.weight")
-        hidden = op("Add", hidden, op("Gather", table, self._positions()))
+        hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
         if "embeddings_project.weight" not in self.arch.tensors:
             return self._norm("embeddings.LayerNorm", hidden, "embeddings")
         hidden = self._norm("embeddings.LayerNorm", hidden, "embeddings_norm")
@@ -405,8 +405,9 @@ def _norms(layout: Layout, sizes: _Sizes) -> tuple[str, ...]:
 def _sites(layout: Layout, sizes: _Sizes) -> tuple[Site, ...]:
     d = sizes.hidden_size
     width = sizes.embedding_size
-    words, module = "embeddings.word_embeddings", "embeddings" if width == d else "embeddings_project"
-    found = [Site("word_embeddings", Role.WORD_EMBEDDINGS, None, width, width, words)]
+    tables = (Role.WORD_EMBEDDINGS, Role.POSITION_EMBEDDINGS)
+    found = [Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables]
+    module = "embeddings" if width == d else "embeddings_project"
     found += [Site("embeddings", Role.EMBEDDINGS, None, d, d, module)]
     for i in range(sizes.num_hidden_layers):
         found += _layer_sites(layout, sizes, i)

@@ -32,7 +32,7 @@ class Job:
 
     ``workload`` is the name of a file in ``edgepeft/bench/workloads``; ``bundle`` the folder of the
     backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
-    ``batches`` holds token counts: [batch][row].
+    ``batches`` holds token counts: [batch][row].  ``cache``: sessions map the user's prepacked weights.
     """
 
     workload: str
@@ -47,6 +47,7 @@ class Job:
     vocab_size: int = 0
     pad_id: int = 0
     seed: int = 0
+    cache: bool = True
 
     def batch(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Ids and mask of batch ``index``, both [batch, longest]; equal in every worker."""

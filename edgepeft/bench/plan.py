@@ -84,6 +84,7 @@ def plan(
     seed: int,
     peers: Sequence[Path] = (),
     missing: Mapping[str, str] | None = None,
+    cache: bool = True,
 ) -> list[Unit]:
     """Every unit of the benchmark.  ``missing``: engine -> why it cannot be used here."""
     common: dict[str, Any] = {
@@ -93,6 +94,7 @@ def plan(
         "vocab_size": model.vocab_size,
         "pad_id": model.pad_id,
         "seed": seed,
+        "cache": cache,
     }
     units = [
         _unit(common, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})

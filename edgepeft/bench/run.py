@@ -25,6 +25,7 @@ from edgepeft.profiles.host import host_facts
 from edgepeft.profiles.limits import Limits
 from edgepeft.profiles.loader import load_profile
 from edgepeft.profiles.schema import Profile
+from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
 
@@ -58,6 +59,7 @@ class Request:
     max_seconds: float | None = None
     seed: int = 0
     scenario: str = "offline"
+    cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,12 @@ def run(
             seed=request.seed,
             peers=request.peers,
             missing=_missing(),
+            cache=request.cache,
         )
         schedule = _schedule(request, scenario, batches)
+        if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
+            progress("packing the weights", 0, 1)
+            _pack(subject)
         launch = start or (lambda label, job: WorkerProcess(label, job, limits))
         measured = measure(units, schedule, launch, threads=threads, progress=progress)
     rows = result_rows(
@@ -122,6 +128,15 @@ def run(
         "results": rows,
     }
     return Outcome(document, tuple(one.failure for one in measured if one.failure))
+
+
+def _pack(subject: Subject) -> None:
+    """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
+    from edgepeft.runtime.weights import Weights
+
+    weights = Weights(Bundle(subject.model.bundle), cache=True, threads=None)
+    weights.prepare()
+    weights.close()
 
 
 def _check(request: Request) -> None:

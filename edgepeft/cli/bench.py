@@ -53,6 +53,9 @@ def command(
         float | None, typer.Option(help="Begin no new round after this time, for each workload. Default: 600.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+    ] = False,
     json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
@@ -76,6 +79,7 @@ def command(
         max_seconds=max_seconds,
         seed=seed,
         scenario=scenario,
+        cache=not no_cache,
     )
     with _progress() as bar:
         current = bar.add_task("starting", total=None)

@@ -20,6 +20,9 @@ def command(
     metric: Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson, spearman, ...")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32,
     threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Score a task of the bundle on labelled data."""
@@ -29,7 +32,7 @@ def command(
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     rows = read_rows(data, labels=True)
-    runtime = Runtime(bundle, threads=threads)
+    runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     entry = runtime.bundle.entry(task)
     name = metric or default_metric(entry.labels is None)
     check_metric(name, regression=entry.labels is None, names=entry.labels)

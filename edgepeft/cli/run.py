@@ -29,13 +29,16 @@ def command(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the file that run together.")] = 32,
     threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     texts = _texts(text, second, input_file)
-    runtime = Runtime(bundle, threads=threads)
+    runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     tasks = list(dict.fromkeys(task or runtime.tasks))
     if not tasks:
         raise UsageError(f"{bundle} holds no task; add one with: edgepeft add.")

@@ -105,17 +105,19 @@ class _Parts(nn.Module):
             "x": (".input", site.in_features),
             "residual": (".residual", site.out_features),
         }
+        # Modules that read the positions have their row count in common; such sites are declared from below.
+        owner = Helper.POSITION if "position" in needs(module) else site.name
         for wanted in needs(module):
             if wanted == "norm":
                 for part in ("weight", "bias"):
                     self._borrow(f"{site.norm}.{part}", (site.out_features,))
             elif wanted == "position":
                 self.inputs[Helper.POSITION] = torch.zeros(rows, dtype=torch.int64)
-                self.owners[Helper.POSITION] = site.name
+                self.owners[Helper.POSITION] = owner
             else:
                 suffix, width = widths[wanted]
                 self.inputs[site.name + suffix] = torch.zeros(rows, width)
-                self.owners[site.name + suffix] = site.name
+                self.owners[site.name + suffix] = owner
 
     def _borrow(self, tensor: str, shape: tuple[int, ...]) -> None:
         self.borrowed.append(tensor)

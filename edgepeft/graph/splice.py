@@ -20,6 +20,7 @@ from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
+from edgepeft.graph.residual import share_residual_sums
 
 __all__ = ["splice"]
 
@@ -61,6 +62,7 @@ def splice(
     graph.output.extend(output for output in part.graph.output if output.name == LOGITS)
     if not graph.output:
         raise BundleError(f"the delta graph has no output called {LOGITS}.")
+    share_residual_sums(graph)
     prune(graph)
     graph.initializer.extend(generated_tensors(delta, checkpoint, bound))  # last: nothing copies them again
     return joined

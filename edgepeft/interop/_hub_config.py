@@ -16,7 +16,16 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.errors import BundleError
 from edgepeft.methods._activations import Activation
 
-__all__ = ["ACTIVATIONS", "BnConfig", "HubFile", "LoraConfig", "MethodConfig", "leading_layers", "parsed"]
+__all__ = [
+    "ACTIVATIONS",
+    "BnConfig",
+    "HubFile",
+    "LoraConfig",
+    "MethodConfig",
+    "PromptConfig",
+    "leading_layers",
+    "parsed",
+]
 
 # Theirs (transformers' names, and one more) -> ours.
 ACTIVATIONS: dict[str, Activation] = {
@@ -207,6 +216,23 @@ class LoraConfig(MethodConfig):
         }
         odd = [f"{name} = {getattr(self, name)!r}" for name, fine in checks.items() if not fine]
         return odd + super().unsupported()
+
+
+class PromptConfig(MethodConfig):
+    """Their prompt tuning."""
+
+    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
+        "prompt_init",
+        "prompt_init_text",
+        "random_uniform_scale",
+    }
+
+    prompt_length: int = Field(default=10, ge=1)
+    combine: str = "prefix"
+
+    def unsupported(self) -> list[str]:
+        """As its base says; a prompt behind the first token."""
+        return [f"combine = {self.combine!r}"] * (self.combine != "prefix") + super().unsupported()
 
 
 def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:

@@ -1,4 +1,4 @@
-"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA) as deltas, without adapters.
+"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA, prompts), without adapters.
 
 Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of ``tests/interop`` are its own.
 """
@@ -18,10 +18,11 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.interop._hub_bottleneck import bottleneck_plan
-from edgepeft.interop._hub_config import BnConfig, HubFile, LoraConfig, MethodConfig, parsed
+from edgepeft.interop._hub_config import BnConfig, HubFile, LoraConfig, MethodConfig, PromptConfig, parsed
 from edgepeft.interop._hub_head import HubHead, read_head
 from edgepeft.interop._hub_lora import lora_plan
 from edgepeft.interop._hub_plan import Places, Plan
+from edgepeft.interop._hub_prompt import prompt_plan
 from edgepeft.interop._tensors import check_tensors
 from edgepeft.interop.base import Importer, Request
 from edgepeft.interop.classifier import Classifier
@@ -36,6 +37,7 @@ TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 _METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], Plan]]] = {
     None: (BnConfig, bottleneck_plan),
     "lora": (LoraConfig, lora_plan),
+    "prompt_tuning": (PromptConfig, prompt_plan),
 }
 _KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
 
@@ -87,12 +89,13 @@ class AdapterHub(Importer):
             request.task,
             _request(request, head).labels_for(head.outputs, backbone),
             head=head.kind,
-            max_length=request.length_for(backbone),
+            max_length=request.length_for(backbone, plan.method.prompt_length),
         )
         values = {**plan.convert(state), **head.values}
         # What is shared stands in the delta once, under its first name.
         delta.read({name: values[name] for name in delta.tensors() if name in values}, str(folder))
-        delta.card = delta.card.model_copy(update={"head_reads": "first_token"} | _origin(file, config, folder))
+        reads = "first_position" if plan.method.prompt_length else "first_token"  # the prompt's own, if there is one
+        delta.card = delta.card.model_copy(update={"head_reads": reads} | _origin(file, config, folder))
         return delta.eval()
 
 

@@ -29,6 +29,10 @@ class PromptT(PromptTuning):
     learning_rate: ClassVar[float] = 3e-1
     learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.place == "words", "prompt-t starts from word embeddings: its place is words; prompt-r takes both.")
+
     def start(self, modules: Mapping[str, nn.Module], pretrained: Callable[[str], Tensor]) -> None:
         """Copy the first p rows.
 

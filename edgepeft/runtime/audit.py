@@ -32,7 +32,7 @@ def audit(folder: Path, step: Callable[[str], object] = lambda _: None) -> list[
     Raises:
         UsageError, BundleError: there is no readable manifest; anything later is a finding.
     """
-    runtime = Runtime(folder)
+    runtime = Runtime(folder, cache=False)  # the bundle is checked, not what this machine keeps of it
     checks: dict[str, Callable[[], Verification | None]] = {"backbone": lambda: _check_backbone(runtime)}
     checks |= {task: lambda task=task: _check_task(runtime, task) for task in runtime.tasks}  # type: ignore[misc]
     findings = []

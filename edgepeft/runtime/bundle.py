@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.splice import splice
-from edgepeft.resources import sha256_of
+from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.verify import Allowed, allowed_for
 
@@ -31,6 +32,7 @@ class Bundle:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
+        self.sound_weights: frozenset[str] = frozenset()  # identities of files that hold the manifest's weights
 
     @property
     def weights(self) -> Path:
@@ -55,15 +57,38 @@ class Bundle:
         """The backbone's sizes and sites, from its config."""
         return self.family.architecture(read_config(self.folder / "config.json"))
 
-    @cached_property
+    @property
     def checkpoint(self) -> Checkpoint:
-        """The index of the weights, whose bytes are those that the manifest names.
+        """The index of the weights, whose bytes are those that the manifest names, now.
 
         Raises:
-            BundleError: truncated or altered.
+            BundleError: truncated, altered, or replaced since the bundle was opened.
         """
-        expect_hash(self.weights, self.manifest.backbone.sha256.weights)
+        with contextlib.suppress(OSError):
+            if file_identity(self.weights) in self.sound_weights:
+                return self._index
+        self._expect_hash(self.weights, self.manifest.backbone.sha256.weights)
+        self.sound_weights |= {file_identity(self.weights)}
+        return self._index
+
+    @cached_property
+    def _index(self) -> Checkpoint:
         return self.family.open_checkpoint(self.architecture, self.weights)
+
+    def _expect_hash(self, path: Path, expected: str) -> None:
+        """As ``expect_hash``, telling a damaged bundle from one that was exported anew meanwhile."""
+        try:
+            expect_hash(path, expected)
+        except BundleError:
+            if self._replaced():
+                raise BundleError(f"{path} changed after {self.folder} was opened; open the bundle again.") from None
+            raise
+
+    def _replaced(self) -> bool:
+        try:
+            return Manifest.read(self.folder) != self.manifest
+        except EdgepeftError:
+            return False
 
     @cached_property
     def backbone_graph(self) -> onnx.ModelProto:
@@ -73,7 +98,7 @@ class Bundle:
             BundleError: truncated or altered.
         """
         path = self.folder / BACKBONE_FILE
-        expect_hash(path, self.manifest.backbone.sha256.graph)
+        self._expect_hash(path, self.manifest.backbone.sha256.graph)
         return read_graph(path)
 
     def entry(self, task: str) -> TaskEntry:
@@ -100,7 +125,7 @@ class Bundle:
             BundleError: truncated, altered, or of another backbone.
         """
         path = self.task_file(task)
-        expect_hash(path, self.entry(task).sha256)
+        self._expect_hash(path, self.entry(task).sha256)
         graph = read_graph(path)
         check_owner(graph, self.manifest, path)
         return graph
@@ -109,7 +134,9 @@ class Bundle:
         """The whole model of a task, or the bare backbone's for None; weights stay in their file."""
         checkpoint = self.checkpoint  # first: a damaged weights file is the clearer message
         if task is None:
-            return self.backbone_graph
+            copy = onnx.ModelProto()
+            copy.CopyFrom(self.backbone_graph)
+            return copy
         delta = self.delta_graph(task)
         return splice(self.backbone_graph, delta, self.manifest.backbone.sites, checkpoint)
 

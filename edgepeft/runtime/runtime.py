@@ -6,20 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from threading import RLock
+from typing import Self, TypeVar
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import BundleError, DataError
+from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, predictions
-from edgepeft.runtime.session import open_session, run_session
+from edgepeft.runtime.session import return_free_memory, run_session
+from edgepeft.runtime.weights import TaskSession, Weights
 
 __all__ = ["Runtime", "check_rows", "in_batches"]
 
@@ -36,32 +37,55 @@ class Truncation:
 class Runtime:
     """An opened bundle that answers; sessions open with the first request to their task.
 
-    ``threads`` caps the intra-op threads; None takes what affinity and quota allow.
+    ``threads`` caps the intra-op threads; None takes what affinity and quota allow.  ``cache`` lets all sessions
+    map one prepacked copy of the weights, kept in the user's cache.  May be asked from several threads at once;
+    ``with Runtime(folder) as runtime`` closes it.
     """
 
-    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
+    def __init__(self, folder: Path, *, threads: int | None = None, cache: bool = True) -> None:
         self.bundle = Bundle(folder)
         self.threads = threads
         self.truncation = Truncation()
-        self._sessions: dict[str | None, ort.InferenceSession] = {}
+        self._sessions: dict[str | None, TaskSession] = {}
         self._encoder: TextEncoder | None = None
+        self._weights = Weights(self.bundle, cache=cache, threads=threads)
+        self._lock = RLock()  # of everything above; runs themselves need none
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the sessions; runs that are under way end first."""
+        with self._lock:
+            self._closed = True
+            self._sessions.clear()
+            self._weights.close()
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """The bundle's tasks, by name."""
         return tuple(self.bundle.manifest.tasks)
 
-    def session(self, task: str | None) -> ort.InferenceSession:
+    def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
 
         Raises:
             UnknownName: no such task.
-            BundleError: a file is damaged, or foreign.
+            BundleError: a file is damaged, foreign, or was replaced since the bundle was opened.
+            UsageError: the runtime was closed.
         """
-        if task not in self._sessions:
-            model = self.bundle.graph(task)
-            self._sessions[task] = open_session(model, self.bundle.folder, self.threads)
-        return self._sessions[task]
+        with self._lock:
+            if self._closed:
+                raise UsageError(f"the runtime of {self.bundle.folder} is closed; open another one.")
+            if task not in self._sessions:
+                self._weights.prepare()
+                self._sessions[task] = self._weights.open(self.bundle.graph(task))
+                return_free_memory()
+            return self._sessions[task]
 
     def logits(self, task: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """[batch, outputs] from token ids and masks [batch, length], padded on any side.
@@ -112,9 +136,10 @@ class Runtime:
         return {task: self.predict(task, texts) for task in tasks}
 
     def _encode(self, entry: TaskEntry, texts: Sequence[Text]) -> dict[str, NDArray[np.int64]]:
-        self._encoder = self._encoder or self.bundle.encoder()
-        batch = self._encoder.encode(texts, entry.max_length)
-        self.truncation.rows += batch.truncated
+        with self._lock:  # the tokenizer too: it keeps the length that it cuts at
+            self._encoder = self._encoder or self.bundle.encoder()
+            batch = self._encoder.encode(texts, entry.max_length)
+            self.truncation.rows += batch.truncated
         return batch.inputs
 
 

@@ -61,8 +61,9 @@ class TrainOptions:
         """The same with every default filled in for this backbone and method.
 
         Raises:
-            UsageError: texts longer than the backbone has positions.
+            UsageError: texts longer than the backbone has positions; a method that does not fit it.
         """
+        method.sites(backbone.architecture)  # a prompt that leaves no room is named by its own length
         prompt = method.prompt_length
         longest = backbone.architecture.max_length - prompt
         if self.max_length is not None and self.max_length > longest:

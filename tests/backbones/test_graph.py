@@ -110,9 +110,10 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
     found = dict(zip(values, session(model, both.backbone.folder).run(values, feed), strict=True))
     real = rows["attention_mask"].astype(bool)
     n_layer_sites = 2 * (7 + 6 + 2)  # outputs, inputs of linear layers, residuals
-    assert len(seen) == n_layer_sites + 2  # and the words' embeddings, and all of them
+    assert len(seen) == n_layer_sites + 3  # and the embeddings of words, of positions, and all of them
     for name, expected in seen.items():
-        np.testing.assert_allclose(found[bindings[name]], expected[real], atol=3e-5, rtol=1e-5, err_msg=name)
+        every = np.broadcast_to(expected, (*real.shape, expected.shape[-1]))  # positions come once for all rows
+        np.testing.assert_allclose(found[bindings[name]], every[real], atol=3e-5, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["roberta-base", "bert-base-uncased", "distilbert-base-uncased"])

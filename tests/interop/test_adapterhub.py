@@ -20,6 +20,7 @@ from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.interop.base import importer_of
 
 GOLDEN = BACKBONES / "adapterhub"
+HOLDERS = ("adapters", "loras", "shared_parameters", "prompt_tunings")
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/adapter_config.json"))
 SAFE, PICKLED = "adapter.safetensors", "pytorch_adapter.bin"
 
@@ -60,12 +61,12 @@ def test_adapters_made_the_golden_checkpoints_of_both_backbones():
     cards = [json.loads((GOLDEN / name / "adapter_config.json").read_text()) for name in NAMES]
     assert {card["version"] for card in cards} == {f"adapters.{versions['adapters']}"}
     kinds = [{name.partition("-")[2] for name in NAMES if name.startswith(family)} for family in ("bert-", "roberta-")]
-    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 25
+    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 27
     for name in NAMES:  # in the names and containers that adapters writes, of which our code writes none
         folder = GOLDEN / name
         safe = (folder / SAFE).exists()
         state = load_file(folder / SAFE) if safe else torch.load(folder / PICKLED, weights_only=True)
-        assert all(".adapters.sst." in key or ".loras.sst." in key or ".shared_parameters.sst." in key for key in state)
+        assert all(any(f".{kind}.sst." in key for kind in HOLDERS) for key in state)
         assert (folder / ("model_head.safetensors" if safe else "pytorch_model_head.bin")).exists()
 
 
@@ -184,7 +185,7 @@ def test_lora_from_before_its_scale_was_repaired_is_read_without_one(copy):
         ({"leave_out": ["first"]}, r"leave_out\.0"),
         ({"mh_adapter": "maybe"}, "mh_adapter"),
         ({"architecture": "prefix_tuning"}, "prefix_tuning cannot be imported; what can: bottleneck"),
-        ({"architecture": "prompt_tuning"}, "prompt_tuning cannot be imported"),
+        ({"architecture": "prompt_tuning"}, "no delta can represent .*non_linearity = 'relu'"),
         ({"architecture": "union"}, "union cannot be imported"),
         ({"architecture": "reft"}, "reft cannot be imported"),
         ({"architecture": "mtl_lora"}, "mtl_lora cannot be imported"),
@@ -212,6 +213,20 @@ def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):
 def test_loras_that_no_delta_can_represent_are_refused_by_name(copy, settings, named):
     with pytest.raises(BundleError, match=named):
         imported(copy("bert-lora", settings=settings), backbone_of("bert"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"combine": "prefix_after_bos"}, "combine = 'prefix_after_bos'"),
+        ({"prompt_length": 0}, "prompt_length: Input should be greater"),
+        ({"prompt_length": 30}, "length must be at most 29: this bert has 32 positions"),
+        ({"prompt_length": 4}, r"prompt_embedding\.weight \[5, 16\] instead of \[4, 16\]"),
+    ],
+)
+def test_prompts_that_no_delta_can_represent_are_refused_by_name(copy, settings, named):
+    with pytest.raises(BundleError, match=named):
+        imported(copy("bert-prompt", settings=settings), backbone_of("bert"))
 
 
 @pytest.mark.parametrize(

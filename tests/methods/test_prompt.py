@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -79,6 +80,36 @@ def test_a_head_of_the_first_position_reads_the_prompts_first_vector(backbone):
     np.testing.assert_allclose(case.session.run(["logits"], feed)[0], expected, atol=5e-5)
 
 
+@pytest.mark.parametrize(("model_type", "options"), KINDS[:4])
+def test_a_prompt_past_the_layernorm_leaves_the_text_where_it_was(tiny, model_type, options):
+    """Transformers' own encoder on [vectors; the embeddings that the text has alone], as AdapterHub's hook makes them."""
+    case = Case(PromptR(length=P, place="embeddings"), open_backbone(str(tiny(model_type, **options))))
+    given = ragged(7, 13, SIZES[model_type], seed=3)
+    rows = {name: torch.from_numpy(given[name]) for name in case.architecture.inputs}
+    vectors = case.moved.site_modules["embeddings"].vectors
+    model = copy.deepcopy(case.model)
+    # The model is told of p tokens more than the text has; their embeddings come from the hook.
+    longer = {name: torch.nn.functional.pad(value, (P, 0), value=1) for name, value in rows.items()}
+    with torch.no_grad():
+        alone = model.get_submodule("embeddings")
+        seen = []
+        handle = alone.register_forward_hook(lambda _, __, output: seen.append(output))
+        model(**rows)
+        handle.remove()
+        lengthened = torch.cat([vectors.expand(7, -1, -1), seen[0]], 1)
+        alone.register_forward_hook(lambda *_: lengthened)
+        hidden = model(**longer).last_hidden_state.numpy()
+        pooled = hidden[:, P]
+        if options.get("mean"):
+            lengths = given["attention_mask"].sum(1)
+            pooled = np.stack([row[P : P + n].mean(0) for row, n in zip(hidden, lengths, strict=True)])
+        weights = [torch.from_numpy(case.backbone.checkpoint.read(name).copy()) for name in case.moved.head.reads]
+        expected = case.moved.head(torch.from_numpy(pooled), *weights).numpy()
+    np.testing.assert_allclose(case.logits(case.moved, rows), expected, atol=2e-5)
+    feed = {value.name: given[value.name] for value in case.session.get_inputs()}
+    np.testing.assert_allclose(case.session.run(["logits"], feed)[0], expected, atol=5e-5)
+
+
 def test_a_random_prompt_starts_between_minus_and_plus_a_half(backbone):
     torch.manual_seed(0)
     vectors = (
@@ -111,6 +142,8 @@ def test_a_text_beside_a_prompt_is_as_long_as_the_positions_that_are_left(backbo
     with pytest.raises(UsageError, match="positions for 44 tokens beside a prompt of 20"):
         TrainOptions(task="t", max_length=45).resolved(backbone, PromptR(length=20))
     assert TrainOptions(task="t").resolved(backbone, PromptR(length=20)).max_length == 44
+    with pytest.raises(UsageError, match="length must be at most 61"):
+        TrainOptions(task="t").resolved(backbone, PromptR(length=70))
     with pytest.raises(UsageError, match=r"a prompt of 20 and texts of 45 tokens.* texts may have 44"):
         new_delta(backbone, PromptR(length=20), "task", None, max_length=45)
 

@@ -18,7 +18,7 @@ def prepare(job: Job) -> Prepared:
 
     from edgepeft.runtime.runtime import Runtime
 
-    runtime = Runtime(Path(job.bundle), threads=job.threads)
+    runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
     runtime.session(job.task)
 
     def step(batch: int) -> None:

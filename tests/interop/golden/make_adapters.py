@@ -96,6 +96,8 @@ CHECKPOINTS = {
         NUMBER,
         True,
     ),
+    "prompt": (adapters.PromptTuningConfig(prompt_length=5), DEFAULT, True),
+    "prompt-static": (adapters.PromptTuningConfig(prompt_length=3), STATIC, False),
 }  # fmt: skip
 OF_BERT = {"pooler-head": (SeqBnConfig(reduction_factor=4), {"layers": 1, "use_pooler": True}, True)}
 

@@ -1,0 +1,123 @@
+"""Pass: a spliced task's own values become inputs, so that tasks of one structure share one session.
+
+Copies its argument.  Needs a spliced graph; leaves one whose bytes depend on the task's structure alone, and
+says what has to be fed.  Values that follow from the task's own alone (Compacter's weights from their factors)
+are computed once, by whoever feeds them.  Integers and scalars stay: shapes and factors that the optimiser reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.graph.names import without_prefix
+from edgepeft.graph.prune import prune
+
+__all__ = ["Parted", "computed_values", "make_inputs"]
+
+Values = Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A structure, and what one task feeds to it."""
+
+    structure: onnx.ModelProto
+    feeds: dict[str, NDArray[np.float32]]
+
+
+def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
+    """A graph without inputs whose outputs are to be computed once for the task; None where nothing is."""
+    own, nodes = _own(model.graph)
+    if _changes_the_backbone(model.graph, own, nodes):
+        return None
+    computed = {name for node in nodes for name in node.output}
+    constant = [id(node) for node in nodes]
+    read = {name for node in model.graph.node if id(node) not in constant for name in node.input}
+    wanted = sorted(computed & (read | {output.name for output in model.graph.output}))
+    if not wanted:
+        return None
+    needed = [tensor for tensor in model.graph.initializer if tensor.name in own]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
+    graph = helper.make_graph(nodes, "computed", [], outputs, needed)
+    prune(graph)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def make_inputs(model: onnx.ModelProto, computed: Values) -> Parted | None:
+    """The structure and its feeds; None for a task that gains nothing: it changes matrices of the backbone.
+
+    ``computed`` holds the outputs of ``computed_values``.
+    """
+    graph = model.graph
+    own, nodes = _own(graph)
+    if _changes_the_backbone(graph, own, nodes):
+        return None
+    kept = [node for node in graph.node if not any(node is constant for constant in nodes)]
+    read = {name for node in kept for name in node.input} | {output.name for output in graph.output}
+    values = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in own & read} | dict(computed)
+    fed = {name: value for name, value in values.items() if value.dtype == np.float32 and value.ndim}
+    rest = [tensor for tensor in graph.initializer if tensor.name not in own]
+    rest += [numpy_helper.from_array(value, name) for name, value in values.items() if name not in fed]
+    new = helper.make_graph(kept, graph.name, graph.input, graph.output, rest)
+    free = _dimensions_of_outputs(new, fed)
+    for name in sorted(fed):
+        shape = [free.get((name, axis), extent) for axis, extent in enumerate(fed[name].shape)]
+        new.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    if free:
+        new.output[0].type.tensor_type.shape.dim[1].dim_param = "outputs"
+    structure = helper.make_model(new, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return Parted(structure, {name: np.ascontiguousarray(value) for name, value in fed.items()})
+
+
+def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto]]:
+    """The task's own initializers, and the nodes that read nothing else."""
+    own = {t.name for t in graph.initializer if t.name.startswith("delta/") or without_prefix(t.name)[0] == "override"}
+    known, nodes = set(own), []
+    for node in graph.node:  # sorted: each stands after those it reads
+        ours = node.name.startswith("delta/") or any(name.startswith("delta/") for name in node.output)
+        if (node.input or ours) and known.issuperset(node.input) and not any(a.HasField("g") for a in node.attribute):
+            known.update(node.output)
+            nodes.append(node)
+    return own, nodes
+
+
+def _changes_the_backbone(graph: onnx.GraphProto, own: set[str], nodes: Sequence[onnx.NodeProto]) -> bool:
+    """Whether matrices of the backbone are replaced, or would be computed from its weights in every run."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    ours = set(own)
+    for node in nodes:
+        ours.update(node.output)
+        if node.op_type == "Identity" and node.input[0] in ranks:
+            ranks[node.output[0]] = ranks[node.input[0]]
+    replaced = [name for name in ours if without_prefix(name)[0] == "override"]
+    if any(name.startswith("delta/generated:") for name in own) or any(ranks.get(name, 2) > 1 for name in replaced):
+        return True
+    constant = ours | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        if node.input and constant.issuperset(node.input):
+            constant.update(node.output)
+            if not ours.issuperset(node.input) and not ours.isdisjoint(node.input):
+                return True
+    return False
+
+
+def _dimensions_of_outputs(graph: onnx.GraphProto, fed: Values) -> dict[tuple[str, int], str]:
+    """The head's last ``Gemm(_, weight [outputs, d]) + bias [outputs]`` fits any number of outputs."""
+    writer = {name: node for node in graph.node for name in node.output}
+    add = writer.get(graph.output[0].name)
+    if add is None or add.op_type != "Add" or len(graph.output) != 1:
+        return {}
+    product = writer.get(add.input[0])
+    if product is None or product.op_type != "Gemm" or {a.name: a.i for a in product.attribute}.get("transB") != 1:
+        return {}
+    weight, bias = product.input[1], add.input[1]
+    readers = [name for node in graph.node for name in node.input]
+    if not {weight, bias} <= set(fed) or readers.count(weight) + readers.count(bias) != 2:
+        return {}
+    return {(weight, 0): "outputs", (bias, 0): "outputs"}

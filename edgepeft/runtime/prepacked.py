@@ -1,0 +1,235 @@
+"""The backbone's weights as this processor's kernels want them, in one file that all sessions of all processes map.
+
+ONNX Runtime copies every matrix into its kernels' layout when a session opens, a private copy each time.  It can
+also write these copies beside the weights (``session.save_external_prepacked_constant_initializers``), and a
+graph that names such a file maps them.  The file is made once, from the bare backbone with every optimisation
+off, so its initializers keep the names of ``backbone.onnx``: a task is spliced as ever, and then its
+initializers point into this file instead of the bundle's.  It belongs to one processor, one build of
+ONNX Runtime and one set of weights: a cache, never part of a bundle.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.emit import external_tensor
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.profiles.host import cpu_model, isa_flags
+from edgepeft.resources import cache_folder, write_json
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.session import open_session, session_options
+from edgepeft.runtime.store import Held, Store
+
+__all__ = ["CACHE_LIMIT", "Prepacked", "hold_prepacked", "prepacked_key"]
+
+CACHE_LIMIT = "EDGEPEFT_CACHE_GIB"
+_DEFAULT_GIB = 8.0  # ten models of roberta-base's size
+_FORMAT: Literal[1] = 1
+_PACKED_FILE = "prepacked.bin"
+_ENTRY_FILE = "entry.json"
+_SEEN_FILE = "seen.json"
+_MOST_SEEN = 64
+# Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
+_LEAST_EXTERNAL_BYTES = 1024
+# A packed copy is found again by its operator's type: integer products are fused to others before they are packed.
+_FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+
+
+class _Entry(BaseModel):
+    """What ``entry.json`` says: the packed file, and where each tensor lies in it (ONNX external data)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal[1]
+    n_bytes: int
+    modified_ns: int
+    tensors: dict[str, dict[str, str]]
+
+
+class Prepacked:
+    """A held cache entry; graphs are placed on it."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self.folder = held.folder
+        self.tensors = _read_entry(held.folder).tensors
+
+    def place(self, model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
+        """Point a graph's weights into the packed file, in place; tensors that it lacks are copied into the graph."""
+        _place(model, checkpoint, self.tensors)
+
+    def seen(self) -> frozenset[str]:
+        """Identities of files that were found to hold these weights: they need no hashing again."""
+        try:
+            return frozenset(json.loads((self.folder / _SEEN_FILE).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return frozenset()
+
+    def remember(self, identity: str) -> None:
+        """Keep such an identity for the next process.
+
+        Raises:
+            EdgepeftError: the folder cannot be written.
+        """
+        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen())[-_MOST_SEEN + 1 :], identity])
+
+    def close(self) -> None:
+        """Let the entry go; sessions that are open keep their mapping."""
+        self._held.release()
+
+
+def hold_prepacked(bundle: Bundle) -> Prepacked:
+    """The bundle's entry in the user's cache, built first where there is none or no sound one.
+
+    Raises:
+        OSError, EdgepeftError: the cache cannot be written, or what was built gives other values.
+        UsageError: the limit in the environment is no number.
+    """
+    store = Store(cache_folder() / "prepacked", _limit_bytes())
+    return Prepacked(store.hold(prepacked_key(bundle), lambda folder: _build(bundle, folder), _sound))
+
+
+def prepacked_key(bundle: Bundle) -> str:
+    """The entry's name: everything that the file's bytes depend on."""
+    facts = {
+        "format": _FORMAT,
+        "weights": bundle.manifest.backbone.sha256.weights,
+        "graph": bundle.manifest.backbone.sha256.graph,
+        "cpu": [platform.machine(), cpu_model(), *isa_flags()],
+        "onnxruntime": [ort.__version__, ort.get_build_info()],
+        "least_external_bytes": _LEAST_EXTERNAL_BYTES,
+    }
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _limit_bytes() -> int:
+    text = os.environ.get(CACHE_LIMIT, "") or str(_DEFAULT_GIB)
+    try:
+        return int(float(text) * 2**30)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{CACHE_LIMIT} is {text!r}; a number of GiB was expected, such as 8.") from None
+
+
+def _sound(folder: Path) -> bool:
+    """Whether an entry is whole and untouched."""
+    try:
+        entry, packed = _read_entry(folder), (folder / _PACKED_FILE).stat()
+    except (OSError, ValidationError):
+        return False
+    return (packed.st_size, packed.st_mtime_ns) == (entry.n_bytes, entry.modified_ns)
+
+
+def _read_entry(folder: Path) -> _Entry:
+    return _Entry.model_validate_json((folder / _ENTRY_FILE).read_bytes())
+
+
+def _build(bundle: Bundle, folder: Path) -> None:
+    """Fill an entry's folder, and see that a session on it gives what one on the bundle's own file gives."""
+    checkpoint = bundle.checkpoint
+    _require_space(folder, bundle.weights)
+    model = _with_pooler(bundle, checkpoint)
+    options = session_options()
+    quantised = bundle.manifest.backbone.weights_dtype != "fp32"
+    options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    written = folder / "backbone.onnx"
+    options.optimized_model_filepath = str(written)
+    for key, value in (
+        ("optimized_model_external_initializers_file_name", _PACKED_FILE),
+        ("optimized_model_external_initializers_min_size_in_bytes", str(_LEAST_EXTERNAL_BYTES)),
+        ("save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(f"session.{key}", value)
+    expected = _answer(open_session(model, bundle.folder, options=options))
+    packed = folder / _PACKED_FILE
+    packed.touch()  # nothing is written for a model whose tensors are all small
+    tensors = _external(onnx.load(str(written), load_external_data=False))
+    written.unlink()
+    ends = [int(where["offset"]) + int(where["length"]) for where in tensors.values()]
+    if packed.stat().st_size < max(ends, default=0):
+        raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
+    _place(model, checkpoint, tensors)
+    _require_equal(expected, _answer(open_session(model, folder)))
+    status = packed.stat()
+    entry = _Entry(format=_FORMAT, n_bytes=status.st_size, modified_ns=status.st_mtime_ns, tensors=tensors)
+    write_json(folder / _ENTRY_FILE, entry.model_dump())
+
+
+def _require_space(folder: Path, weights: Path) -> None:
+    """ONNX Runtime writes through a full disk without a word."""
+    needed = int(2.1 * weights.stat().st_size)  # each tensor, and its packed copy
+    if shutil.disk_usage(folder).free < needed:
+        raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
+
+
+def _with_pooler(bundle: Bundle, checkpoint: Checkpoint) -> onnx.ModelProto:
+    """The backbone with its pooler, which is no part of it but is read by heads of many tasks."""
+    model = onnx.ModelProto()
+    model.CopyFrom(bundle.backbone_graph)
+    have = {initializer.name for initializer in model.graph.initializer}
+    for name, shape in bundle.architecture.pooler.items():
+        if not checkpoint.has(name) or checkpoint.find(name).name in have:
+            continue
+        stored = checkpoint.find(name)
+        model.graph.initializer.append(external_tensor(stored))
+        made = f"cache/{stored.name}"
+        if len(shape) == 2:
+            node = helper.make_node("Gemm", ["pooled.first", stored.name], [made], transB=1)
+        else:
+            node = helper.make_node("Add", ["pooled.first", stored.name], [made])
+        model.graph.node.append(node)
+        model.graph.output.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, None))
+    return model
+
+
+def _external(model: onnx.ModelProto) -> dict[str, dict[str, str]]:
+    """Where each external initializer of a written graph lies."""
+    return {
+        initializer.name: {entry.key: entry.value for entry in initializer.external_data}
+        for initializer in model.graph.initializer
+        if initializer.data_location == TensorProto.EXTERNAL
+    }
+
+
+def _place(model: onnx.ModelProto, checkpoint: Checkpoint, tensors: Mapping[str, Mapping[str, str]]) -> None:
+    for initializer in model.graph.initializer:
+        if initializer.data_location != TensorProto.EXTERNAL:
+            continue
+        where = {entry.key: entry.value for entry in initializer.external_data}
+        if where["location"] != checkpoint.path.name:
+            continue
+        del initializer.external_data[:]
+        if initializer.name in tensors:
+            for key, value in tensors[initializer.name].items():
+                initializer.external_data.add(key=key, value=value)
+        else:
+            begin, length = int(where["offset"]), int(where["length"])
+            initializer.data_location = TensorProto.DEFAULT
+            initializer.raw_data = np.memmap(checkpoint.path, np.uint8, "r", begin, (length,)).tobytes()
+
+
+def _answer(session: ort.InferenceSession) -> Mapping[str, Any]:
+    """Every output for one short row."""
+    row = {value.name: np.ones((1, 8), np.int64) for value in session.get_inputs()}
+    return dict(zip((value.name for value in session.get_outputs()), session.run(None, row), strict=True))
+
+
+def _require_equal(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """See that packing changed nothing but the last digits, which fusing moves."""
+    for name, values in expected.items():
+        if not np.allclose(values, found[name], rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise EdgepeftError(f"the prepacked weights give another {name} than the weights themselves.")

@@ -1,0 +1,206 @@
+"""One prepacked file for all sessions: the same answers, one build, and every kind of damage rebuilt."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from deltas import TEXTS, random_delta, saved
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.export.bundle import export_bundle
+from edgepeft.methods.base import methods
+from edgepeft.resources import cache_folder
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
+from edgepeft.runtime.runtime import Runtime
+
+SIZES = {"distilbert": {"dim": 32}}
+
+
+@pytest.fixture(autouse=True)
+def fresh_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module", params=["bert", "roberta", "electra", "distilbert"])
+def every_method(request, tiny, tmp_path_factory):
+    """A bundle with a random delta of each method, matrices large enough to lie outside the graph."""
+    folder = tmp_path_factory.mktemp(f"all-{request.param}")
+    backbone = open_backbone(str(tiny(request.param, **SIZES.get(request.param, {"hidden_size": 32}))))
+    deltas = [
+        random_delta(backbone, name, name.replace("+", "-plus"), settings=asdict(method.examples()[0]))
+        for name, method in methods().items()
+    ]
+    paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+    return folder / "bundle"
+
+
+def inputs_of(bundle):
+    return Bundle(bundle).encoder().encode(TEXTS[:9], 40).inputs
+
+
+def entry_of(bundle):
+    return cache_folder() / "prepacked" / prepacked_key(Bundle(bundle))
+
+
+def test_every_method_answers_as_without_the_cache(every_method):
+    inputs = inputs_of(every_method)
+    with Runtime(every_method, cache=False, threads=1) as plain, Runtime(every_method, threads=1) as cached:
+        np.testing.assert_array_equal(plain.last_hidden_state(inputs), cached.last_hidden_state(inputs))
+        for task in plain.tasks:
+            found = cached.logits(task, inputs)
+            np.testing.assert_allclose(found, plain.logits(task, inputs), rtol=0, atol=1e-6, err_msg=task)
+            assert np.ptp(found, axis=0).max() > 1e-3
+    assert (entry_of(every_method) / "prepacked.bin").stat().st_size > 0
+
+
+def test_sessions_map_the_one_file_and_no_other(every_method):
+    with Runtime(every_method) as runtime:
+        for task in runtime.tasks:
+            runtime.session(task)
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert str(entry_of(every_method) / "prepacked.bin") in mapped
+    assert str(every_method / "model.safetensors") not in mapped
+
+
+def test_matrices_of_the_entry_are_packed(every_method):
+    tensors = json.loads((hold_prepacked(Bundle(every_method)).folder / "entry.json").read_text())["tensors"]
+    packed = {name for name, where in tensors.items() if any(key.startswith("prepacked") for key in where)}
+    matrices = [
+        name
+        for name, tensor in Bundle(every_method).checkpoint.tensors.items()
+        if len(tensor.shape) == 2 and "embeddings." not in name and tensor.n_bytes >= 1024
+    ]
+    assert matrices
+    assert packed >= {name for name in matrices if name in tensors}
+
+
+@pytest.mark.parametrize("name", ["prepacked.bin", "entry.json", "in-use"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing", "a folder"])
+def test_a_damaged_entry_is_built_again(exported, name, damage):
+    Runtime(exported).predict("mood", TEXTS[:2])
+    path = entry_of(exported) / name
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "truncated":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "altered":
+        path.write_bytes(content[:-5] + b"!!!!!")
+    elif damage == "a folder":
+        path.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = Runtime(exported).predict("mood", TEXTS[:2])
+    assert found == Runtime(exported, cache=False).predict("mood", TEXTS[:2])
+
+
+def test_an_entry_of_another_format_is_built_again(exported):
+    Runtime(exported).session("mood")
+    path = entry_of(exported) / "entry.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
+    Runtime(exported).session("mood")
+    assert json.loads(path.read_text())["format"] == 1
+
+
+@pytest.mark.parametrize("place", ["cpu_model", "isa_flags", "weights", "graph", "onnxruntime"])
+def test_another_machine_version_or_model_has_an_entry_of_its_own(exported, monkeypatch, place):
+    from edgepeft.runtime import prepacked
+
+    bundle = Bundle(exported)
+    before = prepacked_key(bundle)
+    if place == "onnxruntime":
+        monkeypatch.setattr(prepacked.ort, "__version__", "0.0")
+    elif place in ("weights", "graph"):
+        hashes = bundle.manifest.backbone.sha256.model_copy(update={place: "0" * 64})
+        backbone = bundle.manifest.backbone.model_copy(update={"sha256": hashes})
+        bundle.manifest = bundle.manifest.model_copy(update={"backbone": backbone})
+    else:
+        monkeypatch.setattr(prepacked, place, lambda: ("other",))
+    assert prepacked_key(bundle) != before
+
+
+def test_a_cache_that_cannot_be_written_is_done_without_and_said_once(exported, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "file"))
+    with Runtime(exported) as runtime:
+        with pytest.warns(RuntimeWarning, match="not shared") as said:
+            found = runtime.predict("mood", TEXTS[:2])
+            runtime.predict("score", TEXTS[:2])
+        assert len(said) == 1
+    assert found == Runtime(exported, cache=False).predict("mood", TEXTS[:2])
+
+
+def test_a_full_disk_is_done_without(exported, monkeypatch):
+    from edgepeft.runtime import prepacked
+
+    monkeypatch.setattr(prepacked.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 5})())
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        Runtime(exported).session("mood")
+    assert not entry_of(exported).exists()
+
+
+def test_packed_weights_that_give_other_values_are_not_used(exported, monkeypatch):
+    from edgepeft.runtime import prepacked
+
+    answer = prepacked._answer
+    signs = iter((1, -1))
+    monkeypatch.setattr(prepacked, "_answer", lambda s: {n: next(signs) * v for n, v in [*answer(s).items()][:1]})
+    with pytest.warns(RuntimeWarning, match="another last_hidden_state"):
+        Runtime(exported).session("mood")
+    assert not entry_of(exported).exists()
+
+
+def test_without_the_cache_nothing_is_written(exported):
+    Runtime(exported, cache=False).predict("mood", TEXTS[:2])
+    assert not cache_folder().exists()
+
+
+def test_a_limit_that_is_no_number_is_named(exported, monkeypatch):
+    monkeypatch.setenv(CACHE_LIMIT, "much")
+    with pytest.raises(UsageError, match=r"EDGEPEFT_CACHE_GIB.*'much'"):
+        Runtime(exported).session("mood")
+
+
+def test_weights_are_hashed_once_and_again_when_they_change(bundle, monkeypatch):
+    from edgepeft.runtime import bundle as module
+
+    hashed = []
+    plain = module.sha256_of
+    monkeypatch.setattr(module, "sha256_of", lambda path: hashed.append(path.name) or plain(path))
+    Runtime(bundle).predict("mood", TEXTS[:1])
+    Runtime(bundle).predict("pair", TEXTS[:1])
+    assert hashed.count("model.safetensors") == 1
+    path = bundle / "model.safetensors"
+    content, times = path.read_bytes(), path.stat()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as old as it was: the kernel knows better
+    with pytest.raises(BundleError, match=r"model\.safetensors"):
+        Runtime(bundle).predict("mood", TEXTS[:1])
+
+
+def test_processes_that_start_together_build_one_entry_and_agree(exported, tmp_path):
+    code = f"""
+        from pathlib import Path
+        from edgepeft.backbones.tokens import Text
+        from edgepeft.runtime.runtime import Runtime
+        with Runtime(Path({str(exported)!r}), threads=1) as runtime:
+            print(runtime.predict("mood", [Text("w7 w8")]))
+    """
+    running = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    printed = {process.communicate(timeout=120)[0] for process in running}
+    assert len(printed) == 1 and "mood" in printed.pop()
+    assert sorted(path.name for path in (cache_folder() / "prepacked").iterdir()) == sorted(
+        ["lock", prepacked_key(Bundle(exported))]
+    )

@@ -1,0 +1,132 @@
+"""Tasks of one structure through one session; threads at once; a bundle that changes underneath; a thousand tasks."""
+
+import hashlib
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+import numpy as np
+import onnx
+import pytest
+from deltas import TEXTS, random_delta, saved
+from onnx import numpy_helper
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.export.bundle import export_bundle
+from edgepeft.methods.base import methods
+from edgepeft.runtime import weights
+from edgepeft.runtime.runtime import Runtime
+
+SHARED = ["bitfit", "compacter", "houlsby", "layernorm", "lora", "pfeiffer", "spartan"]
+
+
+@pytest.fixture(scope="module")
+def siblings(tiny, tmp_path_factory):
+    """For each method three tasks of one structure and other values, the last with more labels."""
+    folder = tmp_path_factory.mktemp("siblings")
+    backbone = open_backbone(str(tiny("bert")))
+    labels = (("no", "yes"), ("no", "yes"), ("a", "b", "c"))
+    paths = [
+        saved(
+            random_delta(
+                backbone, name, f"{name}-{i}", labels[i], seed=i, settings=asdict(methods()[name].examples()[0])
+            ),
+            folder / f"{name}-{i}",
+        )
+        for name in (*SHARED, "full", "top-k")
+        for i in range(3)
+    ]
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+    return folder / "bundle"
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Counts the sessions on whole models."""
+    found = []
+    plain = weights.Weights._open
+    monkeypatch.setattr(weights.Weights, "_open", lambda self, model: found.append(plain(self, model)) or found[-1])
+    return found
+
+
+@pytest.mark.parametrize("method", SHARED)
+def test_tasks_of_one_structure_share_a_session_and_keep_their_own_answers(siblings, opened, monkeypatch, method):
+    tasks = [f"{method}-{i}" for i in range(3)]
+    with Runtime(siblings, threads=1) as runtime:
+        inputs = runtime.bundle.encoder().encode(TEXTS[:9], 40).inputs
+        found = [runtime.logits(task, inputs) for task in tasks]
+        again = [runtime.logits(task, inputs) for task in tasks]
+    assert len(opened) == 2  # the first task's, and that of all others
+    monkeypatch.setattr(weights, "make_inputs", lambda model, computed: None)
+    with Runtime(siblings, threads=1, cache=False) as alone:
+        for task, logits, later in zip(tasks, found, again, strict=True):
+            np.testing.assert_allclose(logits, alone.logits(task, inputs), atol=2e-6)
+            np.testing.assert_array_equal(logits, later)
+    assert np.abs(found[0] - found[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("method", ["full", "top-k"])
+def test_tasks_with_matrices_of_their_own_have_a_session_each(siblings, opened, method):
+    with Runtime(siblings, threads=1) as runtime:
+        for i in range(3):
+            runtime.session(f"{method}-{i}")
+    assert len(opened) == 3
+
+
+def test_threads_that_ask_at_once_get_the_answers_of_one_after_the_other(siblings):
+    with Runtime(siblings, threads=1) as runtime:
+        expected = {(task, i): runtime.predict(task, TEXTS[i : i + 3]) for task in runtime.tasks for i in (0, 9, 30)}
+    with Runtime(siblings, threads=1) as runtime, ThreadPoolExecutor(8) as pool:
+        jobs = {key: pool.submit(runtime.predict, key[0], TEXTS[key[1] : key[1] + 3]) for key in expected}
+        assert {key: job.result() for key, job in jobs.items()} == expected
+
+
+def test_a_closed_runtime_says_so(exported):
+    with Runtime(exported) as runtime:
+        runtime.predict("mood", TEXTS[:1])
+    with pytest.raises(UsageError, match="closed"):
+        runtime.predict("mood", TEXTS[:1])
+    runtime.close()
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("other", ["tasks", "weights"])
+def test_a_bundle_replaced_while_open_answers_as_before_or_not_at_all(siblings, exported, tmp_path, cache, other):
+    folder = tmp_path / "bundle"
+    shutil.copytree(exported, folder)
+    with Runtime(folder, cache=cache) as runtime:
+        before = runtime.predict("mood", TEXTS[:5])
+        folder.rename(tmp_path / "old")
+        shutil.copytree(siblings if other == "tasks" else exported, folder)
+        if other == "weights":
+            path, manifest = folder / "model.safetensors", folder / "edgepeft.json"
+            old = hashlib.sha256(path.read_bytes()).hexdigest()
+            path.write_bytes(path.read_bytes()[:-40] + bytes(40))
+            manifest.write_text(manifest.read_text().replace(old, hashlib.sha256(path.read_bytes()).hexdigest()))
+        assert runtime.predict("mood", TEXTS[:5]) == before
+        with pytest.raises(BundleError, match="open the bundle again"):
+            runtime.predict("pair", TEXTS[:5])
+
+
+def test_a_thousand_tasks_in_one_bundle(siblings, tmp_path, opened):
+    folder = tmp_path / "many"
+    shutil.copytree(siblings, folder)
+    manifest = json.loads((folder / "edgepeft.json").read_text())
+    entry = manifest["tasks"]["bitfit-0"]
+    graph = onnx.load(folder / "tasks" / "bitfit-0.onnx")
+    bias = next(t for t in graph.graph.initializer if list(t.dims) == [2])
+    start = numpy_helper.to_array(bias).copy()
+    for i in range(1000):
+        bias.CopyFrom(numpy_helper.from_array(start + np.float32(i), bias.name))
+        content = graph.SerializeToString()
+        (folder / "tasks" / f"t{i}.onnx").write_bytes(content)
+        manifest["tasks"][f"t{i}"] = {**entry, "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "edgepeft.json").write_text(json.dumps(manifest))
+    with Runtime(folder, threads=1) as runtime:
+        inputs = runtime.bundle.encoder().encode(TEXTS[:2], 40).inputs
+        first = runtime.logits("t0", inputs)
+        for i in range(1000):
+            np.testing.assert_allclose(runtime.logits(f"t{i}", inputs) - first, i, atol=2e-3)
+    assert len(opened) == 2
