@@ -6,6 +6,8 @@ float32 what is not worth a Cast (biases, scales) or is read by the loader (``ge
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ from edgepeft.errors import UsageError
 __all__ = ["is_half", "store_in_half"]
 
 _STORED = ":fp16"
+_LEAST = 128  # a Cast node and its names take about 200 bytes
 _LOADERS = "generator/"
 _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but vectors
 
@@ -42,7 +45,8 @@ def is_half(graph: onnx.GraphProto) -> bool:
 def _is_worth_it(initializer: TensorProto) -> bool:
     if initializer.data_type != TensorProto.FLOAT or initializer.name.startswith(_LOADERS):
         return False
-    return len(initializer.dims) > 1 or initializer.name.startswith(_OVERRIDES)
+    matrix_or_own = len(initializer.dims) > 1 or initializer.name.startswith(_OVERRIDES)
+    return matrix_or_own and math.prod(initializer.dims) >= _LEAST
 
 
 def _rounded(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
