@@ -109,12 +109,12 @@ def test_a_task_with_one_layer_of_its_own_keeps_the_others_in_8_bits(eight):
     assert sum(node.op_type == "Gemm" and node.input[1].startswith("override:encoder.layer.1.") for node in nodes) == 6
 
 
-def test_padding_and_company_change_a_row_by_no_more_than_rounding(eight, backbone):
-    """One scale is taken over a batch's tokens where a LayerNorm made them alike; it moves logits, not much."""
+def test_a_row_does_not_depend_on_its_company(eight, backbone):
+    """But where the last digit of an activation, which the order of a sum moves, rounds to another byte."""
     runtime = Runtime(eight, threads=1)
     together = runtime.logits("lora", rows(backbone, TEXTS[:12]))
     alone = np.concatenate([runtime.logits("lora", rows(backbone, [text])) for text in TEXTS[:12]])
-    np.testing.assert_allclose(together, alone, rtol=0, atol=0.1)
+    assert np.median(np.abs(together - alone)) < 1e-6 and np.abs(together - alone).max() < 2e-2
     inputs = {name: np.pad(values, ((0, 0), (0, 9))) for name, values in rows(backbone, TEXTS[:12]).items()}
     np.testing.assert_allclose(runtime.logits("lora", inputs), together, rtol=0, atol=1e-5)
 
