@@ -2,6 +2,8 @@
 
 Source: the safetensors format (8 bytes little-endian header length, JSON header, data).  The
 library hides the offsets, and ONNX external data needs them.
+
+A tensor may be quantised: it is two of the file then, integers and their float32 scales (``Quantised``).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgepeft.errors import BundleError
 
-__all__ = ["Checkpoint", "StoredTensor"]
+__all__ = ["Checkpoint", "Quantised", "StoredTensor"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 _ITEM_BYTES = {
@@ -38,13 +40,39 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the file: its name there, dtype, shape, first byte from the file's start, length."""
+    """One tensor: its name in the file, dtype, shape, first byte from the file's start, length, and which file."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     n_bytes: int
+    file: str
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """How a matrix [out, in] or a table [rows, d] is called once it is 8-bit integers, one scale a row.
+
+    A matrix is stored transposed, [in, out], as ``MatMulInteger`` reads it; a table as it was.
+    """
+
+    tensor: str
+
+    @property
+    def scale(self) -> str:
+        """Float32, [out] or [rows]."""
+        return f"{self.tensor}:scale"
+
+    @property
+    def matrix(self) -> str:
+        """Int8, [in, out]."""
+        return f"{self.tensor}:int8:transposed"
+
+    @property
+    def table(self) -> str:
+        """Int8, [rows, d]."""
+        return f"{self.tensor}:int8"
 
 
 @dataclass(frozen=True)
@@ -68,7 +96,8 @@ class Checkpoint:
                 if length > _MAX_HEADER_BYTES:
                     raise BundleError(f"{path} is not a safetensors file: its header claims {length} bytes.")
                 header = json.loads(file.read(length))
-            entries = [_stored(name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"]
+            header.pop("__metadata__", None)
+            entries = [_stored(name, entry, 8 + length, path.name) for name, entry in header.items()]
         except FileNotFoundError:
             raise BundleError(f"{path} is missing; it must hold the backbone's weights.") from None
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -102,19 +131,39 @@ class Checkpoint:
         )
 
     def has(self, canonical: str) -> bool:
-        """Whether the base model's tensor of that name is stored."""
-        return any(name in self.tensors for name in self._spellings(canonical))
+        """Whether the base model's tensor of that name is stored, quantised or not."""
+        return any(self.holds(name) for name in self._spellings(canonical))
 
-    def find(self, canonical: str) -> StoredTensor:
-        """The stored tensor for a base model's parameter name.
+    def holds(self, name: str) -> bool:
+        """Whether there is a tensor of exactly that name, quantised or not."""
+        return name in self.tensors or Quantised(name).scale in self.tensors
+
+    def parts(self, name: str) -> tuple[str, ...]:
+        """What the file holds for a tensor: itself, or the integers and scales of a quantised one."""
+        quantised = Quantised(name)
+        return tuple(n for n in (name, quantised.matrix, quantised.table, quantised.scale) if n in self.tensors)
+
+    def stored_name(self, canonical: str) -> str:
+        """How the file calls a base model's parameter.
 
         Raises:
             BundleError: it is not there.
         """
         for name in self._spellings(canonical):
-            if name in self.tensors:
-                return self.tensors[name]
+            if self.holds(name):
+                return name
         raise BundleError(f"{self.path} has no tensor {self.prefix}{canonical}.")
+
+    def find(self, canonical: str) -> StoredTensor:
+        """The stored tensor for a base model's parameter name.
+
+        Raises:
+            BundleError: it is not there, or quantised.
+        """
+        name = self.stored_name(canonical)
+        if name not in self.tensors:
+            raise BundleError(f"{self.path} holds {name} in 8 bits; float32 was expected.")
+        return self.tensors[name]
 
     def _spellings(self, canonical: str) -> tuple[str, ...]:
         """Google's first checkpoints call a LayerNorm's weight and bias gamma and beta."""
@@ -123,18 +172,38 @@ class Checkpoint:
         return (name, old)
 
     def read(self, canonical: str) -> NDArray[np.float32]:
-        """A float32 tensor's values, [shape], as a read-only memory map."""
-        stored = self.find(canonical)
-        if stored.dtype != "F32":
-            raise BundleError(f"{self.path}: tensor {stored.name} is {stored.dtype}; float32 was expected.")
-        return np.memmap(self.path, np.dtype("<f4"), "r", stored.offset, stored.shape)
+        """A tensor's values, [shape]: a read-only memory map, or what a quantised one stands for.
+
+        Raises:
+            BundleError: it is not there, or of another type.
+        """
+        return self.values(self.stored_name(canonical))
+
+    def values(self, name: str) -> NDArray[np.float32]:
+        """As ``read``, by the tensor's name in the file."""
+        if name in self.tensors:
+            return self._mapped(name, "F32", "<f4")
+        quantised = Quantised(name)
+        scale = self._mapped(quantised.scale, "F32", "<f4")[:, None]
+        if quantised.table in self.tensors:
+            return np.multiply(self._mapped(quantised.table, "I8", "i1"), scale, dtype=np.float32)
+        integers = self._mapped(quantised.matrix, "I8", "i1").T
+        return np.multiply(integers, scale, dtype=np.float32, order="C")
+
+    def _mapped(self, name: str, dtype: str, numpy: str) -> NDArray[Any]:
+        if name not in self.tensors:
+            raise BundleError(f"{self.path} has no tensor {name}.")
+        stored = self.tensors[name]
+        if stored.dtype != dtype:
+            raise BundleError(f"{self.path}: tensor {name} is {stored.dtype}; {dtype} was expected.")
+        return np.memmap(self.path, np.dtype(numpy), "r", stored.offset, stored.shape)
 
 
-def _stored(name: str, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
+def _stored(name: str, entry: Mapping[str, Any], data_start: int, file: str) -> StoredTensor:
     begin, end = map(int, entry["data_offsets"])
     shape = tuple(int(extent) for extent in entry["shape"])
     dtype = str(entry["dtype"])
     expected = math.prod(shape) * _ITEM_BYTES.get(dtype, 0)
     if begin < 0 or end < begin or min(shape, default=0) < 0 or (dtype in _ITEM_BYTES and end - begin != expected):
         raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
-    return StoredTensor(name, dtype, shape, data_start + begin, end - begin)
+    return StoredTensor(name, dtype, shape, data_start + begin, end - begin, file)

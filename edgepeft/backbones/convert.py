@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import WEIGHTS_FILE
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, MissingPackage, UsageError
 from edgepeft.resources import cache_folder, new_folder, sha256_of
 
@@ -54,6 +54,11 @@ def plain_folder(folder: Path) -> Path:
     """
     plain, index = folder / WEIGHTS_FILE, folder / f"{WEIGHTS_FILE}.index.json"
     origin = next((path for path in (plain, index, folder / "pytorch_model.bin") if path.is_file()), None)
+    if origin is None and (folder / INT8_WEIGHTS_FILE).is_file():
+        raise UsageError(
+            f"{folder} is a bundle of 8-bit weights, which can be run but not trained or exported; give the float32 "
+            "checkpoint that it was made of."
+        )
     if origin is None:
         raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor pytorch_model.bin; it is not a backbone.")
     as_is = origin == plain and all(t.dtype in _PLAIN_DTYPES for t in Checkpoint.open(plain).tensors.values())

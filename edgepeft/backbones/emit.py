@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.errors import BundleError
 
-__all__ = ["IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter", "external_tensor"]
+__all__ = ["INT8_WEIGHTS_FILE", "IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter", "external_tensor"]
 
 OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
-WEIGHTS_FILE = "model.safetensors"
+WEIGHTS_FILE, INT8_WEIGHTS_FILE = "model.safetensors", "model.int8.safetensors"
 
-_ONNX_TYPES = {"F32": TensorProto.FLOAT}
+_ONNX_TYPES = {"F32": TensorProto.FLOAT, "I8": TensorProto.INT8}
 
 
 class Emitter:
@@ -52,7 +52,7 @@ class Emitter:
             BundleError: the checkpoint has it in another shape or dtype.
         """
         stored = self.checkpoint.find(canonical)
-        if stored.shape != tuple(shape) or stored.dtype not in _ONNX_TYPES:
+        if stored.shape != tuple(shape) or stored.dtype != "F32":
             raise BundleError(
                 f"{self.checkpoint.path}: tensor {stored.name} is {stored.dtype} {list(stored.shape)}, "
                 f"the config asks for F32 {list(shape)}; weights and config do not belong together."
@@ -78,6 +78,6 @@ def external_tensor(stored: StoredTensor) -> TensorProto:
     """An initializer that lies in the weights file: the tensor's own name, bytes and shape."""
     tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=stored.shape)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", WEIGHTS_FILE), ("offset", stored.offset), ("length", stored.n_bytes)):
+    for key, value in (("location", stored.file), ("offset", stored.offset), ("length", stored.n_bytes)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor

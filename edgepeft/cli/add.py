@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,10 +17,15 @@ def command(
     bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
     delta: Annotated[list[Path], typer.Argument(help="Trained delta folders, or exported <task>.onnx files.")],
     verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The float32 checkpoint, where the bundle holds 8-bit weights only.")
+    ] = None,
+    delta_weights: Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")] = "fp32",
     force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Add tasks to a bundle; the backbone is untouched. Exported tasks need no PyTorch."""
+    from edgepeft.backbones.source import open_backbone
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported
 
@@ -37,7 +42,16 @@ def command(
                 "Without it, add an exported <task>.onnx."
             ) from error
         with stages(len(delta)) as stage:
-            manifest = add_deltas(bundle, delta, texts=check_texts(verify_data), replace=force, stage=stage)
+            manifest = add_deltas(
+                bundle,
+                delta,
+                texts=check_texts(verify_data),
+                replace=force,
+                stage=stage,
+                backbone=None if backbone is None else open_backbone(backbone),
+                delta_weights=delta_weights,
+                data=verify_data,
+            )
     if as_json:
         print_json(manifest.model_dump(mode="json"))
     else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgepeft.cli._output import log, print_json, stages
 from edgepeft.errors import MissingPackage, UsageError
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.manifest import Verification
 
 __all__ = ["command"]
 
@@ -22,6 +25,10 @@ def command(
     to_peft: Annotated[
         Path | None, typer.Option(help="Instead of a bundle, one LoRA delta as a folder of PEFT's.")
     ] = None,
+    weights: Annotated[
+        Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")
+    ] = "fp32",
+    delta_weights: Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")] = "fp32",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -35,7 +42,7 @@ def command(
 
     deltas = [*delta, *(more or [])]
     if to_peft is not None:
-        if out is not None or len(deltas) > 1 or as_json or verify_data is not None:
+        if out is not None or len(deltas) > 1 or as_json or verify_data or (weights, delta_weights) != ("fp32", "fp32"):
             raise UsageError(
                 "--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force."
             )
@@ -48,15 +55,24 @@ def command(
     texts = check_texts(verify_data)
     source = open_backbone(backbone)
     with stages(1 + len(deltas)) as stage:
-        manifest = export_bundle(source, deltas, out, texts=texts, force=force, stage=stage)
+        manifest = export_bundle(
+            source,
+            deltas,
+            out,
+            texts=texts,
+            force=force,
+            stage=stage,
+            weights=weights,
+            delta_weights=delta_weights,
+            data=verify_data,
+        )
     if as_json:
         print_json(manifest.model_dump(mode="json"))
         return
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
         log().print(
-            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, largest logit difference to PyTorch "
-            f"{entry.verification.max_abs_difference:.1e} on {entry.verification.rows} rows"
+            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {_verified(entry.verification, entry.regression)}"
             + _private(entry.private_bytes)
             + _shared(entry.shared_layers)
         )
@@ -82,6 +98,19 @@ def _shared(layers: int) -> str:
     if layers == 0:
         return "; it changes the first layer or what lies below, so that tasks on one input share no layer with it"
     return f"; tasks on one input run the lowest {layers} layer{'s' * (layers > 1)} once with it"
+
+
+def _verified(result: Verification, regression: bool) -> str:
+    parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {result.rows} rows"
+    if result.tolerance is not None:
+        return parity
+    on = result.data or result
+    decided = on.rows - on.undecided
+    kind = "values" if regression else "decisions"
+    parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} {kind} changed"]
+    if result.data is not None and result.data.metric is not None:
+        parts.append(f"{result.data.metric} {result.data.onnxruntime:.4f}, PyTorch's {result.data.pytorch:.4f}")
+    return "; ".join(parts)
 
 
 def _private(n_bytes: int) -> str:

@@ -17,17 +17,25 @@ from torch import nn
 from edgepeft import __version__
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import BUNDLE_FILES
-from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.export.check import check_content
+from edgepeft.export.check import check_content, data_check
 from edgepeft.export.delta import export_delta
+from edgepeft.export.weights import write_weights
+from edgepeft.graph.half import store_in_half
 from edgepeft.resources import new_folder
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
-from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, check_task_name
+from edgepeft.runtime.manifest import (
+    BackboneEntry,
+    DeltaDtype,
+    Hashes,
+    Manifest,
+    WeightsDtype,
+    check_task_name,
+)
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task
 
 __all__ = ["add_deltas", "export_bundle", "write_backbone"]
@@ -47,10 +55,15 @@ def export_bundle(
     texts: Sequence[Text],
     force: bool = False,
     stage: Stage = _silent,
+    weights: WeightsDtype = "fp32",
+    delta_weights: DeltaDtype = "fp32",
+    data: Path | None = None,
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
-    ``texts`` are what each task is verified on; ``stage`` is entered around each step with its name.
+    ``texts`` are what each task is verified on; ``stage`` is entered around each step with its name; ``weights``
+    is how the backbone is stored, ``delta_weights`` how the tasks are.  With 8-bit weights, every row of ``data`` is
+    compared too, and its metric where its labels are the task's.
 
     Raises:
         UsageError: ``out`` exists and ``force`` is not given, or two deltas have one task name.
@@ -59,36 +72,69 @@ def export_bundle(
     """
     with new_folder(out, force=force) as new:
         with stage("backbone"):
-            write_backbone(backbone, new)
-        exporter = _Exporter(Bundle(new), backbone, texts)
+            write_backbone(backbone, new, weights)
+        exporter = _Exporter(Bundle(new), backbone, texts, delta_weights, data)
         return commit_tasks(exporter.bundle, exporter.prepare(deltas, stage))
 
 
 def add_deltas(
-    folder: Path, deltas: Sequence[Path], *, texts: Sequence[Text], replace: bool = False, stage: Stage = _silent
+    folder: Path,
+    deltas: Sequence[Path],
+    *,
+    texts: Sequence[Text],
+    replace: bool = False,
+    stage: Stage = _silent,
+    backbone: Backbone | None = None,
+    delta_weights: DeltaDtype = "fp32",
+    data: Path | None = None,
 ) -> Manifest:
     """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
 
-    A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.
+    A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.  ``backbone`` is the float32
+    checkpoint, which a bundle of 8-bit weights does not hold.
 
     Raises:
-        UsageError: a task of that name is there and ``replace`` is not given.
+        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another one.
         BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
-    backbone = Backbone(bundle.manifest.backbone.source, folder, read_config(folder / "config.json"))
-    tasks = _Exporter(bundle, backbone, texts).prepare(deltas, stage)
+    trained = any(path.suffix != ".onnx" for path in deltas)
+    original = _original(bundle, backbone) if trained else _as_it_is(bundle)
+    tasks = _Exporter(bundle, original, texts, delta_weights, data).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
 
 
-def write_backbone(backbone: Backbone, folder: Path) -> Manifest:
+def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
+    """The float32 checkpoint that PyTorch runs."""
+    known = bundle.manifest.backbone
+    if given is None and known.weights_dtype != "fp32":
+        raise UsageError(
+            f"{bundle.folder} holds its backbone in 8 bits; PyTorch, which a trained delta is verified against, "
+            f"needs the float32 checkpoint: --backbone, folder or Hub name of {known.source}. "
+            "An exported <task>.onnx needs none."
+        )
+    if given is None:
+        return _as_it_is(bundle)
+    if given.sha256 != known.identity:
+        raise UsageError(
+            f"{given.source} (weights {given.sha256[:12]}) is not the backbone of {bundle.folder}, which is "
+            f"{known.source} (weights {known.identity[:12]})."
+        )
+    return given
+
+
+def _as_it_is(bundle: Bundle) -> Backbone:
+    return Backbone(bundle.manifest.backbone.source, bundle.folder, read_config(bundle.folder / "config.json"))
+
+
+def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp32") -> Manifest:
     """Graph, weights, tokenizer and config of a backbone, and a manifest without tasks."""
     if not (backbone.folder / "tokenizer.json").is_file():
         raise BundleError(f"{backbone.folder} has no tokenizer.json, and no vocabulary to make one of.")
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    sha256 = write_weights(graph, backbone, folder, weights)
     content = graph.SerializeToString(deterministic=True)
     (folder / BACKBONE_FILE).write_bytes(content)
-    shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
     for name in BUNDLE_FILES:
         if (backbone.folder / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -100,7 +146,9 @@ def write_backbone(backbone: Backbone, folder: Path) -> Manifest:
             family=backbone.family.name,
             model_type=backbone.architecture.model_type,
             source=backbone.source,
-            sha256=Hashes(graph=hashlib.sha256(content).hexdigest(), weights=backbone.sha256),
+            sha256=Hashes(graph=hashlib.sha256(content).hexdigest(), weights=sha256),
+            weights_dtype=weights,
+            checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
             sites=backbone.family.bindings(backbone.architecture),
         ),
         versions=_versions(),
@@ -116,6 +164,8 @@ class _Exporter:
     bundle: Bundle
     backbone: Backbone
     texts: Sequence[Text]
+    delta_weights: DeltaDtype = "fp32"
+    data: Path | None = None
 
     @cached_property
     def model(self) -> nn.Module:
@@ -137,9 +187,15 @@ class _Exporter:
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
         check_task_name(delta.card.task)
-        graph = export_delta(delta, self.backbone).SerializeToString(deterministic=True)
+        exported = export_delta(delta, self.backbone)
+        if self.delta_weights == "fp16":
+            store_in_half(exported.graph)
+            onnx.checker.check_model(exported)
+        graph = exported.SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.texts)
-        return prepare_task(self.bundle, graph, check, path)
+        quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
+        data = data_check(delta, self.backbone, self.model, self.data) if quantised and self.data else None
+        return prepare_task(self.bundle, graph, check, path, data)
 
 
 def _versions() -> dict[str, str]:

@@ -14,11 +14,13 @@ from torch import nn
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
+from edgepeft.errors import DataError
 from edgepeft.resources import package_data
-from edgepeft.rows import read_rows
+from edgepeft.rows import label_number, read_rows
+from edgepeft.runtime.data_check import DataCheck
 from edgepeft.runtime.verify import pack_check, run_in_groups
 
-__all__ = ["ROWS", "check_content", "check_texts", "shipped_texts"]
+__all__ = ["ROWS", "check_content", "check_texts", "data_check", "shipped_texts"]
 
 ROWS = 64
 
@@ -44,11 +46,38 @@ def check_texts(path: Path | None) -> list[Text]:
     return [rows[i] for i in chosen]
 
 
+def data_check(delta: Delta, backbone: Backbone, model: nn.Module, path: Path) -> DataCheck:
+    """PyTorch's logits for every row of a file, and its labels where all of them are the task's.
+
+    Raises:
+        UsageError, DataError: the file is missing, or its texts cannot be read.
+    """
+    rows = list(read_rows(path, labels=False))
+    texts = _fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
+    inputs = backbone.encoder().encode(texts, delta.card.max_length).inputs
+    return DataCheck(inputs, _logits(delta, model, inputs), _labels(path, delta.card.labels), delta.card.labels)
+
+
+def _labels(path: Path, names: Sequence[str] | None) -> list[str | float] | None:
+    """A file of texts alone, or one of another task's, gives no metric."""
+    try:
+        rows = list(read_rows(path, labels=True))
+        if names is None:
+            return [label_number(row) for row in rows]
+    except DataError:
+        return None
+    labels: list[str | float] = [row.label or "" for row in rows]
+    return labels if set(labels) <= set(names) else None
+
+
 def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
     """The bytes of a check file for this delta; fewer texts than 64 are repeated in other company."""
     rows = list(islice(cycle(_fitted(texts, delta.card.pairs)), ROWS))
     inputs = backbone.encoder().encode(rows, delta.card.max_length).inputs
+    return pack_check(inputs, _logits(delta, model, inputs))
 
+
+def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
     def run(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         with torch.no_grad():
             logits: NDArray[np.float32] = delta.logits(
@@ -56,7 +85,7 @@ def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Seq
             ).numpy()
         return logits
 
-    return pack_check(inputs, run_in_groups(run, inputs))
+    return run_in_groups(run, inputs)
 
 
 def _fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:

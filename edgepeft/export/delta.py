@@ -41,7 +41,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     """
     delta = delta.eval()
     parts = _Parts(delta)
-    stored = {name: backbone.checkpoint.find(name).name for name in (*parts.borrowed, *_own(delta))}
+    stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
     model = _traced(parts)
     rename_values(model.graph, _renamer(parts, stored))
     _name_dims(model.graph)

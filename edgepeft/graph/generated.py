@@ -8,7 +8,6 @@ scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
+from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import generated, without_prefix
 from edgepeft.methods._fastfood import Fastfood, ahead
@@ -58,11 +57,11 @@ def generated_tensors(
         if name not in streams or len(scales) != len(streams):
             raise BundleError(f"the delta graph's {RECIPE} does not say how to make {name}; export the task again.")
         stream = streams[name]
-        stored = checkpoint.tensors[without_prefix(name)[1]]
-        update = Fastfood(recipe.seed, stream, math.prod(stored.shape), len(vector)).project(vector)
+        pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
+        update = Fastfood(recipe.seed, stream, pretrained.size, len(vector)).project(vector)
         update *= scales[stream]
-        update += _pretrained(checkpoint, stored)
-        return numpy_helper.from_array(update.reshape(stored.shape), bound[name])
+        update += pretrained.reshape(-1)
+        return numpy_helper.from_array(update.reshape(pretrained.shape), bound[name])
 
     yield from ahead(make, wanted, thread_count())
 
@@ -87,10 +86,3 @@ def _parameter(delta: onnx.ModelProto, name: str) -> NDArray[np.float32]:
             if value.ndim == 1 and value.size:
                 return value
     raise BundleError(f"the delta graph has no vector generator/{name}, which its {RECIPE} names; export it again.")
-
-
-def _pretrained(checkpoint: Checkpoint, stored: StoredTensor) -> NDArray[np.float32]:
-    """A tensor's values, flat; its pages are read and not kept."""
-    if stored.dtype != "F32":
-        raise BundleError(f"{checkpoint.path}: tensor {stored.name} is {stored.dtype}; float32 was expected.")
-    return np.memmap(checkpoint.path, np.dtype("<f4"), "r", stored.offset, (math.prod(stored.shape),))

@@ -93,7 +93,7 @@ def _changes_the_backbone(graph: onnx.GraphProto, own: set[str], nodes: Sequence
     ours = set(own)
     for node in nodes:
         ours.update(node.output)
-        if node.op_type == "Identity" and node.input[0] in ranks:
+        if node.op_type in ("Identity", "Cast") and node.input[0] in ranks:
             ranks[node.output[0]] = ranks[node.input[0]]
     replaced = [name for name in ours if without_prefix(name)[0] == "override"]
     if any(name.startswith("delta/generated:") for name in own) or any(ranks.get(name, 2) > 1 for name in replaced):

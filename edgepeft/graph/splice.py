@@ -6,7 +6,7 @@ is ``logits``, with nothing dangling.  The delta's own reads of a site stay on t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -18,6 +18,7 @@ from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.prune import prune
+from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.residual import share_residual_sums
 
@@ -41,19 +42,20 @@ def splice(
     split_biases(part.graph)
     changed = _replacements(part.graph, bindings)
     _check_overrides(joined.graph, part.graph, checkpoint)
+    restore(joined.graph, changed)
     _read_instead(joined.graph, changed)
     prompt_length, placeholder = prompt_of(delta)
     if prompt_length:
         prepend_placeholders(joined.graph, prompt_length, placeholder)
     bound = {i.name: _bound(i.name, bindings, changed) for i in part.graph.input}
-    borrowed = [name for name in bound.values() if name in checkpoint.tensors]
+    borrowed = list(dict.fromkeys(name for name in bound.values() if checkpoint.holds(name)))
     produced = {output.name for output in part.graph.output}
     rename_values(part.graph, lambda name: bound.get(name) or (name if name in produced else f"delta/{name}"))
     for node in part.graph.node:
         node.name = node.name and f"delta/{node.name}"  # ONNX Runtime refuses two nodes of one name
     graph = joined.graph
-    have = {initializer.name for initializer in graph.initializer}
-    graph.initializer.extend(external_tensor(checkpoint.tensors[n]) for n in dict.fromkeys(borrowed) if n not in have)
+    graph.node.extend(node for n in borrowed if n not in checkpoint.tensors for node in dequantised(n, checkpoint))
+    _add_read(graph, borrowed, checkpoint)
     graph.initializer.extend(part.graph.initializer)
     graph.node.extend(part.graph.node)
     del graph.output[:]
@@ -102,11 +104,18 @@ def _value_of(site: str, bindings: Mapping[str, str]) -> str:
 
 
 def _check_overrides(graph: onnx.GraphProto, part: onnx.GraphProto, checkpoint: Checkpoint) -> None:
-    known = {initializer.name for initializer in graph.initializer} | set(checkpoint.tensors)
+    known = {initializer.name for initializer in graph.initializer}
     for value in (*part.input, *part.output):
         kind, tensor = without_prefix(value.name)
-        if kind in ("override", "weight", "generated") and tensor not in known:
+        if kind in ("override", "weight", "generated") and not (tensor in known or checkpoint.holds(tensor)):
             raise BundleError(f"the delta graph names a tensor {tensor!r} that this backbone does not have.")
+
+
+def _add_read(graph: onnx.GraphProto, borrowed: Sequence[str], checkpoint: Checkpoint) -> None:
+    """Initializers for the tensors that the delta reads and the backbone does not."""
+    have = {initializer.name for initializer in graph.initializer}
+    stored = (name for tensor in borrowed for name in checkpoint.parts(tensor) if name not in have)
+    graph.initializer.extend(external_tensor(checkpoint.tensors[name]) for name in stored)
 
 
 def _read_instead(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from google.protobuf.message import DecodeError
 from edgepeft.backbones.base import Architecture, Family, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.splice import splice
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
+from edgepeft.runtime.verify import Allowed, allowed_for
 
 __all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "Bundle", "check_owner", "read_graph"]
 
@@ -35,8 +36,8 @@ class Bundle:
 
     @property
     def weights(self) -> Path:
-        """The backbone's ``model.safetensors``."""
-        return self.folder / WEIGHTS_FILE
+        """The backbone's ``model.safetensors``, or ``model.int8.safetensors``."""
+        return self.folder / self.manifest.backbone.weights_file
 
     def task_file(self, task: str) -> Path:
         """The task's delta graph."""
@@ -108,6 +109,14 @@ class Bundle:
         """
         return self.manifest.task(task)
 
+    def allowed(self, task: str) -> Allowed:
+        """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
+        entry = self.entry(task)
+        allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype)
+        if entry.verification is None:
+            return allowed
+        return replace(allowed, changed=max(allowed.changed, entry.verification.changed_tolerance))
+
     def delta_graph(self, task: str) -> onnx.ModelProto:
         """The task's delta graph.
 
@@ -175,7 +184,7 @@ def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[
     if facts.get("edgepeft.format") != "edgepeft.task/1":
         found = facts.get("edgepeft.format", "none")
         raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {found}.")
-    wanted = manifest.backbone.sha256.weights
+    wanted = manifest.backbone.identity
     if facts.get("edgepeft.backbone_sha256") != wanted:
         theirs = (
             f"{facts.get('edgepeft.backbone', 'unknown')} (weights {facts.get('edgepeft.backbone_sha256', '')[:12]})"

@@ -11,17 +11,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.resources import write_json
 
 __all__ = [
     "MANIFEST_FILE",
     "BackboneEntry",
+    "DeltaDtype",
     "FileHash",
     "Hashes",
     "Manifest",
+    "OnData",
     "TaskEntry",
     "Verification",
+    "WeightsDtype",
     "check_task_name",
 ]
 
@@ -47,6 +51,8 @@ def _sha256(value: str) -> str:
     return value
 
 
+WeightsDtype = Literal["fp32", "int8"]
+DeltaDtype = Literal["fp32", "fp16"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
 
 
@@ -68,8 +74,30 @@ class BackboneEntry(_Model):
     model_type: str
     source: str
     sha256: Hashes
-    weights_dtype: Literal["fp32"] = "fp32"
+    weights_dtype: WeightsDtype = "fp32"
+    checkpoint_sha256: FileHash | None = None  # of the float32 checkpoint that 8-bit weights were made of
     sites: dict[str, str]
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the float32 checkpoint, by which a delta names its backbone."""
+        return self.checkpoint_sha256 or self.sha256.weights
+
+    @property
+    def weights_file(self) -> str:
+        """The file that ``sha256.weights`` is of."""
+        return WEIGHTS_FILE if self.weights_dtype == "fp32" else INT8_WEIGHTS_FILE
+
+
+class OnData(_Model):
+    """ONNX Runtime against PyTorch on every row of a data file; ``metric`` where its labels are the task's."""
+
+    rows: int
+    agreement: float
+    undecided: int = 0
+    metric: str | None = None
+    pytorch: float | None = None
+    onnxruntime: float | None = None
 
 
 class Verification(_Model):
@@ -77,11 +105,13 @@ class Verification(_Model):
 
     rows: int
     max_abs_difference: float
-    tolerance: float
+    tolerance: float | None  # of that difference; None where decisions count and not logits, as with 8-bit weights
+    changed_tolerance: float = 0.0  # largest share of decided rows that may change
     agreement: float  # share of rows with PyTorch's decision, of those where its margin decides
     undecided: int = 0  # rows whose two best logits PyTorch holds closer than twice the tolerance
     isa: str = ""
     onnxruntime: str = ""
+    data: OnData | None = None
 
 
 class TaskEntry(_Model):
@@ -99,6 +129,7 @@ class TaskEntry(_Model):
     prompt_length: int = Field(default=0, ge=0)
     trainable_parameters: int = Field(ge=0)
     n_bytes: int = Field(ge=0)
+    weights_dtype: DeltaDtype = "fp32"  # as stored; they are computed with in float32
     private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the running task has a version of its own of
     shared_layers: int = Field(
         default=0, ge=0

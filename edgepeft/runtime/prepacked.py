@@ -27,7 +27,7 @@ from onnx import TensorProto, helper
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.emit import WEIGHTS_FILE, external_tensor
+from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.profiles.host import cpu_model, isa_flags
 from edgepeft.resources import cache_folder, write_json
@@ -46,6 +46,8 @@ _SEEN_FILE = "seen.json"
 _MOST_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
 _LEAST_EXTERNAL_BYTES = 1024
+# A packed copy is found again by its operator's type: integer products are fused to others before they are packed.
+_FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
 
 class _Entry(BaseModel):
@@ -142,7 +144,8 @@ def _build(bundle: Bundle, folder: Path) -> None:
     _require_space(folder, bundle.weights)
     model = _with_pooler(bundle, checkpoint)
     options = session_options()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    quantised = bundle.manifest.backbone.weights_dtype != "fp32"
+    options.graph_optimization_level = _FUSED if quantised else ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     written = folder / "backbone.onnx"
     options.optimized_model_filepath = str(written)
     for key, value in (
@@ -207,7 +210,7 @@ def _place(model: onnx.ModelProto, checkpoint: Checkpoint, tensors: Mapping[str,
         if initializer.data_location != TensorProto.EXTERNAL:
             continue
         where = {entry.key: entry.value for entry in initializer.external_data}
-        if where["location"] != WEIGHTS_FILE:
+        if where["location"] != checkpoint.path.name:
             continue
         del initializer.external_data[:]
         if initializer.name in tensors:

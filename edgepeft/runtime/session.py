@@ -19,6 +19,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.errors import BundleError
 from edgepeft.profiles.cores import cpu_quota, thread_count
+from edgepeft.profiles.host import isa_flags
 
 __all__ = ["Session", "open_session", "return_free_memory", "run_session", "session_options"]
 
@@ -38,6 +39,9 @@ def session_options(threads: int | None = None) -> ort.SessionOptions:
     # A spinning thread that has been throttled by a quota holds up all others (measured: 2x to 6x).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0" if cpu_quota() is not None else "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    # x86 without VNNI adds pairs of 8-bit products in 16 bits, which overflow; this takes a slower, exact kernel.
+    if not any("vnni" in flag for flag in isa_flags()):
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 
 

@@ -7,8 +7,10 @@ an unlisted file.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,21 @@ import onnx
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.errors import BundleError, UsageError
+from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
-from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
+from edgepeft.runtime.data_check import DataCheck
+from edgepeft.runtime.manifest import Manifest, OnData, TaskEntry, Verification, check_task_name
 from edgepeft.runtime.model_card import model_card
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
-from edgepeft.runtime.verify import read_check, replay, require_passed
+from edgepeft.runtime.verify import allowed_for, read_check, replay, require_passed
 
 __all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task"]
+
+_FLOAT_BYTES = 4  # an override is float32, whatever it replaces
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,9 @@ class PreparedTask:
     entry: TaskEntry
 
 
-def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> PreparedTask:
+def prepare_task(
+    bundle: Bundle, graph: bytes, check: bytes, where: Path, data: DataCheck | None = None
+) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 
     Raises:
@@ -53,13 +61,19 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
     model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
     session = open_session(model, bundle.folder)
     inputs, reference = read_check(check, f"the check file of {where}")
-    result = replay(lambda group: run_session(session, LOGITS, group), inputs, reference)
+    dtype = "fp16" if is_half(delta.graph) else "fp32"
+    allowed = allowed_for(bundle.manifest.backbone.weights_dtype, dtype)
+    run = partial(run_session, session, LOGITS)
+    result = replay(run, inputs, reference, allowed)
+    if data is not None:
+        result = _with_data(result, data.compare(run, allowed))
     require_passed(name, result)
     entry = _entry(
         facts.get("edgepeft.card", "{}"),
         where,
         {
             "n_bytes": len(graph),
+            "weights_dtype": dtype,
             "private_bytes": _private_bytes(delta, bundle),
             "shared_layers": shared_layers(model, bundle.architecture, sites),
             "sha256": hashlib.sha256(graph).hexdigest(),
@@ -68,6 +82,13 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
         },
     )
     return PreparedTask(name, graph, check, entry)
+
+
+def _with_data(result: Verification, data: OnData) -> Verification:
+    """The check's rows are few: they may change by chance as far as they did here, where the whole file passes."""
+    most = max(result.changed_tolerance, 1 - result.agreement)
+    passed = 1 - data.agreement <= result.changed_tolerance
+    return result.model_copy(update={"data": data, **({"changed_tolerance": most} if passed else {})})
 
 
 def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
@@ -130,7 +151,9 @@ def _write(bundle: Bundle, entries: dict[str, TaskEntry]) -> Manifest:
 def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
     """Of the backbone tensors that the task does not share with other tasks while it is open."""
     named = (without_prefix(output.name) for output in delta.graph.output)
-    return sum(bundle.checkpoint.tensors[tensor].n_bytes for kind, tensor in named if kind == "override")
+    checkpoint = bundle.checkpoint
+    stored = (checkpoint.parts(tensor)[0] for kind, tensor in named if kind == "override")
+    return sum(_FLOAT_BYTES * math.prod(checkpoint.tensors[name].shape) for name in stored)
 
 
 def _entry(card: str, where: Path, more: dict[str, Any]) -> TaskEntry:

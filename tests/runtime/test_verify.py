@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgepeft.errors import BundleError, VerificationFailed
-from edgepeft.runtime.verify import compare, pack_check, read_check, replay, require_passed
+from edgepeft.runtime.verify import allowed_for, compare, pack_check, read_check, replay, require_passed
 
 REFERENCE = np.array([[1.0, 0.0], [0.0, 1.0], [0.50005, 0.5]], np.float32)
 
@@ -84,3 +84,39 @@ def test_a_check_file_without_masks_or_rows_is_refused():
     empty = {"input_ids": np.ones((0, 2), np.int64), "attention_mask": np.ones((0, 2), np.int64)}
     with pytest.raises(BundleError):
         read_check(pack_check(empty, np.ones((0, 2), np.float32)), "here")
+
+
+def eight_bits(reference, found):
+    return compare(np.asarray(reference, np.float32), np.asarray(found, np.float32), allowed_for("int8", "fp32"))
+
+
+def test_8_bits_may_change_two_decisions_of_a_hundred_however_far_logits_move():
+    reference = np.tile([1.0, 0.0], (100, 1))
+    found = reference * 3
+    found[:2] = -found[:2]
+    require_passed("t", eight_bits(reference, found))
+    found[2] = -found[2]
+    with pytest.raises(VerificationFailed, match=r"3\.0% of the decisions"):
+        require_passed("t", eight_bits(reference, found))
+
+
+def test_8_bits_are_no_excuse_for_what_is_no_number():
+    with pytest.raises(VerificationFailed):
+        require_passed("t", eight_bits([[1.0, 0.0]], [[1.0, np.nan]]))
+
+
+def test_a_regression_of_8_bits_may_move_two_rows_of_a_hundred_by_more_than_a_quarter_of_its_spread():
+    reference = np.random.default_rng(0).normal(size=(100, 1))
+    quarter = 0.25 * reference.std()
+    require_passed("t", eight_bits(reference, reference + 0.9 * quarter))
+    with pytest.raises(VerificationFailed):  # as if the head's bias were lost
+        require_passed("t", eight_bits(reference, reference + 1.1 * quarter))
+    found = reference.copy()
+    found[:2] += 9
+    require_passed("t", eight_bits(reference, found))
+
+
+def test_half_precision_keeps_every_clear_decision():
+    require_passed("t", compare(REFERENCE, moved(0, 0, 1.9e-2), allowed_for("fp32", "fp16")))
+    with pytest.raises(VerificationFailed):
+        require_passed("t", compare(REFERENCE, moved(0, 0, 2.1e-2), allowed_for("fp32", "fp16")))
