@@ -14,12 +14,13 @@ __all__ = ["Prediction", "predictions"]
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row's answer: a label with its probability, or a number (``label`` None) for regression."""
+    """One row's answer: a label with its probability, or a number (``label`` None) for regression; and its logits."""
 
     task: str
     label: str | None
     score: float
     scores: dict[str, float]
+    logits: tuple[float, ...]
 
     @property
     def value(self) -> str | float:
@@ -36,12 +37,12 @@ class Prediction:
 def predictions(task: str, labels: Sequence[str] | None, logits: NDArray[np.float32]) -> list[Prediction]:
     """[batch, outputs] -> one answer a row; probabilities are the softmax of the logits."""
     if labels is None:
-        return [Prediction(task, None, float(row[0]), {}) for row in logits]
+        return [Prediction(task, None, float(row[0]), {}, (float(row[0]),)) for row in logits]
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
     found = []
-    for row in probabilities:
+    for row, raw in zip(probabilities, logits, strict=True):
         scores = {label: round(float(p), 6) for label, p in zip(labels, row, strict=True)}
         best = int(row.argmax())
-        found.append(Prediction(task, labels[best], scores[labels[best]], scores))
+        found.append(Prediction(task, labels[best], scores[labels[best]], scores, tuple(map(float, raw))))
     return found

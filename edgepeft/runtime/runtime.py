@@ -24,9 +24,10 @@ from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session
 from edgepeft.runtime.weights import TaskSession, Weights
 
-__all__ = ["Runtime", "check_rows", "in_batches"]
+__all__ = ["Readable", "Runtime", "check_rows", "in_batches"]
 
 T = TypeVar("T")
+Readable = str | tuple[str, str | None]  # a text, or a pair of them; a ``Text`` is one
 
 
 @dataclass
@@ -44,8 +45,8 @@ class Runtime:
     ``with Runtime(folder) as runtime`` closes it.
     """
 
-    def __init__(self, folder: Path, *, threads: int | None = None, cache: bool = True) -> None:
-        self.bundle = Bundle(folder)
+    def __init__(self, folder: Path | str, *, threads: int | None = None, cache: bool = True) -> None:
+        self.bundle = Bundle(Path(folder))
         self.threads = threads
         self.truncation = Truncation()
         self._sessions: dict[str | None, TaskSession] = {}
@@ -136,14 +137,14 @@ class Runtime:
         for rows, part in passes({name: inputs[name] for name in known}, prompt=prompt):
             yield rows, run_session(session, output, part)
 
-    def predict(self, task: str, texts: Sequence[Text]) -> list[Prediction]:
-        """One answer for each text, in order; longer texts are truncated and counted in ``truncation``."""
+    def predict(self, task: str, texts: Sequence[Readable]) -> list[Prediction]:
+        """One answer for each text or pair, in order; longer ones are truncated and counted in ``truncation``."""
         entry = self.bundle.entry(task)
         if not texts:
             return []
         return predictions(task, entry.labels, self.logits(task, self._encode(entry, texts)))
 
-    def predict_all(self, tasks: Sequence[str], texts: Sequence[Text]) -> dict[str, list[Prediction]]:
+    def predict_all(self, tasks: Sequence[str], texts: Sequence[Readable]) -> dict[str, list[Prediction]]:
         """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
         if not texts:
             return {task: [] for task in tasks}
@@ -169,10 +170,11 @@ class Runtime:
         shared = self._prefix.logits(plan, inputs) if plan.shared else {}
         return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
 
-    def _encode(self, entry: TaskEntry, texts: Sequence[Text], answers: int = 1) -> dict[str, NDArray[np.int64]]:
+    def _encode(self, entry: TaskEntry, texts: Sequence[Readable], answers: int = 1) -> dict[str, NDArray[np.int64]]:
+        read = [Text(text) if isinstance(text, str) else Text(*text) for text in texts]
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
             self._encoder = self._encoder or self.bundle.encoder()
-            batch = self._encoder.encode(texts, entry.max_length)
+            batch = self._encoder.encode(read, entry.max_length)
             self.truncation.rows += batch.truncated * answers
         return batch.inputs
 

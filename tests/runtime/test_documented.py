@@ -1,0 +1,26 @@
+"""The examples of docs/python.md, run as they stand on a bundle of that name."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOC = Path(__file__).parents[2] / "docs" / "python.md"
+BLOCKS = [block.group(0) for block in re.finditer(r"(?:^    .*\n|^\n(?=    ))+", DOC.read_text(encoding="utf-8"), re.M)]
+PRINTED = [
+    r"\('mood', 'pair', 'score'\)\n(no|yes) 0\.\d+ \{'no'",
+    r"([abc] \(-?\d.*\)\n){2}",
+    r"\{'mood': \[",
+    "no task of this bundle",
+]
+
+
+@pytest.mark.parametrize("number", range(len(PRINTED)))
+def test_an_example_runs_and_prints_what_its_text_says(number, exported, monkeypatch, capsys):
+    assert len(BLOCKS) == len(PRINTED)
+    monkeypatch.chdir(exported.parent)
+    source = "from edgepeft.runtime.runtime import Runtime\n" + re.sub(r"^    ", "", BLOCKS[number], flags=re.M)
+    exec(compile(source, str(DOC), "exec"), {})
+    assert re.match(PRINTED[number], capsys.readouterr().out)
