@@ -26,7 +26,7 @@ ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how ma
 # Nodes of the backbone that may read a task's vector, and those whose result has the first axis of an operand.
 _BY_ROW = {"Add", "LayerNormalization", "Mul"}
 _FIRST_OPERAND = {"Gemm", "LayerNormalization", "MatMul"}
-_ELEMENTWISE = {"Add", "Div", "Gelu", "Mul", "Relu", "Sub", "Tanh"}
+_ELEMENTWISE = {"Add", "Div", "Gelu", "Identity", "Mul", "Relu", "Sub", "Tanh"}
 
 
 class _Axis(StrEnum):
@@ -98,7 +98,8 @@ class _Mixer:
         read = [name for name in node.input if name]
         parted = [name for name in read if name in self.parts]
         if not any(self.parts[name] is None for name in parted):
-            fits = bool(parted) and _is_own(node) and self._cut_of(node, read) is not None
+            fits = _is_own(node) and self._cut_of(node, read) is not None
+            fits &= bool(parted) or (self._axis_of_result(node) is None and any(map(self._of, read)))
             return self._for_each_slot(node, read) if fits else self._once(node, parted)
         variable = [name for name in read if name not in self.feeds | self._constant]
         if not _is_own(node) and (node.op_type not in _BY_ROW or len(variable) != 1):
@@ -165,7 +166,10 @@ class _Mixer:
             self.nodes.append(copy)
         axes = {self._of(name) for name in read} - {None}
         self.parts.update(dict.fromkeys(filter(None, node.output), axes.pop() if axes else None))
-        kept = node.op_type in _ELEMENTWISE and not any(self.parts.get(name) and name not in self._by_row for name in read)
+        unsure = any(self.parts.get(name) and name not in self._by_row for name in read)
+        kept = node.op_type in _ELEMENTWISE and not unsure
+            self.parts.get(name) and name not in self._by_row for name in read
+        )
         kept |= node.op_type in _FIRST_OPERAND and (read[0] in self._by_row or read[0] in whole)
         if kept or not _is_own(node):
             self._by_row.update(node.output)

@@ -86,11 +86,10 @@ class Mixer:
         Raises:
             BundleError: a file of the bundle is damaged, or ONNX Runtime stops within the model.
         """
-        n = 1 << (len(tasks) - 1).bit_length()  # few sessions for all numbers of tasks: spare slots have no rows
+        n = len(tasks)  # exactly: a slot without rows stops in SPARTAN's nodes, which read their shapes
         with self._lock:
             fed = [self._fed(*task) for task in tasks]
             session = self._session(tasks[0][1].structure or b"", n, fed[0])
-        fed += [fed[0]] * (n - len(fed))
         order = np.argsort(slots, kind="stable")
         tokens = (inputs["attention_mask"] != 0).sum(1) + prompt
         whole = {name: inputs[name][order] for name in inputs}
@@ -98,11 +97,13 @@ class Mixer:
         whole[TOKEN_COUNTS] = np.bincount(slots, tokens, n)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
         feeds |= {name: _as_int64(values) for name, values in whole.items()}
-        outputs = [slotted(LOGITS, i) for i in range(len(tasks))]
+        outputs = [slotted(LOGITS, i) for i in range(n)]
         try:
             found = session.run_with_ort_values(outputs, feeds)
         except Exception as error:  # its exceptions share no base but Exception
-            raise BundleError(f"ONNX Runtime stops in a batch of several tasks: {str(error).splitlines()[0]}") from error
+            raise BundleError(
+                f"ONNX Runtime stops in a batch of several tasks: {str(error).splitlines()[0]}"
+            ) from error
         return [value.numpy() for value in found]
 
 
