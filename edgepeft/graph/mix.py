@@ -168,8 +168,6 @@ class _Mixer:
         self.parts.update(dict.fromkeys(filter(None, node.output), axes.pop() if axes else None))
         unsure = any(self.parts.get(name) and name not in self._by_row for name in read)
         kept = node.op_type in _ELEMENTWISE and not unsure
-            self.parts.get(name) and name not in self._by_row for name in read
-        )
         kept |= node.op_type in _FIRST_OPERAND and (read[0] in self._by_row or read[0] in whole)
         if kept or not _is_own(node):
             self._by_row.update(node.output)
