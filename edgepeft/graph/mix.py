@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import Helper
 from edgepeft.graph.names import LOGITS, without_prefix
@@ -26,7 +26,8 @@ ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how ma
 # Nodes of the backbone that may read a task's vector, and those whose result has the first axis of an operand.
 _BY_ROW = {"Add", "LayerNormalization", "Mul"}
 _FIRST_OPERAND = {"Gemm", "LayerNormalization", "MatMul"}
-_ELEMENTWISE = {"Add", "Div", "Gelu", "Identity", "Mul", "Relu", "Sub", "Tanh"}
+_ELEMENTWISE = {"Add", "Div", "Gelu", "Identity", "Max", "Mul", "Relu", "Sub", "Tanh"}
+_PICKS = {"Gather", "GatherND"}
 
 
 class _Axis(StrEnum):
@@ -82,8 +83,13 @@ class _Mixer:
         self.feeds, self.n = feeds, n
         self.nodes: list[onnx.NodeProto] = []
         self.parts: dict[str, _Axis | None] = dict.fromkeys(feeds)  # values of which each slot has one; None: no rows
-        self._constant = {tensor.name for tensor in graph.initializer}
-        self._vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) < 2}
+        self._constant: set[str] = set()
+        self._vectors: set[str] = set()  # and scalars
+        self._axes: dict[str, list[int]] = {}
+        self._alias: dict[str, str] = {}  # a maximum of one value is that value
+        self._shape_of: dict[str, str] = {}
+        for tensor in graph.initializer:
+            self._remember_constant(tensor.name, tensor)
         self._axis = {
             value: _Axis.ROWS if site.startswith("pooled.") or site == Helper.FIRST_TOKEN else _Axis.TOKENS
             for site, value in sites.items()
@@ -118,25 +124,50 @@ class _Mixer:
         self.nodes.append(node)
         if set(node.input) <= self._constant:
             self._constant.update(node.output)
+            for attribute in node.attribute:
+                if node.op_type == "Constant" and attribute.name == "value":
+                    self._remember_constant(node.output[0], attribute.t)
+        elif node.op_type == "Shape" and not any(a.i for a in node.attribute):
+            self._shape_of[node.output[0]] = self._alias.get(node.input[0], node.input[0])
         elif (axis := self._axis_of_result(node)) is not None:
             for name in node.output:
                 self._axis.setdefault(name, axis)
-        if not self._absolute.isdisjoint(node.input) and node.op_type != "Gather":
+        if node.op_type == "Max" and len(node.input) == 1:
+            self._alias[node.output[0]] = node.input[0]
+        positions = node.input[:1] if node.op_type in _PICKS else node.input
+        if _is_own(node) and not self._absolute.isdisjoint(positions):
             self._absolute.update(node.output)
         return True
 
     def _axis_of_result(self, node: onnx.NodeProto) -> _Axis | None:
         """Of a node that stands once."""
-        if node.op_type == "Gather" and not any(a.name == "axis" and a.i for a in node.attribute):
-            return self._of(node.input[1])
-        if node.op_type in _FIRST_OPERAND:
-            turned = any(a.name == "transA" and a.i for a in node.attribute)
-            return None if turned else self._of(node.input[0])
+        op, attributes = node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if op in _PICKS:
+            return None if attributes.get("axis") or attributes.get("batch_dims") else self._of(node.input[1])
+        first = self._of(node.input[0]) if node.input else None
+        if op in _FIRST_OPERAND:
+            return None if attributes.get("transA") else first
+        kept = {
+            "Transpose": lambda: attributes.get("perm", [1])[0] == 0,
+            "Concat": lambda: len(node.input) == 1,
+            "Unsqueeze": lambda: self._axes.get(node.input[1]) == [-1],
+            "Expand": lambda: self._shape_of.get(node.input[1]) == node.input[0],
+        }
+        if op in kept:
+            return first if kept[op]() else None
         others = [name for name in node.input if self._of(name) is None and name not in self._vectors]
-        if node.op_type not in _ELEMENTWISE or (others and _is_own(node)):
+        if op not in _ELEMENTWISE or (others and _is_own(node)):
             return None
         axes = {self._of(name) for name in node.input} - {None}
         return axes.pop() if len(axes) == 1 else None
+
+    def _remember_constant(self, name: str, tensor: onnx.TensorProto) -> None:
+        """What the rules for axes have to know of it."""
+        self._constant.add(name)
+        if len(tensor.dims) < 2:
+            self._vectors.add(name)
+        if tensor.data_type == TensorProto.INT64 and list(tensor.dims) == [1]:
+            self._axes[name] = numpy_helper.to_array(tensor).tolist()
 
     def _of(self, name: str) -> _Axis | None:
         return self.parts.get(name) or self._axis.get(name)
