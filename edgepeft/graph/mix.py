@@ -28,6 +28,7 @@ _BY_ROW = {"Add", "LayerNormalization", "Mul"}
 _FIRST_OPERAND = {"Gemm", "LayerNormalization", "MatMul"}
 _ELEMENTWISE = {"Add", "Div", "Gelu", "Identity", "Max", "Mul", "Relu", "Sub", "Tanh"}
 _PICKS = {"Gather", "GatherND"}
+_KEEPS = {"Concat", "Expand", "Transpose", "Unsqueeze"}  # the first axis, on conditions
 
 
 class _Axis(StrEnum):
@@ -147,14 +148,14 @@ class _Mixer:
         first = self._of(node.input[0]) if node.input else None
         if op in _FIRST_OPERAND:
             return None if attributes.get("transA") else first
-        kept = {
-            "Transpose": lambda: attributes.get("perm", [1])[0] == 0,
-            "Concat": lambda: len(node.input) == 1,
-            "Unsqueeze": lambda: self._axes.get(node.input[1]) == [-1],
-            "Expand": lambda: self._shape_of.get(node.input[1]) == node.input[0],
-        }
-        if op in kept:
-            return first if kept[op]() else None
+        if op in _KEEPS:
+            kept = {
+                "Transpose": attributes.get("perm", [1])[0] == 0,
+                "Concat": len(node.input) == 1,
+                "Unsqueeze": self._axes.get(node.input[-1]) == [-1],
+                "Expand": self._shape_of.get(node.input[-1]) == node.input[0],
+            }
+            return first if kept[op] else None
         others = [name for name in node.input if self._of(name) is None and name not in self._vectors]
         if op not in _ELEMENTWISE or (others and _is_own(node)):
             return None

@@ -38,15 +38,19 @@ class Mixer:
         self._feeds.clear()
         self._sessions.clear()
 
-    def can_mix(self, task: str, session: TaskSession) -> bool:
-        """Whether rows of the task may stand in one pass with rows of others of its structure."""
-        key = session.structure
-        if key is None:
+    def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
+        """Whether rows of several tasks of one structure may stand in one pass; their values are ready then."""
+        if len(tasks) < 2:
             return False
-        with self._lock:
-            if key not in self._structures:
-                self._structures[key] = self._structure(task)
-            return self._structures[key] is not None
+        task, session = next(iter(tasks.items()))
+        key = session.structure or b""
+        try:
+            with self._lock:
+                if key not in self._structures:
+                    self._structures[key] = self._structure(task)
+                return self._structures[key] is not None and all(self._fed(*each) for each in tasks.items())
+        except BundleError:  # a file was replaced since; the tasks' own sessions answer as before
+            return False
 
     def _structure(self, task: str) -> onnx.ModelProto | None:
         parted = self._weights.parted(self._bundle.graph(task))

@@ -176,21 +176,22 @@ class Runtime:
         """Tasks that share their passes, and why others have no answer; every session is open then."""
         groups: list[list[str | None]] = []
         refused: dict[str | None, EdgepeftError] = {}
-        alike: dict[bytes, list[str | None]] = {}
+        alike: dict[bytes, dict[str, TaskSession]] = {}
         for task in tasks:
             try:
                 session = self.session(task)
-                mixes = task is not None and self._mixer.can_mix(task, session)
             except EdgepeftError as error:
                 if strict:
                     raise
                 refused[task] = error
                 continue
-            if mixes and session.structure is not None:
-                alike.setdefault(session.structure, []).append(task)
-            else:
+            if task is None or session.structure is None:
                 groups.append([task])
-        groups += [part for group in alike.values() for part in in_batches(group, MOST_TASKS)]
+            else:
+                alike.setdefault(session.structure, {})[task] = session
+        for members in alike.values():
+            size = MOST_TASKS if self._mixer.can_mix(members) else 1
+            groups += [[*part] for part in in_batches(members, size)]
         return groups, refused
 
     def _answers(self, texts: Mapping[str | None, list[Text]], pooling: Pooling) -> Sequence[Answer]:
