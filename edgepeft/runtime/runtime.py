@@ -101,9 +101,7 @@ class Runtime:
         n_outputs = self.bundle.entry(task).n_outputs
         found = np.empty((len(inputs["input_ids"]), n_outputs), np.float32)
         for rows, logits in self._run(task, LOGITS, inputs):
-            if logits.shape[1] != n_outputs:
-                raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
-            found[rows] = logits
+            found[rows] = _of_width(n_outputs, task, logits)
         return found
 
     def last_hidden_state(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -222,7 +220,8 @@ class Runtime:
             present, slot = np.unique(slots[rows], return_inverse=True)
             chosen = [(tasks[i], sessions[i]) for i in present]
             for k, logits in enumerate(self._mixer.run(chosen, slot, part, prompt)):
-                found[present[k]][within[rows[slot == k]]] = logits
+                i = present[k]
+                found[i][within[rows[slot == k]]] = _of_width(found[i].shape[1], tasks[i], logits)
         return found
 
     def _embeddings(self, texts: Sequence[Text], pooling: Pooling) -> list[NDArray[np.float32]]:
@@ -242,6 +241,12 @@ class Runtime:
             batch = self._encoder.encode(texts, max_length)
             self.truncation.rows += batch.truncated
         return batch.inputs
+
+
+def _of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    if logits.shape[1] != n_outputs:
+        raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
+    return logits
 
 
 def check_rows(mask: NDArray[np.int64]) -> None:

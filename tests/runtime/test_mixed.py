@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
@@ -183,6 +184,25 @@ def test_more_tasks_than_one_pass_takes_run_in_several(several, runs, monkeypatc
         runs.clear()
         runtime.predict_mixed([f"bitfit-{i}" for i in range(5)], TEXTS[:5])
     assert len(runs) == 3
+
+
+def test_threads_that_ask_at_once_get_the_answers_of_one_after_the_other(several):
+    batches = [(rows("spartan", n, seed=n), TEXTS[n : 2 * n]) for n in range(1, 13)]
+    with Runtime(several, threads=1) as runtime:
+        expected = [runtime.predict_mixed(*batch) for batch in batches]
+    with Runtime(several, threads=1) as runtime, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda batch: runtime.predict_mixed(*batch), batches)) == expected
+
+
+def test_tasks_whose_files_were_replaced_meanwhile_answer_as_before(several, tmp_path):
+    folder = shutil.copytree(several, tmp_path / "bundle")
+    tasks = [f"lora-{i}" for i in range(5)]
+    with Runtime(folder, threads=1) as runtime:
+        alone = [runtime.predict(task, [text])[0] for task, text in zip(tasks, TEXTS, strict=False)]
+        (folder / "tasks" / "lora-0.onnx").write_bytes(b"another")
+        found = runtime.predict_mixed(tasks, TEXTS[:5])
+        for answer, before in zip(found, alone, strict=True):
+            np.testing.assert_allclose(numbers(answer), numbers(before), atol=1e-5)
 
 
 def test_an_unknown_task_is_refused_before_anything_runs(several, runs):
