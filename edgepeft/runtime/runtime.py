@@ -13,21 +13,24 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import BundleError, DataError, UsageError
+from edgepeft.errors import BundleError, DataError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.mixed import MOST_TASKS, Mixer, pad_together
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session
 from edgepeft.runtime.weights import TaskSession, Weights
 
-__all__ = ["Readable", "Runtime", "check_rows", "in_batches"]
+__all__ = ["Answer", "Readable", "Runtime", "check_rows", "in_batches"]
 
 T = TypeVar("T")
 Readable = str | tuple[str, str | None]  # a text, or a pair of them; a ``Text`` is one
+Answer = Prediction | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Runtime:
         self._weights = Weights(self.bundle, cache=cache, threads=threads)
         self._prefix = Prefix(self.bundle, self._open)
         self._lock = RLock()  # of everything above; runs themselves need none
+        self._mixer = Mixer(self.bundle, self._weights, self._lock)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -68,6 +72,7 @@ class Runtime:
             self._closed = True
             self._sessions.clear()
             self._prefix.close()
+            self._mixer.close()
             self._weights.close()
 
     @property
@@ -109,9 +114,7 @@ class Runtime:
         n_outputs = self.bundle.entry(task).n_outputs
         found = np.empty((len(inputs["input_ids"]), n_outputs), np.float32)
         for rows, logits in self._run(task, LOGITS, inputs):
-            if logits.shape[1] != n_outputs:
-                raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
-            found[rows] = logits
+            found[rows] = _of_width(n_outputs, task, logits)
         return found
 
     def last_hidden_state(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -170,13 +173,116 @@ class Runtime:
         shared = self._prefix.logits(plan, inputs) if plan.shared else {}
         return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
 
+    def predict_mixed(
+        self,
+        tasks: Sequence[str | None],
+        texts: Sequence[Readable],
+        *,
+        strict: bool = True,
+        pooling: Pooling = Pooling.MEAN,
+    ) -> list[Answer]:
+        """The answer of ``tasks[i]`` to ``texts[i]``, in order; rows of tasks of one structure share their passes.
+
+        A row whose task is None gets the bare backbone's embedding [hidden size], pooled as ``pooling`` says.
+        Unless ``strict``, a row whose task is unknown or damaged gets the error in its place.
+
+        Raises:
+            UsageError: not as many tasks as texts.
+            UnknownName, BundleError: as ``session``.
+        """
+        if len(tasks) != len(texts):
+            raise UsageError(f"each text needs a task; found {len(tasks)} tasks for {len(texts)} texts.")
+        rows: dict[str | None, list[int]] = {}
+        for row, task in enumerate(tasks):
+            rows.setdefault(task, []).append(row)
+        groups, refused = self._groups(rows, strict=strict)
+        answers: dict[int, Answer] = {row: error for task, error in refused.items() for row in rows[task]}
+        for group in groups:
+            members = [row for task in group for row in rows[task]]
+            found = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling)
+            answers.update(zip(members, found, strict=True))
+        return [answers[row] for row in range(len(tasks))]
+
+    def _groups(
+        self, tasks: Iterable[str | None], *, strict: bool
+    ) -> tuple[list[list[str | None]], dict[str | None, EdgepeftError]]:
+        """Tasks that share their passes, and why others have no answer; every session is open then."""
+        groups: list[list[str | None]] = []
+        refused: dict[str | None, EdgepeftError] = {}
+        alike: dict[bytes, dict[str, TaskSession]] = {}
+        for task in tasks:
+            try:
+                session = self.session(task)
+            except EdgepeftError as error:
+                if strict:
+                    raise
+                refused[task] = error
+                continue
+            if task is None or session.structure is None:
+                groups.append([task])
+            else:
+                alike.setdefault(session.structure, {})[task] = session
+        for members in alike.values():
+            size = MOST_TASKS if self._mixer.can_mix(members) else 1
+            groups += [[*part] for part in in_batches(members, size)]
+        return groups, refused
+
+    def _answers(self, texts: Mapping[str | None, list[Readable]], pooling: Pooling) -> Sequence[Answer]:
+        """Those of one group, task by task."""
+        named = {task: rows for task, rows in texts.items() if task is not None}
+        if not named:
+            return self._embeddings(texts[None], pooling)
+        if len(named) == 1:
+            return [answer for task, rows in named.items() for answer in self.predict(task, rows)]
+        entries = [self.bundle.entry(task) for task in named]
+        encoded = [self._encode(entry, rows) for entry, rows in zip(entries, named.values(), strict=True)]
+        inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
+        logits = self._logits_mixed(list(named), np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
+        answers = zip(named, entries, logits, strict=True)
+        return [answer for task, entry, found in answers for answer in predictions(task, entry.labels, found)]
+
+    def _logits_mixed(
+        self, tasks: Sequence[str], slots: NDArray[np.intp], inputs: Mapping[str, NDArray[np.int64]]
+    ) -> list[NDArray[np.float32]]:
+        """[its rows, its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``, ascending."""
+        check_rows(inputs["attention_mask"])
+        sessions = [self.session(task) for task in tasks]
+        prompt = self.bundle.entry(tasks[0]).prompt_length
+        counts = np.bincount(slots, minlength=len(tasks))
+        found = [np.empty((n, self.bundle.entry(t).n_outputs), np.float32) for t, n in zip(tasks, counts, strict=True)]
+        within = np.arange(len(slots)) - (np.cumsum(counts) - counts)[slots]
+        for rows, part in passes(inputs, prompt=prompt):
+            present, slot = np.unique(slots[rows], return_inverse=True)
+            chosen = [(tasks[i], sessions[i]) for i in present]
+            for k, logits in enumerate(self._mixer.run(chosen, slot, part, prompt)):
+                i = present[k]
+                found[i][within[rows[slot == k]]] = _of_width(found[i].shape[1], tasks[i], logits)
+        return found
+
+    def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
+        """[hidden size] each, of the bare backbone."""
+        inputs = self._encoded(texts, self.bundle.architecture.max_length)
+        found = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
+        for rows, pooled in self._run(None, pooling.site, inputs):
+            found[rows] = pooled
+        return list(found)
+
     def _encode(self, entry: TaskEntry, texts: Sequence[Readable], answers: int = 1) -> dict[str, NDArray[np.int64]]:
+        return self._encoded(texts, entry.max_length, answers)
+
+    def _encoded(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
         read = [Text(text) if isinstance(text, str) else Text(*text) for text in texts]
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
             self._encoder = self._encoder or self.bundle.encoder()
-            batch = self._encoder.encode(read, entry.max_length)
+            batch = self._encoder.encode(read, max_length)
             self.truncation.rows += batch.truncated * answers
         return batch.inputs
+
+
+def _of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    if logits.shape[1] != n_outputs:
+        raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
+    return logits
 
 
 def check_rows(mask: NDArray[np.int64]) -> None:

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.graph.parameters import computed_values, make_inputs
+from edgepeft.graph.parameters import Parted, computed_values, make_inputs
 from edgepeft.resources import file_identity
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
@@ -25,15 +25,20 @@ __all__ = ["TaskSession", "Weights"]
 
 
 class TaskSession:
-    """A task's session: token ids and masks in; where tasks share it, the task's own values are fed."""
+    """A task's session: token ids and masks in; where tasks share it, the task's own values (``feeds``) are fed.
 
-    def __init__(self, session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]]) -> None:
-        self.shared = session
-        self._feeds = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
+    Tasks of one structure have one ``structure``; None: the task's cannot be any other's.
+    """
+
+    def __init__(
+        self, session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], structure: bytes | None
+    ) -> None:
+        self.shared, self.structure = session, structure
+        self.feeds = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
 
     def get_inputs(self) -> list[Any]:
         """ONNX Runtime's description of what ``run`` takes."""
-        return [value for value in self.shared.get_inputs() if value.name not in self._feeds]
+        return [value for value in self.shared.get_inputs() if value.name not in self.feeds]
 
     def get_outputs(self) -> list[Any]:
         """ONNX Runtime's description of what ``run`` gives."""
@@ -42,7 +47,7 @@ class TaskSession:
     def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The named outputs for a batch."""
         tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}
-        found = self.shared.run_with_ort_values(list(outputs), {**self._feeds, **tokens})
+        found = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **tokens})
         return [value.numpy() for value in found]
 
 
@@ -83,17 +88,29 @@ class Weights:
         Raises:
             BundleError: the weights are not the manifest's, or ONNX Runtime refuses the graph.
         """
-        parted = make_inputs(model, _computed(model))
+        parted = self.parted(model)
         if parted is None:
-            return TaskSession(self._open(model), {})
+            return TaskSession(self._open(model), {}, None)
         structure = hashlib.sha256(parted.structure.SerializeToString(deterministic=True)).digest()
         if structure not in self._by_structure:
             # The first keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).
             self._by_structure[structure] = None
-            return TaskSession(self._open(model), {})
+            return TaskSession(self._open(model), {}, structure)
         shared = self._by_structure[structure] or self._open(parted.structure)
         self._by_structure[structure] = shared
-        return TaskSession(shared, parted.feeds)
+        return TaskSession(shared, parted.feeds, structure)
+
+    def parted(self, model: onnx.ModelProto) -> Parted | None:
+        """A task's structure and values; None where it changes matrices of the backbone."""
+        return make_inputs(model, _computed(model))
+
+    def open_graph(self, model: onnx.ModelProto) -> ort.InferenceSession:
+        """A session on a graph over the bundle's weights, as it is; the graph is changed.
+
+        Raises:
+            BundleError: as ``open``.
+        """
+        return self._open(model)
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         checkpoint = self.bundle.checkpoint

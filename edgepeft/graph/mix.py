@@ -1,0 +1,214 @@
+"""Pass: tasks of one structure answer in one pass, each for rows of its own.
+
+Copies its argument.  Needs a structure as ``make_inputs`` leaves it; leaves a graph with ``n`` slots, each with the
+values of one task.  Rows stand in the order of the slots, so a slot's rows and tokens are consecutive: what reads
+a task's values is repeated for each slot on a slice of them, and joined again where the backbone goes on.  Nothing
+is gathered or padded: weights are fed where they lie, and each slot has logits of its own.
+
+A delta's nodes see packed tokens, and no row's answer may depend on its neighbours: so they may be given any run of
+tokens.  Those that read which row a token is of may not, nor may the backbone's own nodes but for the few named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.backbones.base import Helper
+from edgepeft.graph.names import LOGITS, without_prefix
+
+__all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "mix", "slotted"]
+
+ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how many of the batch are each slot's
+# Nodes of the backbone that may read a task's vector, and those whose result has the first axis of an operand.
+_BY_ROW = {"Add", "LayerNormalization", "Mul"}
+_FIRST_OPERAND = {"Gemm", "LayerNormalization", "MatMul"}
+_ELEMENTWISE = {"Add", "Div", "Gelu", "Identity", "Max", "Mul", "Relu", "Sub", "Tanh"}
+_PICKS = {"Gather", "GatherND"}
+_KEEPS = {"Concat", "Expand", "Transpose", "Unsqueeze"}  # the first axis, on conditions
+
+
+class _Axis(StrEnum):
+    """What a value's first axis counts."""
+
+    TOKENS = TOKEN_COUNTS
+    ROWS = ROW_COUNTS
+
+
+def slotted(name: str, slot: int) -> str:
+    """A value's part, or a task's value, in one slot."""
+    return f"{name}/slot{slot}"
+
+
+def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, str], n: int) -> onnx.ModelProto | None:
+    """The graph for ``n`` slots; None where the structure has what cannot be told apart by rows.
+
+    ``feeds`` are the structure's inputs that hold a task's values, ``sites`` the bundle's bindings.
+    """
+    mixer = _Mixer(structure.graph, frozenset(feeds), sites, n)
+    if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) != _Axis.ROWS:
+        return None
+    old = structure.graph
+    inputs = [value for value in old.input if value.name not in mixer.feeds]
+    inputs += [helper.make_tensor_value_info(axis.value, TensorProto.INT64, [n]) for axis in _Axis]
+    inputs += [_of_slot(value, i) for value in old.input if value.name in mixer.feeds for i in range(n)]
+    outputs = [_of_slot(old.output[0], i) for i in range(n)]
+    graph = helper.make_graph(mixer.nodes, old.name, inputs, outputs, old.initializer)
+    return helper.make_model(graph, opset_imports=structure.opset_import, ir_version=structure.ir_version)
+
+
+def _of_slot(value: onnx.ValueInfoProto, slot: int) -> onnx.ValueInfoProto:
+    """The same description for one slot, whose numbers of rows and of labels are its own."""
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(value)
+    copy.name = slotted(value.name, slot)
+    for dimension in copy.type.tensor_type.shape.dim:
+        if dimension.dim_param:
+            dimension.dim_param = slotted(dimension.dim_param, slot)
+    return copy
+
+
+def _is_own(node: onnx.NodeProto) -> bool:
+    """Whether a node is the delta's."""
+    own = (name.startswith("delta/") or name == LOGITS or without_prefix(name)[0] == "adapted" for name in node.output)
+    return node.name.startswith("delta/") or any(own)
+
+
+class _Mixer:
+    """Goes through a sorted graph once; ``nodes`` is what it has written."""
+
+    def __init__(self, graph: onnx.GraphProto, feeds: frozenset[str], sites: Mapping[str, str], n: int) -> None:
+        self.feeds, self.n = feeds, n
+        self.nodes: list[onnx.NodeProto] = []
+        self.parts: dict[str, _Axis | None] = dict.fromkeys(feeds)  # values of which each slot has one; None: no rows
+        self._constant: set[str] = set()
+        self._vectors: set[str] = set()  # and scalars
+        self._axes: dict[str, list[int]] = {}
+        self._alias: dict[str, str] = {}  # a maximum of one value is that value
+        self._shape_of: dict[str, str] = {}
+        for tensor in graph.initializer:
+            self._remember_constant(tensor.name, tensor)
+        self._axis = {
+            value: _Axis.ROWS if site.startswith("pooled.") or site == Helper.FIRST_TOKEN else _Axis.TOKENS
+            for site, value in sites.items()
+        }
+        self._absolute = {sites[site] for site in (Helper.ROW, Helper.FIRST_TOKEN) if site in sites}
+        self._by_row: set[str] = set()  # of ``parts``, those whose first axis is sure to count the slot's own
+        self._split: set[str] = set()
+        self._joined: set[str] = set()
+
+    def take(self, node: onnx.NodeProto) -> bool:
+        """Write a node, once or for each slot; False where that cannot be done."""
+        read = [name for name in node.input if name]
+        parted = [name for name in read if name in self.parts]
+        if not any(self.parts[name] is None for name in parted):
+            fits = _is_own(node) and self._cut_of(node, read) is not None
+            fits &= bool(parted) or (self._axis_of_result(node) is None and any(map(self._of, read)))
+            return self._for_each_slot(node, read) if fits else self._once(node, parted)
+        variable = [name for name in read if name not in self.feeds | self._constant]
+        if not _is_own(node) and (node.op_type not in _BY_ROW or len(variable) != 1):
+            return False
+        return self._for_each_slot(node, read)
+
+    def _once(self, node: onnx.NodeProto, parted: list[str]) -> bool:
+        """As it stands, on values that are whole again."""
+        for name in parted:
+            if name not in self._by_row:
+                return False
+            if name not in self._joined:
+                self._joined.add(name)
+                pieces = [slotted(name, i) for i in range(self.n)]
+                self.nodes.append(helper.make_node("Concat", pieces, [name], name=f"mixed/{name}/join", axis=0))
+        self.nodes.append(node)
+        if set(node.input) <= self._constant:
+            self._constant.update(node.output)
+            for attribute in node.attribute:
+                if node.op_type == "Constant" and attribute.name == "value":
+                    self._remember_constant(node.output[0], attribute.t)
+        elif node.op_type == "Shape" and not any(a.i for a in node.attribute):
+            self._shape_of[node.output[0]] = self._alias.get(node.input[0], node.input[0])
+        elif (axis := self._axis_of_result(node)) is not None:
+            for name in node.output:
+                self._axis.setdefault(name, axis)
+        if node.op_type == "Max" and len(node.input) == 1:
+            self._alias[node.output[0]] = node.input[0]
+        positions = node.input[:1] if node.op_type in _PICKS else node.input
+        if _is_own(node) and not self._absolute.isdisjoint(positions):
+            self._absolute.update(node.output)
+        return True
+
+    def _axis_of_result(self, node: onnx.NodeProto) -> _Axis | None:
+        """Of a node that stands once."""
+        op, attributes = node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        if op in _PICKS:
+            return None if attributes.get("axis") or attributes.get("batch_dims") else self._of(node.input[1])
+        first = self._of(node.input[0]) if node.input else None
+        if op in _FIRST_OPERAND:
+            return None if attributes.get("transA") else first
+        if op in _KEEPS:
+            kept = {
+                "Transpose": attributes.get("perm", [1])[0] == 0,
+                "Concat": len(node.input) == 1,
+                "Unsqueeze": self._axes.get(node.input[-1]) == [-1],
+                "Expand": self._shape_of.get(node.input[-1]) == node.input[0],
+            }
+            return first if kept[op] else None
+        others = [name for name in node.input if self._of(name) is None and name not in self._vectors]
+        if op not in _ELEMENTWISE or (others and _is_own(node)):
+            return None
+        axes = {self._of(name) for name in node.input} - {None}
+        return axes.pop() if len(axes) == 1 else None
+
+    def _remember_constant(self, name: str, tensor: onnx.TensorProto) -> None:
+        """What the rules for axes have to know of it."""
+        self._constant.add(name)
+        if len(tensor.dims) < 2:
+            self._vectors.add(name)
+        if tensor.data_type == TensorProto.INT64 and list(tensor.dims) == [1]:
+            self._axes[name] = numpy_helper.to_array(tensor).tolist()
+
+    def _of(self, name: str) -> _Axis | None:
+        return self.parts.get(name) or self._axis.get(name)
+
+    def _cut_of(self, node: onnx.NodeProto, read: list[str]) -> list[str] | None:
+        """The whole values that have to be cut for a node; None where one cannot be."""
+        whole = [name for name in read if name not in self.parts and name not in self._constant]
+        if any(name in self._absolute or name not in self._axis for name in whole):
+            return None
+        if any(attribute.HasField("g") for attribute in node.attribute):
+            return None
+        return whole if len({self._of(name) for name in read} - {None}) <= 1 else None
+
+    def _for_each_slot(self, node: onnx.NodeProto, read: list[str]) -> bool:
+        whole = self._cut_of(node, read)
+        if whole is None:
+            return False
+        for name in whole:
+            self._cut(name)
+        divided = set(self.parts) | set(whole)
+        for i in range(self.n):
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.name = slotted(node.name, i) if node.name else ""
+            copy.input[:] = [slotted(name, i) if name in divided else name for name in node.input]
+            copy.output[:] = [slotted(name, i) if name else "" for name in node.output]
+            self.nodes.append(copy)
+        axes = {self._of(name) for name in read} - {None}
+        self.parts.update(dict.fromkeys(filter(None, node.output), axes.pop() if axes else None))
+        unsure = any(self.parts.get(name) and name not in self._by_row for name in read)
+        kept = node.op_type in _ELEMENTWISE and not unsure
+        kept |= node.op_type in _FIRST_OPERAND and (read[0] in self._by_row or read[0] in whole)
+        if kept or not _is_own(node):
+            self._by_row.update(node.output)
+        self._by_row.update(name for name in node.output if name == LOGITS or without_prefix(name)[0] == "adapted")
+        return True
+
+    def _cut(self, name: str) -> None:
+        if name not in self._split:
+            self._split.add(name)
+            pieces = [slotted(name, i) for i in range(self.n)]
+            counts = self._axis[name].value
+            self.nodes.append(helper.make_node("Split", [name, counts], pieces, name=f"mixed/{name}/split", axis=0))
