@@ -61,7 +61,7 @@ def command(
     try:
         import torch
 
-        from edgepeft.training.data import load_data
+        from edgepeft.data.parts import load_data
         from edgepeft.training.loop import Interrupted, train
         from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
 from edgepeft.rows import Row, label_number, read_rows
-from edgepeft.training.sampling import part, row_digest
 
 __all__ = ["TaskData", "load_data", "task_data"]
 
