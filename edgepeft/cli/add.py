@@ -17,6 +17,9 @@ def command(
     bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
     delta: Annotated[list[Path], typer.Argument(help="Trained delta folders, or exported <task>.onnx files.")],
     verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    trainable: Annotated[
+        bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -37,7 +40,9 @@ def command(
                 "Without it, add an exported <task>.onnx."
             ) from error
         with stages(len(delta)) as stage:
-            manifest = add_deltas(bundle, delta, texts=check_texts(verify_data), replace=force, stage=stage)
+            manifest = add_deltas(
+                bundle, delta, texts=check_texts(verify_data), replace=force, trainable=trainable, stage=stage
+            )
     if as_json:
         print_json(manifest.model_dump(mode="json"))
     else:

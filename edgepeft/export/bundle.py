@@ -25,6 +25,11 @@ from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.export.check import check_content
 from edgepeft.export.delta import export_delta
+from edgepeft.export.gradients import verified_training_graph
+from edgepeft.export.step import Step
+from edgepeft.export.template import write_template
+from edgepeft.export.training_graph import refuse_generated
+from edgepeft.methods.base import Method
 from edgepeft.resources import new_folder
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, check_task_name
@@ -46,26 +51,40 @@ def export_bundle(
     *,
     texts: Sequence[Text],
     force: bool = False,
+    trainable: bool = False,
+    templates: Sequence[Method] = (),
     stage: Stage = _silent,
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
-    ``texts`` are what each task is verified on; ``stage`` is entered around each step with its name.
+    ``texts`` are what each task is verified on; ``trainable`` adds the training graphs, ``templates`` are methods to
+    start tasks from on a board; ``stage`` is entered around each step with its name.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given, or two deltas have one task name.
+        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or a method has no
+            training graph.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
     with new_folder(out, force=force) as new:
         with stage("backbone"):
             write_backbone(backbone, new)
-        exporter = _Exporter(Bundle(new), backbone, texts)
-        return commit_tasks(exporter.bundle, exporter.prepare(deltas, stage))
+        exporter = _Exporter(Bundle(new), backbone, texts, trainable)
+        commit_tasks(exporter.bundle, exporter.prepare(deltas, stage))
+        for method in templates:
+            with stage(method.name):
+                write_template(exporter.bundle, backbone, exporter.model, method, texts)
+        return exporter.bundle.manifest
 
 
 def add_deltas(
-    folder: Path, deltas: Sequence[Path], *, texts: Sequence[Text], replace: bool = False, stage: Stage = _silent
+    folder: Path,
+    deltas: Sequence[Path],
+    *,
+    texts: Sequence[Text],
+    replace: bool = False,
+    trainable: bool = False,
+    stage: Stage = _silent,
 ) -> Manifest:
     """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
 
@@ -77,7 +96,7 @@ def add_deltas(
     """
     bundle = Bundle(folder)
     backbone = Backbone(bundle.manifest.backbone.source, folder, read_config(folder / "config.json"))
-    tasks = _Exporter(bundle, backbone, texts).prepare(deltas, stage)
+    tasks = _Exporter(bundle, backbone, texts, trainable).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
 
 
@@ -116,6 +135,7 @@ class _Exporter:
     bundle: Bundle
     backbone: Backbone
     texts: Sequence[Text]
+    trainable: bool
 
     @cached_property
     def model(self) -> nn.Module:
@@ -137,9 +157,15 @@ class _Exporter:
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
         check_task_name(delta.card.task)
+        if self.trainable:
+            refuse_generated(delta)
         graph = export_delta(delta, self.backbone).SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.texts)
-        return prepare_task(self.bundle, graph, check, path)
+        training = None
+        if self.trainable:
+            step = Step.of(delta, self.model, self.backbone)
+            training = verified_training_graph(step, self.backbone, self.bundle.folder, self.texts)
+        return prepare_task(self.bundle, graph, check, path, training)
 
 
 def _versions() -> dict[str, str]:

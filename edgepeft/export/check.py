@@ -18,7 +18,7 @@ from edgepeft.resources import package_data
 from edgepeft.rows import read_rows
 from edgepeft.runtime.verify import pack_check, run_in_groups
 
-__all__ = ["ROWS", "check_content", "check_texts", "shipped_texts"]
+__all__ = ["ROWS", "check_content", "check_texts", "fitted", "shipped_texts"]
 
 ROWS = 64
 
@@ -46,7 +46,7 @@ def check_texts(path: Path | None) -> list[Text]:
 
 def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
     """The bytes of a check file for this delta; fewer texts than 64 are repeated in other company."""
-    rows = list(islice(cycle(_fitted(texts, delta.card.pairs)), ROWS))
+    rows = list(islice(cycle(fitted(texts, delta.card.pairs)), ROWS))
     inputs = backbone.encoder().encode(rows, delta.card.max_length).inputs
 
     def run(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -59,7 +59,7 @@ def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Seq
     return pack_check(inputs, run_in_groups(run, inputs))
 
 
-def _fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:
+def fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:
     """Texts of the task's kind: a pair task reads each text with its successor."""
     if not pairs:
         return [Text(text.first) for text in texts]

@@ -17,11 +17,13 @@ from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.splice import splice
 from edgepeft.resources import sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
+from edgepeft.runtime.versions import GRAPH, locate
 
-__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "Bundle", "check_owner", "read_graph"]
+__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "TEMPLATES_FOLDER", "Bundle", "check_owner", "read_graph"]
 
 BACKBONE_FILE = "backbone.onnx"
 TASKS_FOLDER = "tasks"
+TEMPLATES_FOLDER = "templates"
 
 
 class Bundle:
@@ -36,13 +38,13 @@ class Bundle:
         """The backbone's ``model.safetensors``."""
         return self.folder / WEIGHTS_FILE
 
-    def task_file(self, task: str) -> Path:
-        """The task's delta graph."""
-        return self.folder / TASKS_FOLDER / f"{task}.onnx"
+    def current(self, task: str, suffix: str) -> Path:
+        """The file of the task's version in force; a replacement that was cut off left it beside its usual place.
 
-    def check_file(self, task: str) -> Path:
-        """The task's token ids, masks and PyTorch logits."""
-        return self.folder / TASKS_FOLDER / f"{task}.check.safetensors"
+        Raises:
+            UnknownName: no such task.
+        """
+        return locate(self.folder / TASKS_FOLDER, task, self.entry(task), suffix)
 
     @cached_property
     def family(self) -> Family:
@@ -90,7 +92,7 @@ class Bundle:
             UnknownName: no such task.
             BundleError: truncated, altered, or of another backbone.
         """
-        path = self.task_file(task)
+        path = self.current(task, GRAPH)
         expect_hash(path, self.entry(task).sha256)
         graph = read_graph(path)
         check_owner(graph, self.manifest, path)

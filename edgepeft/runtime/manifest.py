@@ -20,7 +20,9 @@ __all__ = [
     "FileHash",
     "Hashes",
     "Manifest",
+    "Reference",
     "TaskEntry",
+    "TemplateEntry",
     "Verification",
     "check_task_name",
 ]
@@ -47,6 +49,7 @@ def _sha256(value: str) -> str:
     return value
 
 
+Reference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
 
 
@@ -73,12 +76,17 @@ class BackboneEntry(_Model):
 
 
 class Verification(_Model):
-    """ONNX Runtime against PyTorch on the task's check file."""
+    """ONNX Runtime against PyTorch on the task's check file.
+
+    What was tuned on a board has no PyTorch to compare with: there the reference is the training graph,
+    PyTorch's own trace, padded and unpacked, run by ONNX Runtime.
+    """
 
     rows: int
     max_abs_difference: float
     tolerance: float
     agreement: float  # share of rows with PyTorch's decision, of those where its margin decides
+    reference: Reference = "pytorch"  # whose logits the check file holds
     undecided: int = 0  # rows whose two best logits PyTorch holds closer than twice the tolerance
     isa: str = ""
     onnxruntime: str = ""
@@ -105,11 +113,27 @@ class TaskEntry(_Model):
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}
     verification: Verification | None = None
+    train_sha256: FileHash | None = None  # of the training graph, where there is one
+    previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
 
     @property
     def n_outputs(self) -> int:
         """Logits of a row."""
         return 1 if self.labels is None else len(self.labels)
+
+
+class TemplateEntry(_Model):
+    """An untrained delta with its training graph; its head takes any number of labels."""
+
+    method: str
+    hyperparameters: dict[str, Any] = {}
+    regression: bool = False
+    head: str
+    max_length: int = Field(gt=0)
+    prompt_length: int = Field(default=0, ge=0)
+    sha256: FileHash
+    check_sha256: FileHash
+    train_sha256: FileHash
 
 
 class Manifest(_Model):
@@ -118,6 +142,7 @@ class Manifest(_Model):
     format: Literal["edgepeft.bundle/1"] = "edgepeft.bundle/1"
     backbone: BackboneEntry
     tasks: dict[str, TaskEntry] = {}
+    templates: dict[str, TemplateEntry] = {}
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:
@@ -129,6 +154,16 @@ class Manifest(_Model):
         if name not in self.tasks:
             raise UnknownName("task of this bundle", name, self.tasks)
         return self.tasks[name]
+
+    def template(self, name: str) -> TemplateEntry:
+        """The template of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        if name not in self.templates:
+            raise UnknownName("template of this bundle", name, self.templates)
+        return self.templates[name]
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
@@ -148,7 +183,7 @@ class Manifest(_Model):
             raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
         try:
             manifest = cls.model_validate_json(path.read_bytes())
-            for name in manifest.tasks:
+            for name in (*manifest.tasks, *manifest.templates):
                 check_task_name(name)
         except ValidationError as error:
             first = error.errors()[0]

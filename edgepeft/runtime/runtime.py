@@ -51,6 +51,15 @@ class Runtime:
         """The bundle's tasks, by name."""
         return tuple(self.bundle.manifest.tasks)
 
+    def reload(self) -> tuple[str, ...]:
+        """Read the manifest again and let go of what changed in it; the tasks that are new, replaced or gone."""
+        before, self.bundle = self.bundle.manifest.tasks, Bundle(self.bundle.folder)
+        now = self.bundle.manifest.tasks
+        changed = tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
+        for name in changed:
+            self._sessions.pop(name, None)
+        return changed
+
     def session(self, task: str | None) -> ort.InferenceSession:
         """The session of a task, or of the bare backbone for None.
 

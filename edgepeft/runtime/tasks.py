@@ -6,6 +6,7 @@ an unlisted file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +19,15 @@ from pydantic import TypeAdapter, ValidationError
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
-from edgepeft.resources import write_atomically
-from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
-from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
+from edgepeft.resources import locked, write_atomically
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, read_graph
+from edgepeft.runtime.manifest import Manifest, Reference, TaskEntry, check_task_name
 from edgepeft.runtime.model_card import model_card
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.verify import read_check, replay, require_passed
+from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
 
-__all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task"]
+__all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task", "roll_back"]
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,28 @@ class PreparedTask:
     graph: bytes
     check: bytes
     entry: TaskEntry
+    training: bytes | None = None
+
+    @property
+    def content(self) -> dict[str, bytes]:
+        """Its files, by suffix."""
+        return {GRAPH: self.graph, CHECK: self.check} | ({TRAINING: self.training} if self.training else {})
 
 
-def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> PreparedTask:
+def prepare_task(
+    bundle: Bundle,
+    graph: bytes,
+    check: bytes,
+    where: Path,
+    training: bytes | None = None,
+    *,
+    reference: Reference = "pytorch",
+) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 
     Raises:
         BundleError: damaged, of another version or of another backbone.
-        VerificationFailed: the task does not give PyTorch's logits here.
+        VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
     delta = onnx.load_model_from_string(graph)
     facts = check_owner(delta, bundle.manifest, where)
@@ -51,8 +67,8 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
     session = open_session(
         splice(bundle.backbone_graph, delta, bundle.manifest.backbone.sites, bundle.checkpoint), bundle.folder
     )
-    inputs, reference = read_check(check, f"the check file of {where}")
-    result = replay(lambda group: run_session(session, LOGITS, group), inputs, reference)
+    inputs, expected = read_check(check, f"the check file of {where}")
+    result = replay(lambda group: run_session(session, LOGITS, group), inputs, expected)
     require_passed(name, result)
     entry = _entry(
         facts.get("edgepeft.card", "{}"),
@@ -62,10 +78,11 @@ def prepare_task(bundle: Bundle, graph: bytes, check: bytes, where: Path) -> Pre
             "private_bytes": _private_bytes(delta, bundle),
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
-            "verification": result.model_dump(),
+            "train_sha256": hashlib.sha256(training).hexdigest() if training else None,
+            "verification": {**result.model_dump(), "reference": reference},
         },
     )
-    return PreparedTask(name, graph, check, entry)
+    return PreparedTask(name, graph, check, entry, training)
 
 
 def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
@@ -82,25 +99,62 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
                 f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
             )
     read_graph(path)  # a truncated file is told apart here
-    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path)
+    training = path.with_name(f"{path.stem}{TRAINING}")
+    content = training.read_bytes() if training.is_file() else None
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, content)
 
 
 def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:
-    """Write verified tasks and then the manifest that lists them.
+    """Write verified tasks and then the manifest that lists them; what is replaced stays as the previous version.
 
     Raises:
         UsageError: the bundle has a task of that name, and ``replace`` is not given.
     """
-    entries = dict(bundle.manifest.tasks)
+    with locked(bundle.folder):
+        bundle.manifest = Manifest.read(bundle.folder)  # another process may have written since
+        return _commit(bundle, tasks, replace)
+
+
+def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Manifest:
+    folder, entries = bundle.folder / TASKS_FOLDER, dict(bundle.manifest.tasks)
     for task in tasks:
         if task.name in entries and not replace:
             raise UsageError(f"the bundle has a task {task.name!r} already; remove it first, or give --force.")
-        entries[task.name] = task.entry
     for task in tasks:
-        write_atomically(bundle.task_file(task.name), task.graph)
-        write_atomically(bundle.check_file(task.name), task.check)
+        before = entries.get(task.name)
+        entries[task.name] = task.entry
+        if before is None:
+            for suffix, content in task.content.items():
+                write_atomically(folder / f"{task.name}{suffix}", content)
+        elif hashes(before) == hashes(task.entry):
+            entries[task.name] = task.entry.model_copy(update={"previous": before.previous})
+        else:
+            keep(folder, task.name, task.entry, task.content)
+            with contextlib.suppress(BundleError):  # what is damaged is replaced, and there is no way back to it
+                keep(folder, task.name, before, content_of(folder, task.name, before))
+                previous = before.model_copy(update={"previous": None})
+                entries[task.name] = task.entry.model_copy(update={"previous": previous})
     bundle.manifest = _write(bundle, entries)
+    for task in tasks:
+        settle(folder, task.name, entries[task.name])
     return bundle.manifest
+
+
+def roll_back(folder: Path, name: str) -> Manifest:
+    """Put a task's previous version in force; the one that was becomes the previous.
+
+    Raises:
+        UnknownName: there is no such task.
+        UsageError: it has no previous version.
+        BundleError: that version's files are damaged.
+    """
+    bundle = Bundle(folder)
+    before = bundle.entry(name).previous
+    if before is None:
+        raise UsageError(f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one.")
+    content = content_of(folder / TASKS_FOLDER, name, before)
+    task = PreparedTask(name, content[GRAPH], content[CHECK], before, content.get(TRAINING))
+    return commit_tasks(bundle, [task], replace=True)
 
 
 def remove_task(folder: Path, name: str) -> Manifest:
@@ -113,8 +167,9 @@ def remove_task(folder: Path, name: str) -> Manifest:
     bundle.manifest.task(name)
     entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
     manifest = _write(bundle, entries)
-    for path in (bundle.task_file(name), bundle.check_file(name)):
-        path.unlink(missing_ok=True)
+    for suffix in (GRAPH, CHECK, TRAINING):
+        (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
+    drop_versions(folder / TASKS_FOLDER, name)
     return manifest
 
 
