@@ -185,10 +185,10 @@ class Checkpoint:
             return self._mapped(name, "F32", "<f4")
         quantised = Quantised(name)
         scale = self._mapped(quantised.scale, "F32", "<f4")[:, None]
-        if quantised.table in self.tensors:
-            return np.multiply(self._mapped(quantised.table, "I8", "i1"), scale, dtype=np.float32)
-        integers = self._mapped(quantised.matrix, "I8", "i1").T
-        return np.multiply(integers, scale, dtype=np.float32, order="C")
+        table = quantised.table in self.tensors
+        integers = self._mapped(quantised.table, "I8", "i1") if table else self._mapped(quantised.matrix, "I8", "i1").T
+        found: NDArray[np.float32] = np.multiply(integers, scale, dtype=np.float32, order="C")
+        return found
 
     def _mapped(self, name: str, dtype: str, numpy: str) -> NDArray[Any]:
         if name not in self.tensors:

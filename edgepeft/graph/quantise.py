@@ -18,6 +18,7 @@ The weights file holds ``Quantised`` tensors for these, and every other tensor a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import onnx
@@ -149,7 +150,7 @@ def _constants() -> Iterator[TensorProto]:
 
 def _quantised_rows(x: str, zero: int) -> list[onnx.NodeProto]:
     """Bytes [T, in] and scales [T]:  sx[t] = max(max x[t] / (255 - zx), -min x[t] / zx)."""
-    steps: list[tuple[str, list[str], str, dict[str, int]]] = [
+    steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("ReduceMax", [x, "last_axis"], f"{x}:highest", {"keepdims": 0}),
         ("ReduceMin", [x, "last_axis"], f"{x}:lowest", {"keepdims": 0}),
         ("Mul", [f"{x}:highest", f"step_up_{zero}"], f"{x}:step_up", {}),
