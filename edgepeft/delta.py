@@ -104,7 +104,10 @@ class Delta(nn.Module):
         self.generator = method.generator(own)
         trained = own if self.generator is None else {}
         self.overrides = nn.ParameterDict({_key(name): _copied(backbone, name) for name in trained})
-        self._frozen = {name: _copied(backbone, name).detach() for name in head.reads if name not in trained}
+        self.reads = nn.Module()  # buffers: functional_call can put others in their place
+        for name in head.reads:
+            if name not in trained:
+                self.reads.register_buffer(_key(name), _copied(backbone, name).detach(), persistent=False)
 
     @property
     def site_modules(self) -> dict[str, nn.Module]:
@@ -116,12 +119,18 @@ class Delta(nn.Module):
         """Trained copies of backbone tensors, by the tensor's name in the HF base model."""
         return {_name(key): tensor for key, tensor in self.overrides.items()}
 
+    @property
+    def frozen_reads(self) -> dict[str, Tensor]:
+        """The backbone tensors that the head reads and the delta does not train."""
+        return {_name(key): tensor for key, tensor in self.reads.named_buffers()}
+
     def own_tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """What takes the place of backbone tensors, by their name in the HF base model."""
         if self.generator is None:
             return self.override_tensors
         names = self.generator.names
-        pretrained = {n: self._frozen[n] if n in self._frozen else model.get_parameter(n) for n in names}
+        reads = self.frozen_reads
+        pretrained = {n: reads[n] if n in reads else model.get_parameter(n) for n in names}
         made: dict[str, Tensor] = self.generator(pretrained)
         return made
 
@@ -161,7 +170,7 @@ class Delta(nn.Module):
         pooled = pool(output.last_hidden_state, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
         if self.card.pooling.site in self.site_modules:
             pooled = self.site_modules[self.card.pooling.site](pooled)
-        logits: Tensor = self.head(pooled, *({**self._frozen, **own}[name] for name in self.head.reads))
+        logits: Tensor = self.head(pooled, *({**self.frozen_reads, **own}[name] for name in self.head.reads))
         return logits
 
     def _prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

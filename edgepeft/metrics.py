@@ -1,4 +1,4 @@
-"""The metrics of GLUE by name, from scikit-learn and scipy (imported when used); higher is better for all.
+"""The metrics of GLUE by name, higher is better for all; f1 and matthews from scikit-learn, imported when used.
 
 Classification: accuracy, f1, matthews.  Regression: pearson, spearman and their mean, pearson_spearman.
 ``f1`` of two labels is that of the positive one, which ``f1:LABEL`` names; of more labels it is the macro mean.
@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 
@@ -57,7 +59,7 @@ def compute(name: str, labels: Sequence[Any], predictions: Sequence[Any], names:
 
     Raises:
         UnknownName: no such metric.
-        MissingPackage: scikit-learn or scipy is needed and not installed.
+        MissingPackage: scikit-learn is needed and not installed.
     """
     metric, positive = _find(name)
     if len(labels) != len(predictions) or not len(labels):
@@ -98,22 +100,25 @@ def _matthews(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> flo
 
 
 def _pearson(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
-    return _correlation("pearsonr", labels, predictions)
+    # Not scipy's, as above: what is tuned on a board is scored there.
+    if len(set(labels)) < 2 or len(set(predictions)) < 2:
+        return 0.0  # not defined
+    return float(np.corrcoef(np.asarray(labels, np.float64), np.asarray(predictions, np.float64))[0, 1])
 
 
 def _spearman(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
-    return _correlation("spearmanr", labels, predictions)
+    return _pearson(_ranks(labels), _ranks(predictions))
 
 
 def _pearson_spearman(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
     return (_pearson(labels, predictions) + _spearman(labels, predictions)) / 2
 
 
-def _correlation(function: str, labels: Sequence[Any], predictions: Sequence[Any]) -> float:
-    stats = _scipy_stats()
-    if len(set(labels)) < 2 or len(set(predictions)) < 2:
-        return 0.0  # scipy would warn and give NaN
-    return float(getattr(stats, function)(labels, predictions).statistic)
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Equal values share the mean of their ranks."""
+    _, which, counts = np.unique(np.asarray(values, np.float64), return_inverse=True, return_counts=True)
+    means: list[float] = (np.cumsum(counts) - (counts - 1) / 2)[which].tolist()
+    return means
 
 
 def _sklearn() -> Any:
@@ -122,14 +127,6 @@ def _sklearn() -> Any:
     except ImportError:
         raise MissingPackage("this metric needs scikit-learn: pip install scikit-learn.") from None
     return metrics
-
-
-def _scipy_stats() -> Any:
-    try:
-        from scipy import stats
-    except ImportError:
-        raise MissingPackage("this metric needs scipy: pip install scipy.") from None
-    return stats
 
 
 METRICS: dict[str, Metric] = {

@@ -19,6 +19,7 @@ __all__ = [
     "cache_folder",
     "data_folder",
     "file_identity",
+    "locked",
     "new_folder",
     "package_data",
     "sha256_of",
@@ -112,6 +113,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         _sync(path.parent)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for this folder; a dead one holds nothing."""
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -60,8 +60,8 @@ def train_task(
     task: QuickTask, backbone: Backbone, files: Mapping[str, Path], out: Path, watch: Callable[[Progress], None]
 ) -> None:
     """Train one epoch and write the delta to ``out``, replacing an older one."""
+    from edgepeft.data.parts import load_data
     from edgepeft.methods.base import method_named
-    from edgepeft.training.data import load_data
     from edgepeft.training.loop import train
     from edgepeft.training.options import TrainOptions
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from edgepeft.cli._output import log, print_json, stages
-from edgepeft.errors import MissingPackage
+from edgepeft.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
 
@@ -21,6 +21,9 @@ def command(
         str | None, typer.Option(help="The float32 checkpoint, where the bundle holds 8-bit weights only.")
     ] = None,
     delta_weights: Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")] = "fp32",
+    trainable: Annotated[
+        bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -30,6 +33,11 @@ def command(
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported
 
     if all(path.suffix == ".onnx" for path in delta):
+        if trainable:
+            raise UsageError(
+                "--trainable makes the training graphs of trained folders; an exported task brings its own along, "
+                "<task>.train.onnx beside it. Leave --trainable out."
+            )
         opened = Bundle(bundle)
         manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
     else:
@@ -47,6 +55,7 @@ def command(
                 delta,
                 texts=check_texts(verify_data),
                 replace=force,
+                trainable=trainable,
                 stage=stage,
                 backbone=None if backbone is None else open_backbone(backbone),
                 delta_weights=delta_weights,

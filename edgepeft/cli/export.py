@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from edgepeft.cli._output import log, print_json, stages
+from edgepeft.cli._settings import settings_of
 from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
+    from edgepeft.methods.base import Method
     from edgepeft.runtime.manifest import Verification
 
 __all__ = ["command"]
@@ -18,10 +20,17 @@ __all__ = ["command"]
 
 def command(
     backbone: Annotated[str, typer.Option(help="Folder in Hugging Face layout, or a Hub name.")],
-    delta: Annotated[list[Path], typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")],
+    delta: Annotated[list[Path] | None, typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")] = None,
     out: Annotated[Path | None, typer.Option(help="The bundle's folder.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
     verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    trainable: Annotated[
+        bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
+    ] = False,
+    template: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD[:NAME=VALUE,...]", help="An untrained delta to start tasks from; may repeat."),
+    ] = None,
     to_peft: Annotated[
         Path | None, typer.Option(help="Instead of a bundle, one LoRA delta as a folder of PEFT's.")
     ] = None,
@@ -40,9 +49,10 @@ def command(
         raise MissingPackage(f"export needs PyTorch ({error.name}): pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
 
-    deltas = [*delta, *(more or [])]
+    deltas = [*(delta or []), *(more or [])]
     if to_peft is not None:
-        if out is not None or len(deltas) > 1 or as_json or verify_data or (weights, delta_weights) != ("fp32", "fp32"):
+        stored = (weights, delta_weights) != ("fp32", "fp32")
+        if out is not None or len(deltas) != 1 or as_json or verify_data or trainable or template or stored:
             raise UsageError(
                 "--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force."
             )
@@ -50,17 +60,22 @@ def command(
         return
     if out is None:
         raise UsageError("give --out, the bundle's folder, or --to-peft, a folder for PEFT.")
+    templates = [_method(text) for text in template or []]
+    if not deltas and not templates:
+        raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     texts = check_texts(verify_data)
     source = open_backbone(backbone)
-    with stages(1 + len(deltas)) as stage:
+    with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
             source,
             deltas,
             out,
             texts=texts,
             force=force,
+            trainable=trainable,
+            templates=templates,
             stage=stage,
             weights=weights,
             delta_weights=delta_weights,
@@ -76,7 +91,23 @@ def command(
             + _private(entry.private_bytes)
             + _shared(entry.shared_layers)
         )
+    for name, made in manifest.templates.items():
+        log().print(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
     typer.echo(out)
+
+
+def _method(text: str) -> Method:
+    """``spartan:parents=8,top_k=2`` -> that method; a value may have commas of its own."""
+    from edgepeft.methods.base import method_named
+
+    name, _, settings = text.partition(":")
+    pairs: list[str] = []
+    for part in filter(None, settings.split(",")):
+        if "=" in part or not pairs:
+            pairs.append(part)
+        else:
+            pairs[-1] += f",{part}"
+    return method_named(name).from_settings(settings_of(pairs))
 
 
 def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.cli._run import progress_bar, stopping
 from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgepeft.training.loop import Progress as Report
     from edgepeft.training.loop import TrainResult
 
 __all__ = ["command"]
@@ -61,7 +57,7 @@ def command(
     try:
         import torch
 
-        from edgepeft.training.data import load_data
+        from edgepeft.data.parts import load_data
         from edgepeft.training.loop import Interrupted, train
         from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output
@@ -90,7 +86,7 @@ def command(
     rows = load_data(data, eval_, test, regression=regression, few_shot=few_shot, seed=seed)
     torch.set_num_threads(threads or thread_count())
     try:
-        with _bar(options.task) as watch, _stopping() as stop:
+        with progress_bar(options.task) as watch, stopping() as stop:
             result = train(opened, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
     except Interrupted as interrupted:
         log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
@@ -104,55 +100,6 @@ def _settings(pairs: list[str]) -> dict[str, str]:
         if "=" not in pair:
             raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
     return dict(pair.split("=", 1) for pair in pairs)
-
-
-@contextmanager
-def _stopping() -> Iterator[Any]:
-    """Yields a function that says whether Ctrl-C or SIGTERM came; a second one interrupts at once."""
-    asked = False
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def ask(_: int, __: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
-        restore()
-
-    for number in before:
-        signal.signal(number, ask)
-    try:
-        yield lambda: asked
-    finally:
-        restore()
-
-
-@contextmanager
-def _bar(task: str) -> Iterator[Any]:
-    """A progress bar with loss and metric; yields what `train` tells."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[state]}", markup=False), console=log()) as bars:
-        bar = bars.add_task(f"{task}: loading", total=None, state="")
-
-        def watch(progress: Report) -> None:
-            bars.update(
-                bar,
-                description=f"{task}: {progress.phase}",
-                completed=progress.done,
-                total=progress.total,
-                state=_state(progress),
-            )
-
-        yield watch
-
-
-def _state(progress: Report) -> str:
-    known = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
-    return "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
 
 
 def _show(result: TrainResult, out: Path, as_json: bool) -> None:

@@ -24,8 +24,13 @@ from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.export.check import check_content, data_check
 from edgepeft.export.delta import export_delta
+from edgepeft.export.gradients import verified_training_graph
+from edgepeft.export.step import Step
+from edgepeft.export.template import write_template
+from edgepeft.export.training_graph import refuse_generated
 from edgepeft.export.weights import write_weights
 from edgepeft.graph.half import store_in_half
+from edgepeft.methods.base import Method
 from edgepeft.resources import new_folder
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
 from edgepeft.runtime.manifest import (
@@ -54,6 +59,8 @@ def export_bundle(
     *,
     texts: Sequence[Text],
     force: bool = False,
+    trainable: bool = False,
+    templates: Sequence[Method] = (),
     stage: Stage = _silent,
     weights: WeightsDtype = "fp32",
     delta_weights: DeltaDtype = "fp32",
@@ -61,20 +68,28 @@ def export_bundle(
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
-    ``texts`` are what each task is verified on; ``stage`` is entered around each step with its name; ``weights``
-    is how the backbone is stored, ``delta_weights`` how the tasks are.  With 8-bit weights, every row of ``data`` is
-    compared too, and its metric where its labels are the task's.
+    ``texts`` are what each task is verified on; ``trainable`` adds the training graphs, ``templates`` are methods to
+    start tasks from on a board; ``stage`` is entered around each step with its name; ``weights`` is how the backbone
+    is stored, ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``
+    is compared too, and its metric where its labels are the task's.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given, or two deltas have one task name.
+        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, a method has no
+            training graph, or what is to be trained is not stored in float32.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
+    if trainable or templates:
+        _require_float32(weights, delta_weights if trainable else "fp32")
     with new_folder(out, force=force) as new:
         with stage("backbone"):
             write_backbone(backbone, new, weights)
-        exporter = _Exporter(Bundle(new), backbone, texts, delta_weights, data)
-        return commit_tasks(exporter.bundle, exporter.prepare(deltas, stage))
+        exporter = _Exporter(Bundle(new), backbone, texts, trainable, delta_weights, data)
+        commit_tasks(exporter.bundle, exporter.prepare(deltas, stage))
+        for method in templates:
+            with stage(method.name):
+                write_template(exporter.bundle, backbone, exporter.model, method, texts)
+        return exporter.bundle.manifest
 
 
 def add_deltas(
@@ -83,6 +98,7 @@ def add_deltas(
     *,
     texts: Sequence[Text],
     replace: bool = False,
+    trainable: bool = False,
     stage: Stage = _silent,
     backbone: Backbone | None = None,
     delta_weights: DeltaDtype = "fp32",
@@ -94,14 +110,31 @@ def add_deltas(
     checkpoint, which a bundle of 8-bit weights does not hold.
 
     Raises:
-        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another one.
+        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another one;
+            or what is to be trained is not stored in float32.
         BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
+    if trainable:
+        _require_float32(bundle.manifest.backbone.weights_dtype, delta_weights)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    tasks = _Exporter(bundle, original, texts, delta_weights, data).prepare(deltas, stage)
+    tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
+
+
+def _require_float32(weights: WeightsDtype, delta_weights: DeltaDtype) -> None:
+    """See that a training graph finds the values that it reads: the backbone's and the task's in float32."""
+    if weights != "fp32":
+        raise UsageError(
+            "--trainable and --template need the backbone's float32 weights, which a bundle of 8-bit weights does not "
+            "hold. Leave them out here, and export a second bundle with --weights fp32 to tune in."
+        )
+    if delta_weights != "fp32":
+        raise UsageError(
+            "--trainable needs the task's tensors in float32: half precision would swallow small steps. "
+            "Leave --delta-weights fp16 or --trainable out."
+        )
 
 
 def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
@@ -164,8 +197,9 @@ class _Exporter:
     bundle: Bundle
     backbone: Backbone
     texts: Sequence[Text]
-    delta_weights: DeltaDtype = "fp32"
-    data: Path | None = None
+    trainable: bool
+    delta_weights: DeltaDtype
+    data: Path | None
 
     @cached_property
     def model(self) -> nn.Module:
@@ -187,6 +221,8 @@ class _Exporter:
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
         check_task_name(delta.card.task)
+        if self.trainable:
+            refuse_generated(delta)
         exported = export_delta(delta, self.backbone)
         if self.delta_weights == "fp16":
             store_in_half(exported.graph)
@@ -195,7 +231,12 @@ class _Exporter:
         check = check_content(delta, self.backbone, self.model, self.texts)
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
         data = data_check(delta, self.backbone, self.model, self.data) if quantised and self.data else None
-        return prepare_task(self.bundle, graph, check, path, data)
+        training = self._training_graph(delta) if self.trainable else None
+        return prepare_task(self.bundle, graph, check, path, training=training, data=data)
+
+    def _training_graph(self, delta: Delta) -> bytes:
+        step = Step.of(delta, self.model, self.backbone)
+        return verified_training_graph(step, self.backbone, self.bundle.folder, self.texts)
 
 
 def _versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ from edgepeft.rows import label_number, read_rows
 from edgepeft.runtime.data_check import DataCheck
 from edgepeft.runtime.verify import pack_check, run_in_groups
 
-__all__ = ["ROWS", "check_content", "check_texts", "data_check", "shipped_texts"]
+__all__ = ["ROWS", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
 
 ROWS = 64
 
@@ -53,7 +53,7 @@ def data_check(delta: Delta, backbone: Backbone, model: nn.Module, path: Path) -
         UsageError, DataError: the file is missing, or its texts cannot be read.
     """
     rows = list(read_rows(path, labels=False))
-    texts = _fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
+    texts = fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
     inputs = backbone.encoder().encode(texts, delta.card.max_length).inputs
     return DataCheck(inputs, _logits(delta, model, inputs), _labels(path, delta.card.labels), delta.card.labels)
 
@@ -72,7 +72,7 @@ def _labels(path: Path, names: Sequence[str] | None) -> list[str | float] | None
 
 def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
     """The bytes of a check file for this delta; fewer texts than 64 are repeated in other company."""
-    rows = list(islice(cycle(_fitted(texts, delta.card.pairs)), ROWS))
+    rows = list(islice(cycle(fitted(texts, delta.card.pairs)), ROWS))
     inputs = backbone.encoder().encode(rows, delta.card.max_length).inputs
     return pack_check(inputs, _logits(delta, model, inputs))
 
@@ -88,7 +88,7 @@ def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int6
     return run_in_groups(run, inputs)
 
 
-def _fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:
+def fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:
     """Texts of the task's kind: a pair task reads each text with its successor."""
     if not pairs:
         return [Text(text.first) for text in texts]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -20,6 +17,7 @@ from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
+from edgepeft.export.quiet import quiet
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.rename import rename_values
@@ -169,7 +167,7 @@ def _traced(parts: _Parts) -> onnx.ModelProto:
     # would take it from a late layer's input, and the spliced graph would be a circle.
     dims = {site: torch.export.Dim(f"rows_{i}") for i, site in enumerate(parts.owners.values())}
     dynamic = [{0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs]
-    with _quiet():
+    with quiet():
         program = torch.onnx.export(
             parts.eval(),
             tuple(parts.inputs.values()),
@@ -259,19 +257,3 @@ def _properties(delta: Delta) -> dict[str, str]:
 def _prompt(delta: Delta) -> dict[str, str]:
     token = delta.architecture.placeholder_token_id
     return {names.PROMPT_LENGTH: str(delta.card.prompt_length), names.PLACEHOLDER_ID: str(token)}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter logs its own deprecations."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

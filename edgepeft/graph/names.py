@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-__all__ = ["LOGITS", "PLACEHOLDER_ID", "PROMPT_LENGTH", "adapted", "generated", "override", "weight", "without_prefix"]
+__all__ = [
+    "LABELS",
+    "LOGITS",
+    "LOSS",
+    "PLACEHOLDER_ID",
+    "PROMPT_LENGTH",
+    "adapted",
+    "dropout",
+    "generated",
+    "gradient",
+    "override",
+    "weight",
+    "without_prefix",
+]
 
 LOGITS = "logits"
+LABELS, LOSS = "labels", "loss"  # of a training graph
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"
@@ -31,6 +45,16 @@ def weight(tensor: str) -> str:
 def generated(tensor: str) -> str:
     """The input that the loader fills: a backbone tensor of the task's own, made by the graph's recipe."""
     return _GENERATED + tensor
+
+
+def gradient(tensor: str) -> str:
+    """The output of a training graph that belongs to a trained tensor."""
+    return f"gradient:{tensor}"
+
+
+def dropout(index: int) -> str:
+    """The input of a training graph that says which features its dropout keeps."""
+    return f"dropout:{index}"
 
 
 def without_prefix(name: str) -> tuple[str, str]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rich.console import RenderableType
 from torch import nn
 
+from edgepeft.data.batches import Encoded
 from edgepeft.delta import Delta
 from edgepeft.registry import modules_of
-from edgepeft.training.batches import Encoded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

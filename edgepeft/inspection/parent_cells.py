@@ -23,10 +23,11 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from edgepeft.data.batches import sorted_batches
 from edgepeft.delta import Delta, pool
 from edgepeft.inspection.base import Advance, Inspection, Subject
 from edgepeft.methods.spartan import Memory
-from edgepeft.training.batches import sorted_batches
+from edgepeft.training.batches import tensors_of
 from edgepeft.training.evaluation import BATCH
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class ParentCells(Inspection):
         """Per layer, [L][N]: ``picked``, ``weight`` (means over a label's rows), ``pickers`` (figure 2)."""
         labels = subject.delta.card.labels or ()
         memories = _memories(subject.delta)
-        n_rows = torch.bincount(subject.rows.targets, minlength=len(labels)).double()
+        n_rows = torch.bincount(torch.from_numpy(subject.rows.targets), minlength=len(labels)).double()
         sums = _sums(subject, memories, len(labels), advance)
         return {
             "reads": subject.delta.card.head_reads,
@@ -117,7 +118,7 @@ def _sums(subject: Subject, memories: Mapping[str, Memory], n_labels: int, advan
     sums = {site: torch.zeros(2, n_labels, len(m.parents), dtype=torch.float64) for site, m in memories.items()}
     with torch.inference_mode():
         for chosen in sorted_batches(subject.rows.lengths, BATCH):
-            inputs, targets = subject.rows.batch(chosen)
+            inputs, targets = tensors_of(subject.rows, chosen)
             with _listening(memories) as heard:
                 delta.logits(subject.model, inputs)
             for site, memory in memories.items():

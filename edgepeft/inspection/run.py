@@ -14,6 +14,8 @@ from rich.console import RenderableType
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
+from edgepeft.data.batches import Encoded, encode
+from edgepeft.data.sampling import part
 from edgepeft.delta import Delta, DeltaCard
 from edgepeft.errors import DataError, UsageError
 from edgepeft.inspection.base import Inspection, Subject, inspections
@@ -23,8 +25,6 @@ from edgepeft.methods.base import PerLayer, methods
 from edgepeft.metrics import check_metric, default_metric
 from edgepeft.resources import new_folder, write_json
 from edgepeft.rows import Row, label_number, read_rows
-from edgepeft.training.batches import Encoded, encode
-from edgepeft.training.sampling import part
 
 __all__ = ["DOCUMENT", "LIMIT", "SCHEMA", "Inspected", "Watch", "inspect_delta"]
 

@@ -13,6 +13,7 @@ from edgepeft.runtime.bundle import BACKBONE_FILE, expect_hash
 from edgepeft.runtime.manifest import Verification
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.verify import read_check, replay, require_passed
+from edgepeft.runtime.versions import CHECK
 
 __all__ = ["Finding", "audit"]
 
@@ -60,10 +61,11 @@ def _check_backbone(runtime: Runtime) -> None:
 
 def _check_task(runtime: Runtime, task: str) -> Verification:
     bundle = runtime.bundle
-    path = bundle.check_file(task)
+    path = bundle.current(task, CHECK)
     expect_hash(path, bundle.entry(task).check_sha256)
     onnx.checker.check_model(bundle.delta_graph(task))
     inputs, reference = read_check(path.read_bytes(), str(path))
     result = replay(lambda group: runtime.logits(task, group), inputs, reference, bundle.allowed(task))
     require_passed(task, result)
-    return result
+    stated = bundle.entry(task).verification
+    return result if stated is None else result.model_copy(update={"reference": stated.reference})

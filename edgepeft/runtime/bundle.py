@@ -19,11 +19,13 @@ from edgepeft.graph.splice import splice
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.verify import Allowed, allowed_for
+from edgepeft.runtime.versions import GRAPH, locate
 
-__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "Bundle", "check_owner", "read_graph"]
+__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "TEMPLATES_FOLDER", "Bundle", "check_owner", "read_graph"]
 
 BACKBONE_FILE = "backbone.onnx"
 TASKS_FOLDER = "tasks"
+TEMPLATES_FOLDER = "templates"
 
 
 class Bundle:
@@ -39,13 +41,13 @@ class Bundle:
         """The backbone's ``model.safetensors``, or ``model.int8.safetensors``."""
         return self.folder / self.manifest.backbone.weights_file
 
-    def task_file(self, task: str) -> Path:
-        """The task's delta graph."""
-        return self.folder / TASKS_FOLDER / f"{task}.onnx"
+    def current(self, task: str, suffix: str) -> Path:
+        """The file of the task's version in force; a replacement that was cut off left it beside its usual place.
 
-    def check_file(self, task: str) -> Path:
-        """The task's token ids, masks and PyTorch logits."""
-        return self.folder / TASKS_FOLDER / f"{task}.check.safetensors"
+        Raises:
+            UnknownName: no such task.
+        """
+        return locate(self.folder / TASKS_FOLDER, task, self.entry(task), suffix)
 
     @cached_property
     def family(self) -> Family:
@@ -124,7 +126,7 @@ class Bundle:
             UnknownName: no such task.
             BundleError: truncated, altered, or of another backbone.
         """
-        path = self.task_file(task)
+        path = self.current(task, GRAPH)
         self._expect_hash(path, self.entry(task).sha256)
         graph = read_graph(path)
         check_owner(graph, self.manifest, path)

@@ -23,7 +23,9 @@ __all__ = [
     "Hashes",
     "Manifest",
     "OnData",
+    "Reference",
     "TaskEntry",
+    "TemplateEntry",
     "Verification",
     "WeightsDtype",
     "check_task_name",
@@ -53,6 +55,7 @@ def _sha256(value: str) -> str:
 
 WeightsDtype = Literal["fp32", "int8"]
 DeltaDtype = Literal["fp32", "fp16"]
+Reference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
 
 
@@ -101,13 +104,18 @@ class OnData(_Model):
 
 
 class Verification(_Model):
-    """ONNX Runtime against PyTorch on the task's check file."""
+    """ONNX Runtime against PyTorch on the task's check file.
+
+    What was tuned on a board has no PyTorch to compare with: there the reference is the training graph,
+    PyTorch's own trace, padded and unpacked, run by ONNX Runtime.
+    """
 
     rows: int
     max_abs_difference: float
     tolerance: float | None  # of that difference; None where decisions count and not logits, as with 8-bit weights
     changed_tolerance: float = 0.0  # largest share of decided rows that may change
     agreement: float  # share of rows with PyTorch's decision, of those where its margin decides
+    reference: Reference = "pytorch"  # whose logits the check file holds
     undecided: int = 0  # rows whose two best logits PyTorch holds closer than twice the tolerance
     isa: str = ""
     onnxruntime: str = ""
@@ -139,11 +147,27 @@ class TaskEntry(_Model):
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}
     verification: Verification | None = None
+    train_sha256: FileHash | None = None  # of the training graph, where there is one
+    previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
 
     @property
     def n_outputs(self) -> int:
         """Logits of a row."""
         return 1 if self.labels is None else len(self.labels)
+
+
+class TemplateEntry(_Model):
+    """An untrained delta with its training graph; its head takes any number of labels."""
+
+    method: str
+    hyperparameters: dict[str, Any] = {}
+    regression: bool = False
+    head: str
+    max_length: int = Field(gt=0)
+    prompt_length: int = Field(default=0, ge=0)
+    sha256: FileHash
+    check_sha256: FileHash
+    train_sha256: FileHash
 
 
 class Manifest(_Model):
@@ -152,6 +176,7 @@ class Manifest(_Model):
     format: Literal["edgepeft.bundle/1"] = "edgepeft.bundle/1"
     backbone: BackboneEntry
     tasks: dict[str, TaskEntry] = {}
+    templates: dict[str, TemplateEntry] = {}
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:
@@ -163,6 +188,16 @@ class Manifest(_Model):
         if name not in self.tasks:
             raise UnknownName("task of this bundle", name, self.tasks)
         return self.tasks[name]
+
+    def template(self, name: str) -> TemplateEntry:
+        """The template of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        if name not in self.templates:
+            raise UnknownName("template of this bundle", name, self.templates)
+        return self.templates[name]
 
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
@@ -182,7 +217,7 @@ class Manifest(_Model):
             raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
         try:
             manifest = cls.model_validate_json(path.read_bytes())
-            for name in manifest.tasks:
+            for name in (*manifest.tasks, *manifest.templates):
                 check_task_name(name)
         except ValidationError as error:
             first = error.errors()[0]

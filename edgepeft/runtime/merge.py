@@ -20,6 +20,7 @@ from edgepeft.runtime.bundle import Bundle, expect_hash
 from edgepeft.runtime.manifest import TaskEntry, Verification
 from edgepeft.runtime.session import run_session, session_options
 from edgepeft.runtime.verify import read_check, replay, require_passed
+from edgepeft.runtime.versions import CHECK
 
 __all__ = ["MODEL_FILE", "merge_task"]
 
@@ -89,7 +90,7 @@ def _plain_tokenizer(bundle: Bundle) -> dict[str, Any]:
 
 def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     """Replay the task's check file on the written file, opened as anybody would open it."""
-    where = bundle.check_file(task)
+    where = bundle.current(task, CHECK)
     expect_hash(where, bundle.entry(task).check_sha256)
     inputs, reference = read_check(where.read_bytes(), str(where))
     try:

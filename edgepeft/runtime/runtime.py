@@ -80,6 +80,27 @@ class Runtime:
         """The bundle's tasks, by name."""
         return tuple(self.bundle.manifest.tasks)
 
+    def reload(self) -> tuple[str, ...]:
+        """Read the manifest again and let go of what changed in it; the tasks that are new, replaced or gone.
+
+        Raises:
+            UsageError: the runtime was closed, or the folder now holds another backbone.
+        """
+        with self._lock:
+            self._check_open()
+            before, bundle = self.bundle.manifest, Bundle(self.bundle.folder)
+            now = bundle.manifest
+            if now.backbone != before.backbone:
+                raise UsageError(f"{bundle.folder} now holds another backbone; open the bundle again.")
+            changed = [n for n in {**before.tasks, **now.tasks} if before.tasks.get(n) != now.tasks.get(n)]
+            bundle.sound_weights = self.bundle.sound_weights
+            self.bundle = self._weights.bundle = bundle
+            for name in changed:
+                self._sessions.pop(name, None)
+            if changed:
+                self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the one they have
+            return tuple(changed)
+
     def session(self, task: str | None) -> TaskSession:
         """The session of a task, or of the bare backbone for None.
 
@@ -169,8 +190,9 @@ class Runtime:
         with self._lock:
             self._check_open()
             self._weights.prepare()
-            plan = self._prefix.plan(tasks)
-        shared = self._prefix.logits(plan, inputs) if plan.shared else {}
+            prefix = self._prefix
+            plan = prefix.plan(tasks)
+        shared = prefix.logits(plan, inputs) if plan.shared else {}
         return {**shared, **{task: self.logits(task, inputs) for task in plan.whole}}
 
     def predict_mixed(

@@ -6,6 +6,7 @@ an unlisted file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 from collections.abc import Sequence
@@ -21,16 +22,17 @@ from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
-from edgepeft.resources import write_atomically
-from edgepeft.runtime.bundle import Bundle, check_owner, read_graph
+from edgepeft.resources import locked, write_atomically
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, read_graph
 from edgepeft.runtime.data_check import DataCheck
-from edgepeft.runtime.manifest import Manifest, OnData, TaskEntry, Verification, check_task_name
+from edgepeft.runtime.manifest import Manifest, OnData, Reference, TaskEntry, Verification, check_task_name
 from edgepeft.runtime.model_card import model_card
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.verify import allowed_for, read_check, replay, require_passed
+from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
 
-__all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task"]
+__all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task", "roll_back"]
 
 _FLOAT_BYTES = 4  # an override is float32, whatever it replaces
 
@@ -43,16 +45,29 @@ class PreparedTask:
     graph: bytes
     check: bytes
     entry: TaskEntry
+    training: bytes | None = None
+
+    @property
+    def content(self) -> dict[str, bytes]:
+        """Its files, by suffix."""
+        return {GRAPH: self.graph, CHECK: self.check} | ({TRAINING: self.training} if self.training else {})
 
 
 def prepare_task(
-    bundle: Bundle, graph: bytes, check: bytes, where: Path, data: DataCheck | None = None
+    bundle: Bundle,
+    graph: bytes,
+    check: bytes,
+    where: Path,
+    *,
+    training: bytes | None = None,
+    data: DataCheck | None = None,
+    reference: Reference = "pytorch",
 ) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 
     Raises:
         BundleError: damaged, of another version or of another backbone.
-        VerificationFailed: the task does not give PyTorch's logits here.
+        VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
     delta = onnx.load_model_from_string(graph)
     facts = check_owner(delta, bundle.manifest, where)
@@ -60,11 +75,11 @@ def prepare_task(
     sites = bundle.manifest.backbone.sites
     model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
     session = open_session(model, bundle.folder)
-    inputs, reference = read_check(check, f"the check file of {where}")
+    inputs, expected = read_check(check, f"the check file of {where}")
     dtype = "fp16" if is_half(delta.graph) else "fp32"
     allowed = allowed_for(bundle.manifest.backbone.weights_dtype, dtype)
     run = partial(run_session, session, LOGITS)
-    result = replay(run, inputs, reference, allowed)
+    result = replay(run, inputs, expected, allowed)
     if data is not None:
         result = _with_data(result, data.compare(run, allowed))
     require_passed(name, result)
@@ -78,10 +93,11 @@ def prepare_task(
             "shared_layers": shared_layers(model, bundle.architecture, sites),
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
-            "verification": result.model_dump(),
+            "train_sha256": hashlib.sha256(training).hexdigest() if training else None,
+            "verification": {**result.model_dump(), "reference": reference},
         },
     )
-    return PreparedTask(name, graph, check, entry)
+    return PreparedTask(name, graph, check, entry, training)
 
 
 def _with_data(result: Verification, data: OnData) -> Verification:
@@ -105,25 +121,64 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
                 f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
             )
     read_graph(path)  # a truncated file is told apart here
-    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path)
+    training = path.with_name(f"{path.stem}{TRAINING}")
+    # A training graph reads the float32 weights; among 8-bit ones the task runs, and cannot be tuned.
+    usable = bundle.manifest.backbone.weights_dtype == "fp32" and training.is_file()
+    content = training.read_bytes() if usable else None
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, training=content)
 
 
 def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:
-    """Write verified tasks and then the manifest that lists them.
+    """Write verified tasks and then the manifest that lists them; what is replaced stays as the previous version.
 
     Raises:
         UsageError: the bundle has a task of that name, and ``replace`` is not given.
     """
-    entries = dict(bundle.manifest.tasks)
+    with locked(bundle.folder):
+        bundle.manifest = Manifest.read(bundle.folder)  # another process may have written since
+        return _commit(bundle, tasks, replace)
+
+
+def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Manifest:
+    folder, entries = bundle.folder / TASKS_FOLDER, dict(bundle.manifest.tasks)
     for task in tasks:
         if task.name in entries and not replace:
             raise UsageError(f"the bundle has a task {task.name!r} already; remove it first, or give --force.")
-        entries[task.name] = task.entry
     for task in tasks:
-        write_atomically(bundle.task_file(task.name), task.graph)
-        write_atomically(bundle.check_file(task.name), task.check)
+        before = entries.get(task.name)
+        entries[task.name] = task.entry
+        if before is None:
+            for suffix, content in task.content.items():
+                write_atomically(folder / f"{task.name}{suffix}", content)
+        elif hashes(before) == hashes(task.entry):
+            entries[task.name] = task.entry.model_copy(update={"previous": before.previous})
+        else:
+            keep(folder, task.name, task.entry, task.content)
+            with contextlib.suppress(BundleError):  # what is damaged is replaced, and there is no way back to it
+                keep(folder, task.name, before, content_of(folder, task.name, before))
+                previous = before.model_copy(update={"previous": None})
+                entries[task.name] = task.entry.model_copy(update={"previous": previous})
     bundle.manifest = _write(bundle, entries)
+    for task in tasks:
+        settle(folder, task.name, entries[task.name])
     return bundle.manifest
+
+
+def roll_back(folder: Path, name: str) -> Manifest:
+    """Put a task's previous version in force; the one that was becomes the previous.
+
+    Raises:
+        UnknownName: there is no such task.
+        UsageError: it has no previous version.
+        BundleError: that version's files are damaged.
+    """
+    bundle = Bundle(folder)
+    before = bundle.entry(name).previous
+    if before is None:
+        raise UsageError(f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one.")
+    content = content_of(folder / TASKS_FOLDER, name, before)
+    task = PreparedTask(name, content[GRAPH], content[CHECK], before, content.get(TRAINING))
+    return commit_tasks(bundle, [task], replace=True)
 
 
 def remove_task(folder: Path, name: str) -> Manifest:
@@ -136,8 +191,9 @@ def remove_task(folder: Path, name: str) -> Manifest:
     bundle.manifest.task(name)
     entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
     manifest = _write(bundle, entries)
-    for path in (bundle.task_file(name), bundle.check_file(name)):
-        path.unlink(missing_ok=True)
+    for suffix in (GRAPH, CHECK, TRAINING):
+        (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
+    drop_versions(folder / TASKS_FOLDER, name)
     return manifest
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.delta import Delta
 from edgepeft.metrics import compute
-from edgepeft.training.batches import Encoded, sorted_batches
+from edgepeft.training.batches import tensors_of
 
 __all__ = ["BATCH", "Scored", "evaluate", "loss_of"]
 
@@ -41,7 +42,7 @@ def evaluate(
     loss = 0.0
     with torch.inference_mode():
         for chosen in sorted_batches(rows.lengths, BATCH):
-            inputs, targets = rows.batch(chosen)
+            inputs, targets = tensors_of(rows, chosen)
             logits = delta.logits(model, inputs)
             loss += float(loss_of(logits, targets)) * len(chosen)
             values = logits.squeeze(-1) if targets.is_floating_point() else logits.argmax(-1)

@@ -22,18 +22,19 @@ import torch
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
+from edgepeft.data.batches import Encoded, encode, epoch_batches
+from edgepeft.data.parts import TaskData
+from edgepeft.data.schedule import evaluation_interval, rate_factor, warmup_steps
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import EdgepeftError
 from edgepeft.methods.base import Method
 from edgepeft.metrics import check_metric
 from edgepeft.rows import Row
-from edgepeft.training.batches import Encoded, encode, epoch_batches
+from edgepeft.training.batches import tensors_of
 from edgepeft.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from edgepeft.training.data import TaskData
 from edgepeft.training.evaluation import evaluate, loss_of
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import prepare_output
-from edgepeft.training.schedule import evaluation_interval, rate_factor, warmup_steps
 
 __all__ = ["Interrupted", "Progress", "TrainResult", "train"]
 
@@ -181,7 +182,7 @@ class _Run:
             EdgepeftError: the loss is not finite.
         """
         self.delta.train()
-        inputs, targets = self.train_rows.batch(chosen)
+        inputs, targets = tensors_of(self.train_rows, chosen)
         loss = loss_of(self.delta.logits(self.model, inputs), targets)
         self.loss = loss.item()
         if not math.isfinite(self.loss):

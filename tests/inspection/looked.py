@@ -10,10 +10,10 @@ from deltas import TEXTS, random_delta
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
+from edgepeft.data.batches import encode
 from edgepeft.delta import Delta
 from edgepeft.inspection.base import Subject
 from edgepeft.rows import Row
-from edgepeft.training.batches import encode
 
 LABELS = ("c", "a", "b")  # not in the order of the alphabet
 ROWS = [text.first for text in TEXTS]  # 70 texts of 1 to 41 words: two batches, ragged

@@ -7,7 +7,7 @@ import torch
 from moods import rows
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.training.data import task_data
+from edgepeft.data.parts import task_data
 from edgepeft.training.loop import train
 
 

@@ -3,7 +3,7 @@
 import pytest
 from moods import SPECIAL, rows
 
-from edgepeft.training.batches import encode, epoch_batches, sorted_batches
+from edgepeft.data.batches import encode, epoch_batches, sorted_batches
 
 LENGTHS = [5 + (7 * i) % 90 for i in range(200)]
 

@@ -11,11 +11,11 @@ from killed import train_until_killed
 from moods import rows, texts
 
 from edgepeft.backbones.hooks import load_model
+from edgepeft.data.parts import task_data
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.methods.base import method_named
 from edgepeft.rows import Row
-from edgepeft.training.data import task_data
 from edgepeft.training.evaluation import evaluate
 from edgepeft.training.loop import Interrupted, _encoded, _optimizer, train
 from edgepeft.training.options import TrainOptions

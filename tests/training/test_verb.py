@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from edgepeft.cli._main import app
+from edgepeft.data.schedule import rate_factor
 from edgepeft.errors import DataError, UnknownName, UsageError
-from edgepeft.training.schedule import rate_factor
 
 
 @pytest.fixture

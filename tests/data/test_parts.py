@@ -5,9 +5,9 @@ import json
 import pytest
 from moods import rows
 
+from edgepeft.data.parts import load_data, task_data
 from edgepeft.errors import DataError, UsageError
 from edgepeft.rows import Row
-from edgepeft.training.data import load_data, task_data
 
 
 def contents(part):

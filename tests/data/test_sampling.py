@@ -2,8 +2,8 @@
 
 import hashlib
 
+from edgepeft.data.sampling import part, quotas
 from edgepeft.rows import Row
-from edgepeft.training.sampling import part, quotas
 
 
 def row(text, label, line=1):

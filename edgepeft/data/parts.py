@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
 from edgepeft.rows import Row, label_number, read_rows
-from edgepeft.training.sampling import part, row_digest
 
 __all__ = ["TaskData", "load_data", "task_data"]
 
@@ -69,8 +69,9 @@ def load_data(
     regression: bool = False,
     few_shot: int | None = None,
     seed: int = 0,
+    labels: tuple[str, ...] | None = None,
 ) -> TaskData:
-    """Read the files of a run and part them.
+    """Read the files of a run and part them; ``labels`` are those that a head has already.
 
     Raises:
         UsageError: a path that is no data file; the same file in two parts; too many rows wanted.
@@ -80,7 +81,13 @@ def load_data(
     parts = {name: tuple(read_rows(path, labels=True)) for name, path in given.items()}
     _require_different(given, parts)
     return task_data(
-        parts["--data"], parts.get("--eval"), parts.get("--test"), regression=regression, few_shot=few_shot, seed=seed
+        parts["--data"],
+        parts.get("--eval"),
+        parts.get("--test"),
+        regression=regression,
+        few_shot=few_shot,
+        seed=seed,
+        labels=labels,
     )
 
 
@@ -92,6 +99,7 @@ def task_data(
     regression: bool = False,
     few_shot: int | None = None,
     seed: int = 0,
+    labels: tuple[str, ...] | None = None,
 ) -> TaskData:
     """The same from rows in memory.
 
@@ -99,9 +107,12 @@ def task_data(
         UsageError: more or fewer rows wanted than can be taken.
         DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
     """
-    labels = None if regression else _labels(train)
+    seen = None if regression else _labels(train)
+    if labels is not None:
+        _require_known([*train, *(eval or ()), *(test or ())], labels)
     for rows in (train, eval or (), test or ()):
-        _check(rows, train[0], labels)
+        _check(rows, train[0], labels or seen)
+    labels = labels or seen
     left = tuple(train)
     left, tested = _held_out(left, test, "test", len(train), not regression)
     left, chosen = _held_out(left, eval, "eval", len(train), not regression)
@@ -120,6 +131,15 @@ def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
             "If labels are numbers to predict, give --regression."
         )
     return labels
+
+
+def _require_known(rows: Sequence[Row], labels: tuple[str, ...]) -> None:
+    odd = next((row for row in rows if row.label not in labels), None)
+    if odd is not None:
+        raise DataError(
+            f"{odd.where}: the task's head has no label {odd.label!r}; it has {_listed(labels)}. "
+            "Correct the row, or start a task of your own from a template."
+        )
 
 
 def _check(rows: Sequence[Row], first: Row, labels: tuple[str, ...] | None) -> None:

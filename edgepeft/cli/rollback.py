@@ -1,0 +1,23 @@
+"""``edgepeft rollback``: a task's previous version again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    task: Annotated[str, typer.Option(help="The task whose previous version comes back.")],
+) -> None:
+    """Put a task's previous version in force; rolling back again undoes it."""
+    from edgepeft.runtime.tasks import roll_back
+
+    entry = roll_back(bundle, task).task(task)
+    log().print(f"{task}: the version {entry.sha256[:12]} is in force again")

@@ -1,0 +1,107 @@
+"""``edgepeft tune``: fine-tuning on the board, ONNX Runtime alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._output import log, print_json
+from edgepeft.cli._run import progress_bar, stopping
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.tuning.tune import TuneResult
+
+__all__ = ["command"]
+
+
+def command(
+    *,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    task: Annotated[str, typer.Option(help="The task to go on with; with --template, the new task's name.")],
+    data: Annotated[Path, typer.Option(help="Rows to train on: jsonl, csv or tsv of sentence1, [sentence2,] label.")],
+    template: Annotated[str | None, typer.Option(help="Start a new task from this template of the bundle.")] = None,
+    eval_: Annotated[
+        Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="Rows whose score is reported. Default: another 10 %.")] = None,
+    few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None,
+    patience: Annotated[int | None, typer.Option(help="Stop after N evaluations without a better score.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: as it was trained.")] = None,
+    head_lr: Annotated[float | None, typer.Option(help="That of the head. Default: as it was trained.")] = None,
+    weight_decay: Annotated[float, typer.Option(help="AdamW's, of every trained tensor.")] = 0.0,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of a step. Default: 16, or all if fewer.")] = None,
+    dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="The head's, as it was exported.")] = True,
+    metric: Annotated[
+        str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of a new head, the order, the dropout, the few shots.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the task.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Start anew in place of an interrupted run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Fine-tune a task on this machine and put the result in force; neither torch nor transformers is loaded.
+
+    The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
+    """
+    from edgepeft.runtime.tuning.loop import Interrupted
+    from edgepeft.runtime.tuning.options import TuneOptions
+    from edgepeft.runtime.tuning.subject import Files
+    from edgepeft.runtime.tuning.tune import tune
+
+    options = TuneOptions(
+        epochs=epochs,
+        steps=steps,
+        learning_rate=lr,
+        head_learning_rate=head_lr,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+        metric=metric,
+        seed=seed,
+        few_shot=few_shot,
+        dropout=dropout,
+        patience=patience,
+        save_every=save_every,
+    )
+    more: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
+    try:
+        with progress_bar(task) as watch, stopping() as stop:
+            result = tune(bundle, task, Files(data, eval_, test), options, **more, watch=watch, stop=stop)
+    except Interrupted as interrupted:
+        log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
+        raise typer.Exit(130) from None
+    _show(result, bundle, task, as_json)
+
+
+def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
+    tuned, entry = result.tuned, result.entry
+    if tuned.truncated:
+        log().print(f"note: {tuned.truncated} texts were longer than the task's maximal length and lost their ends.")
+    if as_json:
+        kept = None if entry is None else entry.model_dump(mode="json")
+        print_json(
+            {
+                "bundle": str(bundle),
+                "task": task,
+                "replaced": entry is not None,
+                "metrics": tuned.metrics,
+                "training": tuned.training,
+                "history": tuned.history,
+                "entry": kept,
+            }
+        )
+        return
+    metrics, training = tuned.metrics, tuned.training
+    typer.echo(
+        f"{task}: {metrics['metric']} {metrics['test']:.4f} on {metrics['n_test']} test rows, {metrics['eval']:.4f} on "
+        f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
+    )
+    if entry is None:
+        log().print("no step beat what was there; the task is as it was.")
+    elif entry.previous is not None:
+        log().print(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")

@@ -1,0 +1,151 @@
+"""One training step as PyTorch computes it: the reference of a training graph, and what is traced for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta
+from edgepeft.errors import UsageError
+from edgepeft.graph import names
+
+__all__ = ["Step", "Values"]
+
+Values = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss, the logits and the gradients of one batch, as PyTorch computes them."""
+
+    delta: Delta
+    model: nn.Module  # frozen, with eager attention
+    stored: Mapping[str, str]  # the base model's tensor names -> the checkpoint's
+
+    @classmethod
+    def of(cls, delta: Delta, model: nn.Module, backbone: Backbone) -> Step:
+        """The step of a delta on a loaded model."""
+        own = list(delta.override_tensors)
+        return cls(delta.eval(), model, {name: backbone.checkpoint.find(name).name for name in own})
+
+    @property
+    def trained(self) -> Values:
+        """Every trained tensor by its name in the delta graph."""
+        return {self._on_disk(name): tensor for name, tensor in self.delta.tensors().items()}
+
+    @property
+    def frozen(self) -> Values:
+        """Every tensor of the backbone that may be read, by its name in the base model."""
+        return {**dict(self.model.named_parameters()), **self.delta.frozen_reads}
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are numbers."""
+        return self.delta.card.labels is None
+
+    def __call__(
+        self, trained: Values, frozen: Values, inputs: Values, labels: Tensor, masks: Sequence[Tensor]
+    ) -> Values:
+        """``loss`` [], ``logits`` [batch, outputs] and ``gradient:<tensor>`` by output name."""
+        own = {name: tensor.detach().requires_grad_(True) for name, tensor in trained.items()}
+        logits = self._logits(own, frozen, inputs, masks)
+        loss = _squared_error(logits, labels) if self.regression else _cross_entropy(logits, labels)
+        gradients = torch.autograd.grad(loss, list(own.values()))
+        found = {names.gradient(name): gradient for name, gradient in zip(own, gradients, strict=True)}
+        return {names.LOSS: loss.detach(), names.LOGITS: logits.detach(), **found}
+
+    def _logits(self, trained: Values, frozen: Values, inputs: Values, masks: Sequence[Tensor]) -> Tensor:
+        whole = _Whole(self.delta, self.model)
+        by_tensor = {id(tensor): name for name, tensor in self.trained.items()}
+        # A tensor with several paths is one tensor: each path gets the same value.
+        paths = {path: p for path, p in self.delta.named_parameters(remove_duplicate=False) if id(p) in by_tensor}
+        given = {f"delta.{path}": trained[by_tensor[id(p)]] for path, p in paths.items()}
+        given |= {f"model.{path}": frozen[path] for path, _ in self.model.named_parameters()}
+        given |= {f"delta.reads.{path}": frozen[path.replace("/", ".")] for path, _ in self.delta.reads.named_buffers()}
+        supply = iter(masks)
+        with _dropout(self.delta, lambda x: x * next(supply)):
+            logits: Tensor = torch.func.functional_call(whole, given, (inputs,))
+        return logits
+
+    def _on_disk(self, name: str) -> str:
+        part, _, tensor = name.partition("/")
+        return f"override/{self.stored[tensor]}" if part == "override" else name
+
+    def dropouts(self, inputs: Values) -> list[tuple[float, int]]:
+        """(probability, width) of each time that the delta drops features out, in order.
+
+        Raises:
+            UsageError: it drops out something other than [batch, width].
+        """
+        found: list[tuple[float, int]] = []
+
+        def record(x: Tensor) -> Tensor:
+            if x.dim() != 2:
+                raise UsageError(
+                    f"task {self.delta.card.task}: {self.delta.card.method} drops out values of {x.dim()} dimensions "
+                    "inside the backbone; a training graph has dropout in the head only. Export without --trainable."
+                )
+            found.append((self.delta.card.head_dropout, x.shape[1]))
+            return x
+
+        with torch.no_grad(), _dropout(self.delta, record):
+            self.delta.logits(self.model, inputs)
+        return found
+
+
+class _Whole(nn.Module):
+    """Delta and model under one roof, so that one call can put other tensors in place of all of theirs."""
+
+    def __init__(self, delta: Delta, model: nn.Module) -> None:
+        super().__init__()
+        self.delta, self.model = delta, model
+
+    def forward(self, inputs: Values) -> Tensor:
+        """Logits [batch, outputs]."""
+        return self.delta.logits(self.model, inputs)
+
+
+class _Given(nn.Module):
+    """Stands where a dropout stood."""
+
+    def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.apply_to = apply
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return self.apply_to(x)
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the batch.  As a product with one-hot rows: the exporter's cross_entropy forgets the division."""
+    chosen = (labels.unsqueeze(1) == torch.arange(logits.shape[1])).to(logits.dtype)
+    return -(torch.log_softmax(logits, -1) * chosen).sum() / logits.shape[0]
+
+
+def _squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    difference = logits.squeeze(-1) - labels
+    return (difference * difference).sum() / logits.shape[0]
+
+
+@contextlib.contextmanager
+def _dropout(delta: Delta, apply: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within the block, what the delta would drop out goes through ``apply``; a probability of 0 stays nothing."""
+    before = [
+        (parent, name, child)
+        for parent in delta.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Dropout) and child.p > 0
+    ]
+    try:
+        for parent, name, _ in before:
+            setattr(parent, name, _Given(apply))
+        yield
+    finally:
+        for parent, name, child in before:
+            setattr(parent, name, child)

@@ -1,0 +1,89 @@
+"""A template: an untrained delta with its training graph and an open number of labels, to start tasks on a board."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.tokens import Text
+from edgepeft.delta import Delta, new_delta
+from edgepeft.errors import UsageError
+from edgepeft.export.check import check_content
+from edgepeft.export.delta import export_delta
+from edgepeft.export.gradients import verified_training_graph
+from edgepeft.export.step import Step
+from edgepeft.export.training_graph import refuse_generated
+from edgepeft.graph.template import OPEN
+from edgepeft.methods.base import Method
+from edgepeft.resources import write_atomically
+from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle
+from edgepeft.runtime.manifest import TemplateEntry
+from edgepeft.runtime.tasks import prepare_task
+from edgepeft.training.options import MAX_LENGTH
+
+__all__ = ["template_name", "write_template"]
+
+
+def template_name(method: Method) -> str:
+    """A template is called as its method, in characters that a file's name may have."""
+    return method.name.replace("+", "-plus")
+
+
+def write_template(
+    bundle: Bundle, backbone: Backbone, model: nn.Module, method: Method, texts: Sequence[Text]
+) -> TemplateEntry:
+    """Write ``templates/<method>.onnx``, its training graph and its check rows, and list them in the manifest.
+
+    Raises:
+        UsageError: the method does not fit the backbone, has no training graph, or is there already.
+        VerificationFailed: its logits or gradients are not PyTorch's.
+    """
+    name = template_name(method)
+    if name in bundle.manifest.templates:
+        raise UsageError(f"--template {method.name} is given twice; a bundle holds one template of a method.")
+    delta, axes = _open_delta(backbone, method, name)
+    graph = export_delta(delta, backbone)
+    graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
+    step = Step.of(delta, model, backbone)
+    training = verified_training_graph(step, backbone, bundle.folder, texts, axes)
+    check = check_content(delta, backbone, model, texts)
+    where = bundle.folder / TEMPLATES_FOLDER / name
+    prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, training=training)
+    for suffix, content in prepared.content.items():
+        write_atomically(where.with_name(f"{name}{suffix}"), content)
+    entry = TemplateEntry.model_validate(prepared.entry.model_dump())
+    templates = {**bundle.manifest.templates, name: entry}
+    bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})
+    bundle.manifest.write(bundle.folder)
+    return entry
+
+
+def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, dict[str, int]]:
+    """A fresh delta, and which axis of which of its tensors counts the labels."""
+
+    def fresh(n_labels: int) -> Delta:
+        labels = tuple(f"label {i}" for i in range(n_labels))
+        longest = backbone.architecture.max_length - method.prompt_length
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return new_delta(backbone, method, name, labels, max_length=min(MAX_LENGTH, longest))
+
+    probe = fresh(2)
+    refuse_generated(probe)
+    shapes = [*probe.tensors().values(), *probe.frozen_reads.values()]
+    taken = {extent for tensor in shapes for extent in tensor.shape}
+    taken |= {extent for shape in backbone.architecture.tensors.values() for extent in shape}
+    n = next(size for size in itertools.count(3) if size not in taken)
+    delta, few = fresh(n), probe.tensors()
+    axes = {
+        name: axis
+        for name, tensor in delta.tensors().items()
+        for axis, extent in enumerate(tensor.shape)
+        if few[name].shape[axis] != extent
+    }
+    return delta, axes

@@ -1,0 +1,53 @@
+"""A template's graph with a head for these labels: the modules as they are, the head drawn from the seed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from edgepeft.errors import BundleError
+from edgepeft.graph.names import LOGITS
+from edgepeft.graph.seeded import normal
+
+__all__ = ["OPEN", "with_labels"]
+
+OPEN = "edgepeft.open"  # metadata of a template: which axis of which tensor counts the labels
+_STD = 0.02  # as BERT and its relatives start a head: `edgepeft.heads.base.fresh_linear`
+
+
+def with_labels(
+    template: onnx.ModelProto, task: str, labels: tuple[str, ...], pairs: bool, seed: int
+) -> onnx.ModelProto:
+    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero.  Copies its argument.
+
+    Raises:
+        BundleError: it is no template.
+    """
+    model = onnx.ModelProto()
+    model.CopyFrom(template)
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    try:
+        axes, card = json.loads(facts[OPEN]), json.loads(facts["edgepeft.card"])
+    except (KeyError, ValueError) as error:
+        raise BundleError(f"the template does not say where its labels go ({error}); export it again.") from error
+    for initializer in model.graph.initializer:
+        if initializer.name.startswith("head/"):
+            shape = list(initializer.dims)
+            if initializer.name in axes:
+                shape[axes[initializer.name]] = len(labels)
+            drawn = normal(f"{seed}/{initializer.name}", shape) * _STD if len(shape) > 1 else np.zeros(shape)
+            initializer.CopyFrom(numpy_helper.from_array(drawn.astype(np.float32), initializer.name))
+    for output in model.graph.output:
+        if output.name == LOGITS:
+            output.type.tensor_type.shape.dim[1].dim_value = len(labels)
+    card |= {"task": task, "labels": labels, "pairs": pairs, "metrics": {}, "training": {}}
+    _set(model, facts | {"edgepeft.task": task, "edgepeft.card": json.dumps(card)})
+    return model
+
+
+def _set(model: onnx.ModelProto, facts: dict[str, str]) -> None:
+    del model.metadata_props[:]
+    onnx.helper.set_model_props(model, {key: value for key, value in facts.items() if key != OPEN})

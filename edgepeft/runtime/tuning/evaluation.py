@@ -1,0 +1,87 @@
+"""Scoring tensors that change from step to step: the task's own spliced graph, with them as inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.graph.names import LOGITS
+from edgepeft.graph.splice import splice
+from edgepeft.metrics import compute
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import open_session, run_session
+from edgepeft.runtime.tuning.step import Arrays
+from edgepeft.runtime.tuning.subject import Subject
+
+__all__ = ["Evaluator", "Scored"]
+
+BATCH = 64
+
+
+class Scored(NamedTuple):
+    """The metric (higher is better) and the mean loss of a row."""
+
+    score: float
+    loss: float
+
+
+class Evaluator:
+    """The deployed graph, which skips padding; what it scores is what will be served."""
+
+    def __init__(self, bundle: Bundle, subject: Subject, threads: int | None) -> None:
+        model = splice(bundle.backbone_graph, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+        names = {f"delta/{name}": name for name in subject.facts.trained}
+        kept = [tensor for tensor in model.graph.initializer if tensor.name not in names]
+        for tensor in model.graph.initializer:
+            if tensor.name in names:
+                model.graph.input.add(name=tensor.name).type.tensor_type.elem_type = tensor.data_type
+                for extent in tensor.dims:
+                    model.graph.input[-1].type.tensor_type.shape.dim.add(dim_value=extent)
+        copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(copies)
+        self._names, self._subject = names, subject
+        self._session = open_session(model, bundle.folder, threads)
+
+    def logits(self, tensors: Arrays, inputs: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        """[batch, outputs]."""
+        given: dict[str, Any] = {new: tensors[name] for new, name in self._names.items()}
+        data = self._subject.data
+        found = np.empty((len(inputs["input_ids"]), 1 if data.labels is None else len(data.labels)), np.float32)
+        for rows, part in passes(inputs, prompt=self._subject.prompt_length):
+            found[rows] = run_session(self._session, LOGITS, {**given, **part})
+        return found
+
+    def score(
+        self, tensors: Arrays, rows: Encoded, metric: str, advance: Callable[[int], None] = lambda _: None
+    ) -> Scored:
+        """Score ``tensors`` on ``rows``; ``advance`` is told the number of rows after each batch."""
+        labels = self._subject.data.labels
+        guesses, loss = np.empty(len(rows.targets)), 0.0
+        for chosen in sorted_batches(rows.lengths, BATCH):
+            inputs, targets = rows.batch(chosen)
+            logits = self.logits(tensors, inputs)
+            loss += float(_losses(logits, targets).sum())
+            guesses[chosen] = logits[:, 0] if labels is None else logits.argmax(1)
+            advance(len(chosen))
+        expected, found = rows.targets.tolist(), guesses.tolist()
+        if labels is None:
+            return Scored(compute(metric, expected, found), loss / len(found))
+        right, guessed = ([labels[int(i)] for i in values] for values in (expected, found))
+        return Scored(compute(metric, right, guessed, labels), loss / len(found))
+
+
+def _losses(logits: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
+    """Cross entropy, or squared error, of each row."""
+    if targets.dtype.kind == "f":
+        squares: NDArray[np.float64] = np.square(logits[:, 0].astype(np.float64) - targets)
+        return squares
+    shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
+    picked = shifted[np.arange(len(targets)), targets]
+    losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(1)) - picked
+    return losses

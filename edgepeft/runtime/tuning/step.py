@@ -1,0 +1,70 @@
+"""A training graph in ONNX Runtime: the loss, the logits and the gradients of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.errors import BundleError
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
+from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.runtime.session import session_options
+
+__all__ = ["Arrays", "Result", "TrainingStep"]
+
+Arrays = dict[str, NDArray[Any]]
+
+# Folding would put a transposed copy of every matrix beside the mapped one; without it the transpose becomes a flag of
+# the product (4 layers of BERT: 468 MB resident against 679 MB, for 8 % of the step's time).
+_COPIES_WEIGHTS = ["ConstantFolding"]
+
+
+class Result(NamedTuple):
+    """``logits`` [batch, outputs]; ``gradients`` by trained tensor."""
+
+    loss: float
+    logits: NDArray[Any]
+    gradients: Arrays
+
+
+class TrainingStep:
+    """An opened training graph; the trained tensors are its inputs, so it holds none.
+
+    ``folder`` is the bundle's, where the weights lie.
+    """
+
+    def __init__(self, graph: onnx.ModelProto, folder: Path, threads: int | None = None) -> None:
+        self.facts: TrainingFacts = training_facts(graph, f"a training graph of {folder}")
+        options = session_options(threads)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+        try:
+            self._session = ort.InferenceSession(
+                graph.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_COPIES_WEIGHTS,
+            )
+        except Exception as error:  # its exceptions share no base but Exception
+            raise BundleError(f"ONNX Runtime cannot open the training graph: {str(error).splitlines()[0]}") from error
+        self._inputs = [value.name for value in self._session.get_inputs()]
+        self._outputs = [LOSS, LOGITS, *map(gradient, self.facts.trained)]
+
+    def __call__(
+        self, trained: Mapping[str, Any], inputs: Mapping[str, Any], labels: Any, masks: Sequence[Any]
+    ) -> Result:
+        """``inputs`` [batch, length] int64, ``labels`` [batch], ``masks`` [batch, width], one for each dropout."""
+        given = {**trained, **inputs, LABELS: labels, **{dropout(i): mask for i, mask in enumerate(masks)}}
+        try:
+            loss, logits, *found = self._session.run(self._outputs, {name: given[name] for name in self._inputs})
+        except Exception as error:  # as above
+            rows, length = inputs["input_ids"].shape
+            raise BundleError(
+                f"ONNX Runtime stops in the training graph, with {rows} rows of {length} tokens: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        return Result(float(loss), logits, dict(zip(self.facts.trained, found, strict=True)))

@@ -1,0 +1,114 @@
+"""``edgepeft tune``: from a bundle, a task and data to the task's next version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.errors import UsageError
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.runtime.manifest import TaskEntry, check_task_name
+from edgepeft.runtime.tasks import commit_tasks, prepare_task
+from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
+from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.step import Arrays
+from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
+from edgepeft.runtime.verify import pack_check, run_in_groups
+
+__all__ = ["TuneResult", "tune"]
+
+
+@dataclass(frozen=True)
+class TuneResult:
+    """The run, and the task's entry now; None where no step beat what was there, which then stays."""
+
+    tuned: Tuned
+    entry: TaskEntry | None
+
+
+def tune(
+    folder: Path,
+    task: str,
+    files: Files,
+    options: TuneOptions,
+    *,
+    template: str | None = None,
+    resume: bool = False,
+    force: bool = False,
+    threads: int | None = None,
+    watch: Callable[[Progress], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> TuneResult:
+    """Tune a task, or start one from a template, and put the result in force in one step.
+
+    Raises:
+        UsageError: no such task or template, no training graph, another run holds the task or was interrupted.
+        DataError: the rows cannot be used.
+        EdgepeftError: the loss is not finite; the bundle cannot be written.
+        Interrupted: ``stop`` said so; ``resume`` continues.
+    """
+    check_task_name(task)
+    with claim(folder, task) as work:
+        bundle = Bundle(folder)  # read under the lock: another run may just have replaced the task
+        checkpoint = _checkpoint(work, task, resume=resume, force=force)
+        subject = (
+            from_task(bundle, task, files, options)
+            if template is None
+            # A run that was killed after its result was in force finds a task of its own.
+            else from_template(bundle, task, template, files, options, new=checkpoint is None)
+        )
+        run = Run(bundle, subject, options, work, threads=threads, watch=watch, stop=stop)
+        if checkpoint is not None:
+            run.resume(checkpoint)
+        run.finish_steps()
+        tuned = run.finished()
+        check = _reference(run, tuned.tensors)
+        del run  # with its sessions
+        entry = _replace(bundle, subject, tuned, check) if tuned.improved else None
+        discard(work)
+    return TuneResult(tuned, entry)
+
+
+def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | None:
+    """The checkpoint to continue from, or None for a new run."""
+    if resume and force:
+        raise UsageError("--resume and --force exclude each other: continue the interrupted run, or start anew.")
+    found = latest(work)
+    if resume and found is None:
+        raise UsageError(f"there is nothing to resume: no run of task {task} was interrupted. Leave --resume out.")
+    if found is not None and not (resume or force):
+        raise UsageError(
+            f"a run of task {task} was interrupted. Give --resume to continue it, or --force to start anew."
+        )
+    if force:
+        for path in work.glob("*.safetensors"):
+            path.unlink()
+        return None
+    return found
+
+
+def _reference(run: Run, tensors: Arrays) -> bytes:
+    """A check file with the training graph's logits: there is no PyTorch to ask, but this is its trace."""
+    subject, facts = run.subject, run.facts
+
+    def logits(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        rows = len(group["input_ids"])
+        labels = np.zeros(rows, np.float32 if facts.regression else np.int64)
+        masks = [np.ones((rows, width), np.float32) for _, width in facts.dropouts]
+        return run.step_of(tensors, group, labels, masks).logits
+
+    return pack_check(subject.check, run_in_groups(logits, subject.check))
+
+
+def _replace(bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes) -> TaskEntry:
+    graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
+    where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
+    content = graph.SerializeToString(deterministic=True)
+    training = subject.training_bytes
+    prepared = prepare_task(bundle, content, check, where, training=training, reference="training graph")
+    return commit_tasks(bundle, [prepared], replace=True).task(subject.task)

@@ -1,0 +1,91 @@
+"""A task's files and the version before: the manifest alone says which are in force.
+
+    tasks/<task>.onnx, .check.safetensors, .train.onnx      the version in force
+    tasks/versions/<task>.<sha256 of the three hashes>.onnx, ...    the one before, for a moment the one that comes
+
+A replacement writes the new files beside the old ones, then the manifest, then moves them into place.  A
+file counts only if it has the hash that the manifest names, so whenever the power goes, one whole version is
+in force, and a reader with an older manifest still finds its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from edgepeft.errors import BundleError
+from edgepeft.resources import sha256_of, write_atomically
+from edgepeft.runtime.manifest import TaskEntry
+
+__all__ = ["CHECK", "GRAPH", "TRAINING", "content_of", "drop_versions", "hashes", "keep", "locate", "settle"]
+
+GRAPH, CHECK, TRAINING = ".onnx", ".check.safetensors", ".train.onnx"
+VERSIONS = "versions"
+
+
+def hashes(entry: TaskEntry) -> dict[str, str]:
+    """The suffix of each of a task's files -> its SHA-256."""
+    found = {GRAPH: entry.sha256, CHECK: entry.check_sha256}
+    return found | ({TRAINING: entry.train_sha256} if entry.train_sha256 else {})
+
+
+def locate(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
+    """Where the file lies that ``entry`` names; its usual place if it is nowhere.  ``folder`` is ``tasks``."""
+    usual, kept = folder / f"{task}{suffix}", _kept(folder, task, entry, suffix)
+    with contextlib.suppress(OSError):
+        if kept.is_file() and (not usual.is_file() or sha256_of(usual) != hashes(entry)[suffix]):
+            return kept
+    return usual
+
+
+def content_of(folder: Path, task: str, entry: TaskEntry) -> dict[str, bytes]:
+    """The files of a version, by suffix.
+
+    Raises:
+        BundleError: one is missing or altered.
+    """
+    found = {}
+    for suffix, expected in hashes(entry).items():
+        path = locate(folder, task, entry, suffix)
+        if not path.is_file() or sha256_of(path) != expected:
+            raise BundleError(f"{path} is missing or altered; that version of task {task} is lost.")
+        found[suffix] = path.read_bytes()
+    return found
+
+
+def keep(folder: Path, task: str, entry: TaskEntry, content: Mapping[str, bytes]) -> None:
+    """Put a version's files aside, where nothing replaces them."""
+    for suffix in hashes(entry):
+        path = _kept(folder, task, entry, suffix)
+        if not path.is_file():
+            write_atomically(path, content[suffix])
+
+
+def settle(folder: Path, task: str, entry: TaskEntry) -> None:
+    """After the manifest: the version in force into its usual place; what is not its predecessor goes."""
+    for suffix, content in content_of(folder, task, entry).items():
+        usual = folder / f"{task}{suffix}"
+        if not usual.is_file() or sha256_of(usual) != hashes(entry)[suffix]:
+            write_atomically(usual, content)
+    if entry.train_sha256 is None:
+        (folder / f"{task}{TRAINING}").unlink(missing_ok=True)
+    before = entry.previous
+    drop_versions(folder, task, [] if before is None else [_kept(folder, task, before, s) for s in hashes(before)])
+
+
+def drop_versions(folder: Path, task: str, but: Iterable[Path] = ()) -> None:
+    """Remove a task's kept files, ``but`` those."""
+    spared = set(but)
+    for suffix in (GRAPH, CHECK, TRAINING):
+        for path in (folder / VERSIONS).glob(f"{task}.*{suffix}"):
+            # Another task may be called <task>.<something>; a hash has 64 characters.
+            middle = path.name[len(task) + 1 : -len(suffix)]
+            if path not in spared and len(middle) == 64:
+                path.unlink(missing_ok=True)
+
+
+def _kept(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
+    version = hashlib.sha256("".join(hashes(entry).values()).encode()).hexdigest()
+    return folder / VERSIONS / f"{task}.{version}{suffix}"

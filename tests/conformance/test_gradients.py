@@ -1,0 +1,114 @@
+"""Every method's training graph in ONNX Runtime against PyTorch: hooks, ``cross_entropy`` and ``backward``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import suite
+import torch
+from torch.nn import functional
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import Delta
+from edgepeft.errors import UsageError
+from edgepeft.export.step import Step
+from edgepeft.export.training_graph import export_training_graph
+from edgepeft.methods.base import methods
+from edgepeft.runtime.tuning.step import TrainingStep
+
+RELATIVES = [("bert", {}), ("roberta", {}), ("distilbert", {}), ("electra", {"embedding_size": 20})]
+WITH_GRADIENTS = [name for name in methods() if name != "intrinsic-said"]
+FIRST = [pytest.param(name, 0, id=f"{name}-0") for name in WITH_GRADIENTS]
+LATER = [
+    pytest.param(name, i, id=f"{name}-{i}", marks=pytest.mark.slow)
+    for name in WITH_GRADIENTS
+    for i in range(1, len(methods()[name].examples()))
+]
+
+
+def gradients_of(
+    case: suite.Case, rows: dict[str, torch.Tensor], targets: torch.Tensor, kind: torch.dtype
+) -> tuple[float, dict]:
+    """Loss and gradients, by the names of delta.safetensors."""
+    delta, model = copy.deepcopy(case.moved).eval().to(kind), copy.deepcopy(case.model).to(kind)
+    loss = functional.cross_entropy(delta.logits(model, rows), targets)
+    loss.backward()
+    return loss.item(), {name: p.grad.numpy() for name, p in delta.tensors().items()}
+
+
+@pytest.mark.parametrize(("name", "example"), [*FIRST, *LATER])
+def test_the_gradients_of_the_training_graph_are_pytorchs(tiny: Callable[..., Path], name: str, example: int):
+    model_type, options = RELATIVES[(WITH_GRADIENTS.index(name) + example) % len(RELATIVES)]
+    backbone = open_backbone(str(tiny(model_type, **options)))
+    case = suite.Case(methods()[name].examples()[example], backbone)
+    model = export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
+    assert sum(len(i.raw_data) for i in model.graph.initializer) < 10_000, "no weight may be copied"
+    everything = model.SerializeToString()
+    assert all(text not in everything for text in (b"site-packages", b".py", str(Path.cwd()).encode()))
+    graph = TrainingStep(model, backbone.folder, 1)
+    for batch, length in suite.SHAPES:
+        rows, targets = case.rows(batch, length), torch.arange(batch) % len(suite.LABELS)
+        loss, exact = gradients_of(case, rows, targets, torch.float64)
+        _, single = gradients_of(case, rows, targets, torch.float32)
+        trained = {
+            name: tensor.detach().numpy() for name, tensor in Step.of(case.moved, case.model, backbone).trained.items()
+        }
+        masks = [np.ones((batch, width), np.float32) for _, width in graph.facts.dropouts]
+        found = graph(trained, {name: tensor.numpy() for name, tensor in rows.items()}, targets.numpy(), masks)
+        assert found.loss == pytest.approx(loss, rel=1e-5)
+        np.testing.assert_allclose(found.logits, case.logits(case.moved, rows), atol=2e-5)
+        assert len(found.gradients) == len(exact)
+        most = max(float(np.abs(value).max()) for value in exact.values())
+        for (stored, gradient), (on_disk, wanted) in zip(found.gradients.items(), exact.items(), strict=True):
+            assert stored.split("/")[0] == on_disk.split("/")[0]
+            # Float32 rounds in PyTorch too; a key's bias has no gradient but rounding.
+            rounding = float(np.abs(single[on_disk] - wanted).max())
+            largest = max(float(np.abs(wanted).max()), 1e-3 * most)
+            assert float(np.abs(gradient - wanted).max()) <= 1e-5 * largest + 4 * rounding, stored
+
+
+def test_a_projection_of_the_whole_backbone_is_refused_by_name(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("bert")))
+    case = suite.Case(methods()["intrinsic-said"].examples()[0], backbone)
+    with pytest.raises(UsageError, match=r"intrinsic-said .* no training graph.*--trainable"):
+        export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
+
+
+def test_dropout_comes_from_outside_and_scales_what_it_keeps(tiny: Callable[..., Path]):
+    """RoBERTa's head drops out twice; with the masks in its place PyTorch gives the same gradients."""
+    backbone = open_backbone(str(tiny("roberta")))
+    case = suite.Case(methods()["lora"].examples()[0], backbone)
+    model = export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
+    graph = TrainingStep(model, backbone.folder, 1)
+    assert graph.facts.dropouts == ((0.1, 32), (0.1, 32))
+    source = np.random.default_rng(0)
+    masks = [((source.random((5, 32)) >= 0.4) / 0.6).astype(np.float32) for _ in range(2)]
+    rows, targets = case.rows(5, 9), torch.arange(5) % 3
+    delta: Delta = copy.deepcopy(case.moved)
+    supply = iter(masks)
+    delta.head.dropout.register_forward_hook(lambda _, __, y: y * torch.from_numpy(next(supply)))
+    loss = functional.cross_entropy(delta.logits(case.model, rows), targets)
+    loss.backward()
+    trained = {name: tensor.detach().numpy() for name, tensor in case.moved.tensors().items()}
+    found = graph(trained, {name: tensor.numpy() for name, tensor in rows.items()}, targets.numpy(), masks)
+    assert found.loss == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in delta.tensors().items():
+        wanted = parameter.grad.numpy()
+        assert float(np.abs(found.gradients[name] - wanted).max()) <= 1e-5 * float(np.abs(wanted).max()), name
+
+
+def test_without_dropout_there_is_no_such_input_and_exporting_twice_gives_the_same_bytes(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("distilbert")))
+    case = suite.Case(methods()["layernorm"].examples()[0], backbone)
+    case.moved.head.dropout.p = 0.0
+    model, again = (
+        export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3)) for _ in range(2)
+    )
+    assert [i.name for i in model.graph.input if i.name.startswith("dropout:")] == []
+    assert model.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    assert isinstance(model, onnx.ModelProto)

@@ -1,0 +1,303 @@
+"""Tuning as a user has it: what it learns, what it leaves behind, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from verbs import edgepeft
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.backbones.tokens import Text
+from edgepeft.data.batches import epoch_batches
+from edgepeft.delta import Delta
+from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
+from edgepeft.rows import read_rows
+from edgepeft.runtime import tasks
+from edgepeft.runtime.audit import audit
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.tuning.checkpoint import claim
+from edgepeft.runtime.tuning.loop import Run
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.subject import Files, from_task
+from edgepeft.runtime.tuning.tune import tune
+
+from .conftest import known, write_moods
+
+QUICK = {"steps": 40, "learning_rate": 1e-2, "head_learning_rate": 5e-2}
+
+
+def quick(bundle, task, data, *, template=None, resume=False, force=False, stop=lambda: False, **more):
+    options = TuneOptions(**{**QUICK, **more})
+    return tune(bundle, task, Files(data), options, template=template, resume=resume, force=force, threads=1, stop=stop)
+
+
+def sha(bundle, task):
+    return Bundle(bundle).entry(task).sha256
+
+
+def sound(bundle):
+    return [finding.problem for finding in audit(bundle)] == [""] * (1 + len(Bundle(bundle).manifest.tasks))
+
+
+def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moods, trainable, tmp_path):
+    """Hooks, cross_entropy, torch's AdamW, clipping and a warm-up, written out here."""
+    options = TuneOptions(
+        steps=40, dropout=False, weight_decay=0.01, learning_rate=3e-3, head_learning_rate=1e-2, seed=3
+    )
+    opened = Bundle(bundle)
+    run = Run(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
+    backbone = open_backbone(str(bundle))
+    delta, model = Delta.load(trainable.parent / "mood", backbone), load_model(backbone, "eager")
+    named = delta.tensors()
+    groups = [
+        {"params": [p for name, p in named.items() if name.startswith("head/")], "lr": 1e-2},
+        {"params": [p for name, p in named.items() if not name.startswith("head/")], "lr": 3e-3},
+    ]
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: i / 4 if i < 4 else (40 - i) / 36)
+    rows = run.rows["train"]
+    batches = [batch for epoch in range(7) for batch in epoch_batches(rows.lengths, 16, 3, epoch)]
+    for number, chosen in enumerate(batches[:20]):
+        inputs, targets = rows.batch(chosen)
+        run.update(chosen)
+        run.position.step = number + 1
+        logits = delta.logits(model, {name: torch.from_numpy(values) for name, values in inputs.items()})
+        loss = functional.cross_entropy(logits, torch.from_numpy(targets))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(delta.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        assert run.loss == pytest.approx(loss.item(), abs=1e-5), f"step {number + 1}"
+    for name, tensor in named.items():
+        np.testing.assert_allclose(run.tensors[name], tensor.detach().numpy(), atol=1e-4)
+
+
+def test_a_tuned_task_answers_at_once_is_verified_and_a_running_runtime_reloads_it(bundle, moods):
+    runtime, text = Runtime(bundle, threads=1), [Text(known("the soup was grim cold bad dull"))]
+    before = runtime.predict("mood", text)[0]
+    result = quick(bundle, "mood", moods)
+    assert result.tuned.metrics["test"] >= 0.8
+    entry = Bundle(bundle).entry("mood")
+    assert entry.metrics == result.tuned.metrics and entry.training["steps"] == 40
+    assert entry.verification.reference == "training graph"
+    assert 0 < entry.verification.max_abs_difference < 1e-4
+    assert sound(bundle)
+    assert runtime.predict("mood", text)[0] == before
+    assert runtime.reload() == ("mood",)
+    after = runtime.predict("mood", text)[0]
+    assert after != before
+    rows = list(read_rows(moods, labels=True))
+    answers = runtime.predict("mood", [Text(row.sentence1) for row in rows])
+    assert np.mean([answer.label == row.label for answer, row in zip(answers, rows, strict=True)]) >= 0.8
+    assert not (bundle / ".tune").exists()
+
+
+def test_a_new_task_from_a_template_has_the_labels_of_its_data(bundle, tmp_path):
+    data = write_moods(tmp_path / "three.jsonl", 80, label=lambda mood, n: mood if n > 2 else "some", pairs=True)
+    quick(bundle, "mine", data, template="lora")
+    entry = Bundle(bundle).entry("mine")
+    assert (entry.labels, entry.pairs, entry.training["template"]) == (("bad", "good", "some"), True, "lora")
+    assert Runtime(bundle).predict("mine", [Text("w5", "w6")])[0].scores.keys() == {"bad", "good", "some"}
+    assert sound(bundle)
+    quick(bundle, "yours", data, template="lora", seed=1)
+    assert sha(bundle, "yours") != sha(bundle, "mine")
+    with pytest.raises(UsageError, match="has a task 'mine' already"):
+        quick(bundle, "mine", data, template="lora")
+
+
+def test_a_regression_is_tuned_on_numbers(bundle, tmp_path):
+    data = write_moods(
+        tmp_path / "scores.jsonl", 80, label=lambda mood, telling: telling if mood == "good" else -telling
+    )
+    result = quick(bundle, "score", data, steps=80)
+    assert result.tuned.metrics["metric"] == "pearson_spearman"
+    assert result.tuned.metrics["test"] > 0.7
+    assert sound(bundle)
+
+
+def test_the_previous_version_comes_back_and_goes_again(bundle, moods):
+    first = sha(bundle, "mood")
+    quick(bundle, "mood", moods)
+    second = sha(bundle, "mood")
+    assert second != first
+    done = edgepeft("rollback", bundle, "--task", "mood")
+    assert done.returncode == 0 and sha(bundle, "mood") == first and sound(bundle)
+    tasks.roll_back(bundle, "mood")
+    assert sha(bundle, "mood") == second and sound(bundle)
+    tasks.remove_task(bundle, "mood")
+    assert not list(bundle.glob("tasks/**/mood*"))
+    with pytest.raises(UsageError, match="no previous version"):
+        tasks.roll_back(bundle, "score")
+
+
+@pytest.mark.parametrize("cut", ["before the manifest", "after the manifest"])
+def test_a_replacement_that_is_cut_off_leaves_one_whole_version(bundle, moods, monkeypatch, cut):
+    first = sha(bundle, "mood")
+
+    def die(*_, **__):
+        raise RuntimeError("power loss")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "_write" if cut == "before the manifest" else "settle", die)
+        with pytest.raises(RuntimeError):
+            quick(bundle, "mood", moods)
+    assert (sha(bundle, "mood") == first) == (cut == "before the manifest")
+    assert sound(bundle)
+    quick(bundle, "mood", moods, resume=True)
+    assert sha(bundle, "mood") != first and sound(bundle)
+    tasks.roll_back(bundle, "mood")
+    assert sha(bundle, "mood") == first and sound(bundle)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edgepeft.runtime.tuning.loop import Progress
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.subject import Files
+from edgepeft.runtime.tuning.tune import tune
+
+def watch(progress):
+    if progress.phase == "train" and progress.done == int(sys.argv[4]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = TuneOptions(steps=40, learning_rate=1e-2, head_learning_rate=5e-2, save_every=3)
+tune(Path(sys.argv[1]), sys.argv[2], Files(Path(sys.argv[3])), options, template=sys.argv[5] or None, threads=1,
+     resume=sys.argv[6] == "resume", watch=watch)
+"""
+
+
+@pytest.mark.parametrize("template", ["", "lora"])
+def test_a_run_that_is_killed_twice_ends_with_the_weights_of_one_that_was_not(bundle, moods, tmp_path, template):
+    import shutil
+
+    task, other = "mine" if template else "mood", Path(shutil.copytree(bundle, tmp_path / "other"))
+    for step, resume in ((8, "new"), (31, "resume")):
+        arguments = [str(bundle), task, str(moods), str(step), template, resume]
+        done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    if not template:
+        assert sha(bundle, task) == sha(other, task), "the task is untouched until the end"
+    with pytest.raises(UsageError, match=r"interrupted.*--resume.*--force"):
+        quick(bundle, task, moods, template=template or None, save_every=3)
+    with pytest.raises(UsageError, match=r"learning_rate.*--resume.*--force"):
+        quick(bundle, task, moods, template=template or None, save_every=3, learning_rate=1.0, resume=True)
+    quick(bundle, task, moods, template=template or None, save_every=3, resume=True)
+    quick(other, task, moods, template=template or None, save_every=3)
+    assert sha(bundle, task) == sha(other, task)
+
+
+def test_where_no_step_is_better_the_task_stays_as_it_was(bundle, moods):
+    quick(bundle, "mood", moods)
+    before = sha(bundle, "mood")
+    result = quick(bundle, "mood", moods, learning_rate=1e-9, head_learning_rate=1e-9, steps=3)
+    assert result.entry is None or result.tuned.improved
+    assert result.tuned.improved or sha(bundle, "mood") == before
+
+
+def test_patience_ends_a_run_early(bundle, moods):
+    result = quick(bundle, "mood", moods, steps=400, patience=2)
+    assert result.tuned.training["steps"] < 400
+    later = [entry for entry in result.tuned.history if entry["step"] > result.tuned.training["best_step"]]
+    assert len(later) == 2
+
+
+def test_a_diverging_run_names_the_step_suggests_a_rate_and_leaves_the_task_alone(bundle, moods):
+    before = sha(bundle, "mood")
+    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 1e\+29 --head-lr 1e\+29"):
+        quick(bundle, "mood", moods, learning_rate=1e30, head_learning_rate=1e30)
+    assert sha(bundle, "mood") == before and sound(bundle)
+
+
+def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
+    rows = [json.loads(line) for line in moods.read_text().splitlines()]
+
+    def file(name, changed):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in changed))
+        return tmp_path / name
+
+    awful = file("awful.jsonl", [*rows, {"sentence1": "w5", "label": "awful"}])
+    with pytest.raises(DataError, match=r"awful.jsonl:61: .*no label 'awful'; it has bad, good"):
+        quick(bundle, "mood", awful)
+    alike = file("alike.jsonl", [row | {"label": "good"} for row in rows])
+    for task, template in (("mood", None), ("mine", "lora")):
+        with pytest.raises(DataError, match="every label is 'good'"):
+            quick(bundle, task, alike, template=template)
+    with pytest.raises(DataError, match="too few"):
+        quick(bundle, "mood", file("three.jsonl", rows[:3]))
+    with pytest.raises(UsageError, match=r"--batch-size 64 is more than the 48 rows"):
+        quick(bundle, "mood", moods, batch_size=64)
+    with pytest.raises(DataError, match="reads single texts"):
+        quick(bundle, "mood", file("pairs.jsonl", [row | {"sentence2": "w6"} for row in rows]))
+    with pytest.raises(DataError, match="finite number"):
+        quick(bundle, "score", moods)
+    with pytest.raises(UnknownName, match=r"'lroa'.*lora"):
+        quick(bundle, "mine", moods, template="lroa")
+    with pytest.raises(UnknownName, match=r"'mod'.*mood"):
+        quick(bundle, "mod", moods)
+    assert not (bundle / ".tune").exists() and sound(bundle)
+
+
+def test_a_task_without_training_graph_names_the_command(bundle, moods):
+    manifest = Bundle(bundle).manifest
+    entry = manifest.task("mood").model_copy(update={"train_sha256": None})
+    manifest.model_copy(update={"tasks": {**manifest.tasks, "mood": entry}}).write(bundle)
+    with pytest.raises(UsageError, match="edgepeft export --trainable"):
+        quick(bundle, "mood", moods)
+
+
+def test_a_second_run_on_a_task_is_refused_and_one_on_another_is_not(bundle, moods, tmp_path):
+    with claim(bundle, "mood"):
+        done = edgepeft("tune", bundle, "--task", "mood", "--data", moods, "--steps", 1)
+        assert done.returncode == 2 and "is being tuned by another process" in done.stderr
+        data = write_moods(tmp_path / "scores.jsonl", label=lambda _, telling: telling)
+        assert edgepeft("tune", bundle, "--task", "score", "--data", data, "--steps", 1).returncode == 0
+
+
+def test_a_bundle_that_cannot_be_written_is_told_apart(bundle, moods, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(EdgepeftError, match=r"cannot be written \(Read-only file system\).*Copy the bundle"):
+        quick(bundle, "mood", moods)
+
+
+def test_the_command_prints_one_document_and_loads_no_torch(bundle, moods):
+    program = (
+        "import sys; sys.argv = ['edgepeft', *sys.argv[1:]]\n"
+        "from edgepeft.cli._main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert not {'torch', 'transformers', 'sklearn', 'scipy', 'onnx_ir'} & set(sys.modules)\n"
+    )
+    arguments = ["tune", str(bundle), "--task", "mood", "--data", str(moods), "--steps", "3", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["task"], document["training"]["steps"]) == ("mood", 3)
+    assert document["metrics"]["n_train"] + document["metrics"]["n_eval"] + document["metrics"]["n_test"] == 60
+
+
+def test_an_exported_task_takes_its_training_graph_to_another_bundle(bundle, moods, tmp_path):
+    import shutil
+
+    other = Path(shutil.copytree(bundle, tmp_path / "other"))
+    tasks.remove_task(other, "mood")
+    assert edgepeft("add", other, bundle / "tasks" / "mood.onnx").returncode == 0
+    quick(other, "mood", moods, steps=2)
+    assert sound(other)
