@@ -65,7 +65,7 @@ class Mixer:
         if task not in self._feeds:
             parted = self._weights.parted(self._bundle.graph(task))
             if parted is None:
-                raise BundleError(f"{self._bundle.task_file(task)} changed while the bundle was open; open it again.")
+                raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
             self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in parted.feeds.items()}
         return self._feeds[task]
 
