@@ -95,7 +95,7 @@ def test_compacter_plus_plus_on_roberta_base_takes_less_than_400_kb_without_its_
     common = {"task": "task", "labels": ("no", "yes"), "head": "linear", "head_reads": "first_token", "max_length": 128}
     checkpoint = SimpleNamespace(
         read=lambda name: np.random.default_rng(0).standard_normal(roberta.shape_of(name), np.float32),
-        find=lambda name: SimpleNamespace(name=name),
+        stored_name=lambda name: name,
     )
     backbone = SimpleNamespace(checkpoint=checkpoint, architecture=roberta)
     delta = Delta(DeltaCard(**common, method="compacter++", hyperparameters={}, backbone=card), roberta, backbone)
