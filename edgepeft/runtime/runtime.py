@@ -112,6 +112,7 @@ class Runtime:
         with self._lock:
             self._check_open()
             if task not in self._sessions:
+                self._weights.prepare()  # first: it knows weights that were hashed before
                 self._sessions[task] = self._open(self.bundle.graph(task))
             return self._sessions[task]
 

@@ -82,6 +82,9 @@ def test_the_counters_are_read_after_the_work_ended_and_then_the_scope_is_let_go
     prepare, _, _ = systemd
     with LimitedProcess(["true"], Limits(1, 100 * MIB), backends=[prepare]) as process:
         process.popen.wait()
+        deadline = time.monotonic() + 10  # it may not have become `cat` yet
+        while not keepers(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert len(keepers(tmp_path)) == 1  # what keeps a scope alive
         (group,) = (path for path in v2.root.glob("edgepeft-*.scope") if "probe" not in path.name)
         (group / "memory.events").write_text("oom_kill 2")
