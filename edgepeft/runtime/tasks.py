@@ -69,6 +69,7 @@ def prepare_task(
     )
     inputs, expected = read_check(check, f"the check file of {where}")
     result = replay(lambda group: run_session(session, LOGITS, group), inputs, expected)
+    result = result.model_copy(update={"reference": reference})
     require_passed(name, result)
     entry = _entry(
         facts.get("edgepeft.card", "{}"),
@@ -79,7 +80,7 @@ def prepare_task(
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
             "train_sha256": hashlib.sha256(training).hexdigest() if training else None,
-            "verification": {**result.model_dump(), "reference": reference},
+            "verification": result.model_dump(),
         },
     )
     return PreparedTask(name, graph, check, entry, training)

@@ -94,6 +94,9 @@ def compare(reference: NDArray[np.float32], found: NDArray[np.float32]) -> Verif
     )
 
 
+REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
+
+
 def require_passed(task: str, result: Verification) -> None:
     """See that a comparison is within tolerance.
 
@@ -103,6 +106,7 @@ def require_passed(task: str, result: Verification) -> None:
     # Not "difference > tolerance": a NaN must fail.
     if not (result.max_abs_difference <= result.tolerance and result.agreement == 1.0):
         raise VerificationFailed(
-            f"task {task}: ONNX Runtime differs from PyTorch by {result.max_abs_difference:.3g} on its {result.rows} "
-            f"check rows (tolerance {result.tolerance:.0e}), with {result.agreement:.1%} of the decisions equal."
+            f"task {task}: ONNX Runtime differs from {REFERENCES[result.reference]} by "
+            f"{result.max_abs_difference:.3g} on its {result.rows} check rows (tolerance {result.tolerance:.0e}), with "
+            f"{result.agreement:.1%} of the decisions equal."
         )
