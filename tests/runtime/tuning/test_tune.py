@@ -251,7 +251,7 @@ def test_patience_ends_a_run_early(bundle, moods):
 
 def test_a_diverging_run_names_the_step_suggests_a_rate_and_leaves_the_task_alone(bundle, moods):
     before = sha(bundle, "mood")
-    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 1e\+29 --head-lr 1e\+29"):
+    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 0.0001 --head-lr 0.02"):
         quick(bundle, "mood", moods, learning_rate=1e30, head_learning_rate=1e30)
     assert sha(bundle, "mood") == before and sound(bundle)
 
@@ -283,6 +283,9 @@ def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
     with pytest.raises(UnknownName, match=r"'mod'.*mood"):
         quick(bundle, "mod", moods)
     assert not (bundle / ".tune").exists() and sound(bundle)
+    with pytest.raises(UsageError, match="is not a bundle"):
+        quick(tmp_path / "nowhere", "mood", moods)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_task_without_training_graph_names_the_command(bundle, moods):
