@@ -9,11 +9,11 @@ from pathlib import Path
 import onnx
 
 from edgepeft.errors import EdgepeftError, VerificationFailed
-from edgepeft.runtime.bundle import BACKBONE_FILE, expect_hash
+from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash
 from edgepeft.runtime.manifest import Verification
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.verify import read_check, replay, require_passed
-from edgepeft.runtime.versions import CHECK
+from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
 
 __all__ = ["Finding", "audit"]
 
@@ -34,8 +34,10 @@ def audit(folder: Path, step: Callable[[str], object] = lambda _: None) -> list[
         UsageError, BundleError: there is no readable manifest; anything later is a finding.
     """
     runtime = Runtime(folder, cache=False)  # the bundle is checked, not what this machine keeps of it
+    templates = runtime.bundle.manifest.templates
     checks: dict[str, Callable[[], Verification | None]] = {"backbone": lambda: _check_backbone(runtime)}
     checks |= {task: lambda task=task: _check_task(runtime, task) for task in runtime.tasks}  # type: ignore[misc]
+    checks |= {f"template {name}": lambda name=name: _check_template(runtime, name) for name in templates}  # type: ignore[misc]
     findings = []
     for subject, check in checks.items():
         step(subject)
@@ -59,13 +61,23 @@ def _check_backbone(runtime: Runtime) -> None:
         raise VerificationFailed(f"the graph has no value for the site {missing[0]} that the manifest names.")
 
 
+def _check_template(runtime: Runtime, name: str) -> None:
+    entry, folder = runtime.bundle.manifest.template(name), runtime.bundle.folder / TEMPLATES_FOLDER
+    for suffix, expected in ((GRAPH, entry.sha256), (CHECK, entry.check_sha256), (TRAINING, entry.train_sha256)):
+        expect_hash(folder / f"{name}{suffix}", expected)
+
+
 def _check_task(runtime: Runtime, task: str) -> Verification:
     bundle = runtime.bundle
     path = bundle.current(task, CHECK)
     expect_hash(path, bundle.entry(task).check_sha256)
     onnx.checker.check_model(bundle.delta_graph(task))
+    if bundle.entry(task).train_sha256 is not None:
+        expect_hash(bundle.current(task, TRAINING), bundle.entry(task).train_sha256 or "")
     inputs, reference = read_check(path.read_bytes(), str(path))
     result = replay(lambda group: runtime.logits(task, group), inputs, reference, bundle.allowed(task))
-    require_passed(task, result)
     stated = bundle.entry(task).verification
-    return result if stated is None else result.model_copy(update={"reference": stated.reference})
+    if stated is not None:
+        result = result.model_copy(update={"reference": stated.reference})
+    require_passed(task, result)
+    return result

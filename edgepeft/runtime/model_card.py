@@ -27,4 +27,6 @@ def model_card(manifest: Manifest) -> str:
 def _row(name: str, entry: TaskEntry) -> str:
     kind = "regression" if entry.labels is None else f"{len(entry.labels)} labels"
     parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
+    if entry.verification is not None and entry.verification.reference != "pytorch":
+        parity += f" (to its {entry.verification.reference})"
     return f"| {name} | {entry.method} | {kind} | {entry.trainable_parameters:,} | {entry.n_bytes:,} | {parity} |"

@@ -80,6 +80,7 @@ def prepare_task(
     allowed = allowed_for(bundle.manifest.backbone.weights_dtype, dtype)
     run = partial(run_session, session, LOGITS)
     result = replay(run, inputs, expected, allowed)
+    result = result.model_copy(update={"reference": reference})
     if data is not None:
         result = _with_data(result, data.compare(run, allowed))
     require_passed(name, result)
@@ -94,7 +95,7 @@ def prepare_task(
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
             "train_sha256": hashlib.sha256(training).hexdigest() if training else None,
-            "verification": {**result.model_dump(), "reference": reference},
+            "verification": result.model_dump(),
         },
     )
     return PreparedTask(name, graph, check, entry, training)

@@ -52,6 +52,7 @@ class Allowed:
     changed: float = 0.0
 
 
+REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
 EXACT = Allowed(TOLERANCE)
 _ROUNDED = Allowed(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
 _QUANTISED = Allowed(None, 0.02)
@@ -176,6 +177,6 @@ def require_passed(task: str, result: Verification) -> None:
             "Verify on the task's own texts (--verify-data), or export with --weights fp32."
         )
     raise VerificationFailed(
-        f"task {task}: ONNX Runtime differs from PyTorch by {result.max_abs_difference:.3g} on {where} "
-        f"(tolerance {bound:.0e}), with {agreement:.1%} of the decisions equal."
+        f"task {task}: ONNX Runtime differs from {REFERENCES[result.reference]} by {result.max_abs_difference:.3g} "
+        f"on {where} (tolerance {bound:.0e}), with {agreement:.1%} of the decisions equal."
     )

@@ -172,9 +172,13 @@ class Run:
         if not (math.isfinite(result.loss) and math.isfinite(norm)):
             what = f"the loss became {result.loss}" if math.isfinite(norm) else "the gradients are not finite"
             rate, head_rate = self.rates
+            lower, head_lower = (
+                min(rate / 10, self.facts.learning_rate),
+                min(head_rate / 10, self.facts.head_learning_rate),
+            )
             raise EdgepeftError(
                 f"{what} in step {self.position.step + 1}: the training diverged. The task in the bundle is as it was. "
-                f"Try --lr {rate / 10:g} --head-lr {head_rate / 10:g} with --force (these were {rate:g} and "
+                f"Try --lr {lower:g} --head-lr {head_lower:g} with --force (these were {rate:g} and "
                 f"{head_rate:g})."
             )
         factor = rate_factor(self.position.step, self.warmup, self.total)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import TaskEntry, check_task_name
+from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
 from edgepeft.runtime.tasks import commit_tasks, prepare_task
 from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
 from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
@@ -53,6 +53,7 @@ def tune(
         Interrupted: ``stop`` said so; ``resume`` continues.
     """
     check_task_name(task)
+    Manifest.read(folder)  # that it is a bundle at all, before anything is made in it
     with claim(folder, task) as work:
         bundle = Bundle(folder)  # read under the lock: another run may just have replaced the task
         checkpoint = _checkpoint(work, task, resume=resume, force=force)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from deltas import TEXTS
 from torch.nn import functional
 from verbs import edgepeft
 
@@ -20,15 +21,18 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.batches import epoch_batches
 from edgepeft.delta import Delta
-from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
+from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError, VerificationFailed
+from edgepeft.export.gradients import require_gradients
+from edgepeft.export.step import Step
 from edgepeft.rows import read_rows
 from edgepeft.runtime import tasks
 from edgepeft.runtime.audit import audit
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.bundle import Bundle, read_graph
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.checkpoint import claim
 from edgepeft.runtime.tuning.loop import Run
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.step import TrainingStep
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
 
@@ -47,7 +51,7 @@ def sha(bundle, task):
 
 
 def sound(bundle):
-    return [finding.problem for finding in audit(bundle)] == [""] * (1 + len(Bundle(bundle).manifest.tasks))
+    return not any(finding.problem for finding in audit(bundle))
 
 
 def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moods, trainable, tmp_path):
@@ -82,6 +86,37 @@ def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moo
         assert run.loss == pytest.approx(loss.item(), abs=1e-5), f"step {number + 1}"
     for name, tensor in named.items():
         np.testing.assert_allclose(run.tensors[name], tensor.detach().numpy(), atol=1e-4)
+
+
+def test_export_refuses_gradients_that_are_not_pytorchs(bundle, trainable):
+    """A tensor's gradient that is 0.01 % off, and a loss that forgot the division by the batch."""
+    backbone = open_backbone(str(bundle))
+    delta, model = Delta.load(trainable.parent / "mood", backbone), load_model(backbone, "eager")
+    step, read = Step.of(delta, model, backbone), read_graph(bundle / "tasks" / "mood.train.onnx")
+    assert require_gradients(step, TrainingStep(read, bundle, 1), backbone, TEXTS) <= 1e-5
+    for odd in ("layer.1.ffn_output/up.weight", "loss"):
+
+        class Wrong(TrainingStep):
+            def __call__(self, *given, odd=odd):
+                found = super().__call__(*given)
+                if odd == "loss":
+                    return found._replace(loss=found.loss * len(given[2]) * 1.001)
+                return found._replace(
+                    gradients={n: g * (1.0001 if n == odd else 1) for n, g in found.gradients.items()}
+                )
+
+        with pytest.raises(VerificationFailed, match=f"{odd} differs from PyTorch's"):
+            require_gradients(step, Wrong(read, bundle, 1), backbone, TEXTS)
+
+
+def test_verify_finds_damaged_training_graphs_and_templates(bundle):
+    for file in ("tasks/mood.train.onnx", "templates/lora.train.onnx"):
+        with (bundle / file).open("ab") as damaged:
+            damaged.write(b"x")
+    found = {finding.subject: finding.problem for finding in audit(bundle)}
+    assert "mood.train.onnx is not the file" in found["mood"]
+    assert "lora.train.onnx is not the file" in found["template lora"]
+    assert not found["backbone"] and not found["score"]
 
 
 def test_a_tuned_task_answers_at_once_is_verified_and_a_running_runtime_reloads_it(bundle, moods):
@@ -216,7 +251,7 @@ def test_patience_ends_a_run_early(bundle, moods):
 
 def test_a_diverging_run_names_the_step_suggests_a_rate_and_leaves_the_task_alone(bundle, moods):
     before = sha(bundle, "mood")
-    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 1e\+29 --head-lr 1e\+29"):
+    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 0.0001 --head-lr 0.02"):
         quick(bundle, "mood", moods, learning_rate=1e30, head_learning_rate=1e30)
     assert sha(bundle, "mood") == before and sound(bundle)
 
@@ -248,6 +283,9 @@ def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
     with pytest.raises(UnknownName, match=r"'mod'.*mood"):
         quick(bundle, "mod", moods)
     assert not (bundle / ".tune").exists() and sound(bundle)
+    with pytest.raises(UsageError, match="is not a bundle"):
+        quick(tmp_path / "nowhere", "mood", moods)
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_task_without_training_graph_names_the_command(bundle, moods):
