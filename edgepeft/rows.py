@@ -1,6 +1,6 @@
 """Rows of text from jsonl, csv and tsv files: one at a time, each knowing the line it came from.
 
-Columns: ``sentence1``, optionally ``sentence2``, and ``label`` where one is wanted; others are ignored.
+Columns: ``sentence1``, optionally ``sentence2``, where one is wanted ``label`` or a task's; others are ignored.
 jsonl has an object a line, csv is quoted as RFC 4180 says, tsv has no quoting (as GLUE's files: a quotation
 mark is a character of the text).  Files are UTF-8, with or without a byte order mark.
 """
@@ -26,13 +26,14 @@ Record = tuple[int, dict[str, Any]]
 
 
 class Row(NamedTuple):
-    """One text or pair, its label as text (None where none was asked for), and where it stands."""
+    """One text or pair, its label as text and its task (None where none was asked for), and where it stands."""
 
     sentence1: str
     sentence2: str | None
     label: str | None
     file: str
     line: int
+    task: str | None = None
 
     @property
     def where(self) -> str:
@@ -40,10 +41,11 @@ class Row(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-def read_rows(path: Path, *, labels: bool) -> Iterator[Row]:
+def read_rows(path: Path, *, labels: bool, task_column: str | None = None) -> Iterator[Row]:
     """Yield the rows of a file in order, in constant memory; ``labels`` says that each must have one.
 
-    Either every row has a ``sentence2`` or none has.  Empty texts are texts.
+    Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
+    a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
 
     Raises:
         UsageError: no such file, or of an unknown extension; raised at once, not at the first row.
@@ -55,7 +57,7 @@ def read_rows(path: Path, *, labels: bool) -> Iterator[Row]:
     if not path.is_file():
         found = "is a folder" if path.is_dir() else "does not exist"
         raise UsageError(f"data file {path} {found}; give a file of {', '.join(FORMATS)}.")
-    return _rows(path, labels)
+    return _rows(path, labels, task_column)
 
 
 def label_number(row: Row) -> float:
@@ -73,13 +75,15 @@ def label_number(row: Row) -> float:
     return number
 
 
-def _rows(path: Path, labels: bool) -> Iterator[Row]:
+def _rows(path: Path, labels: bool, task_column: str | None) -> Iterator[Row]:
     read = FORMATS[path.suffix.lower()]
     pairs: bool | None = None
     for line, record in read(path):
         _require_columns(path, line, record, labels)
         row = _row(path, line, record, labels)
-        if pairs is not None and pairs != (row.sentence2 is not None):
+        if task_column is not None:
+            row = row._replace(sentence2=row.sentence2 or None, task=_task(path, line, record, task_column))
+        elif pairs is not None and pairs != (row.sentence2 is not None):
             had, has = ("a", "none") if pairs else ("no", "one")
             raise DataError(f"{row.where}: rows before have {had} {SECOND}, this one has {has}; all rows or none.")
         pairs = row.sentence2 is not None
@@ -95,6 +99,16 @@ def _row(path: Path, line: int, record: dict[str, Any], labels: bool) -> Row:
             raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
     label = _label(path, line, record[LABEL]) if labels else None
     return Row(first, second, label, str(path), line)
+
+
+def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | None:
+    """A table's header has to have the column; a JSON object may do without."""
+    if column not in record and path.suffix.lower() != ".jsonl":
+        raise DataError(f"{path}:{line}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
+    value = record.get(column)
+    if not isinstance(value, str | None):
+        raise DataError(f"{path}:{line}: {column}, the row's task, must be a text; found {_shown(value)}.")
+    return (value or "").strip() or None
 
 
 def _label(path: Path, line: int, value: Any) -> str:

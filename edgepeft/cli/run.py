@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgepeft.cli._output import log, print_json
-from edgepeft.errors import UsageError
+from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 
 if TYPE_CHECKING:
     from edgepeft.backbones.tokens import Text
-    from edgepeft.runtime.runtime import Runtime
+    from edgepeft.rows import Row
+    from edgepeft.runtime.runtime import Answer, Runtime
 
 __all__ = ["command"]
 
@@ -27,6 +29,13 @@ def command(
     input_file: Annotated[
         Path | None, typer.Option("--input", help="jsonl, csv or tsv; answers are printed as jsonl.")
     ] = None,
+    task_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The file's column with each row's task; none: the backbone's embedding."),
+    ] = None,
+    skip_unknown: Annotated[
+        bool, typer.Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the file that run together.")] = 32,
     threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
     no_cache: Annotated[
@@ -37,50 +46,130 @@ def command(
     """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime, in_batches
 
-    texts = _texts(text, second, input_file)
+    source = _Source(text, second, input_file, task_column, skip_unknown, task)
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
-    tasks = list(dict.fromkeys(task or runtime.tasks))
-    if not tasks:
-        raise UsageError(f"{bundle} holds no task; add one with: edgepeft add.")
-    for name in tasks:
-        runtime.bundle.entry(name)
-    answers = (answer for batch in in_batches(texts, batch_size) for answer in _answers(runtime, tasks, batch))
+    if task_column is not None:
+        answers = _each_by_its_task(runtime, source, batch_size)
+    else:
+        texts, tasks = source.texts(), _tasks(runtime, task)
+        answers = (answer for batch in in_batches(texts, batch_size) for answer in _answers(runtime, tasks, batch))
     if input_file is not None:
         _print_stream(answers, as_document=as_json)
     elif as_json:
         print_json(list(answers))
     else:
-        for answer in answers:
-            for prediction in answer["predictions"]:
-                shown = prediction.get("label", prediction.get("value"))
-                score = f"\t{prediction['score']:.3f}" if "score" in prediction else ""
-                typer.echo(f"{prediction['task']}\t{shown}{score}\t{_one_line(answer['text'])}")
+        _print_lines(answers)
     if runtime.truncation.rows:
         log().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
 
 
-def _texts(text: list[str] | None, second: list[str] | None, file: Path | None) -> Iterator[Text]:
-    from edgepeft.backbones.tokens import Text
-    from edgepeft.rows import read_rows
+@dataclass(frozen=True)
+class _Source:
+    """What to read, as the command line says it."""
 
-    if (file is None) == (not text):
-        raise UsageError("give either texts or --input FILE.")
-    if file is not None:
-        if second:
+    text: list[str] | None
+    second: list[str] | None
+    file: Path | None
+    task_column: str | None
+    skip_unknown: bool
+    task: list[str] | None
+
+    def __post_init__(self) -> None:
+        if (self.file is None) == (not self.text):
+            raise UsageError("give either texts or --input FILE.")
+        if self.file is not None and self.second:
             raise UsageError("--second goes with texts; a file has its own column sentence2.")
-        return (Text(row.sentence1, row.sentence2) for row in read_rows(file, labels=False))
-    firsts = text or []
-    if second and len(second) != len(firsts):
-        raise UsageError(f"{len(firsts)} texts and {len(second)} --second; each text needs its own.")
-    seconds: list[str] | list[None] = second or [None] * len(firsts)
-    return iter([Text(*pair) for pair in zip(firsts, seconds, strict=True)])
+        if self.task_column is not None and (self.file is None or self.task):
+            raise UsageError("--task-column names a column of --input FILE, in place of --task.")
+        if self.skip_unknown and self.task_column is None:
+            raise UsageError("--skip-unknown goes with --task-column: a task of --task has to be there.")
+
+    def rows(self) -> Iterator[Row]:
+        from edgepeft.rows import read_rows
+
+        assert self.file is not None
+        return read_rows(self.file, labels=False, task_column=self.task_column)
+
+    def texts(self) -> Iterator[Text]:
+        from edgepeft.backbones.tokens import Text
+
+        if self.file is not None:
+            return (Text(row.sentence1, row.sentence2) for row in self.rows())
+        firsts = self.text or []
+        if self.second and len(self.second) != len(firsts):
+            raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
+        seconds: list[str] | list[None] = self.second or [None] * len(firsts)
+        return iter([Text(*pair) for pair in zip(firsts, seconds, strict=True)])
+
+
+def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
+    tasks = list(dict.fromkeys(asked or runtime.tasks))
+    if not tasks:
+        raise UsageError(f"{runtime.bundle.folder} holds no task; add one with: edgepeft add.")
+    for name in tasks:
+        runtime.bundle.entry(name)
+    return tasks
 
 
 def _answers(runtime: Runtime, tasks: list[str], texts: list[Text]) -> Iterator[dict[str, Any]]:
     by_task = runtime.predict_all(tasks, texts)
     for i, text in enumerate(texts):
-        pair = {} if text.second is None else {"second": text.second}
-        yield {"text": text.first, **pair, "predictions": [by_task[name][i].as_json() for name in tasks]}
+        yield {**_shown(text), "predictions": [by_task[name][i].as_json() for name in tasks]}
+
+
+def _each_by_its_task(runtime: Runtime, source: _Source, batch_size: int) -> Iterator[dict[str, Any]]:
+    """The answer of each row's own task; the whole file is looked at before anything runs."""
+    _check_tasks(runtime, source)
+    return _mixed_answers(runtime, source.rows(), batch_size, strict=not source.skip_unknown)
+
+
+def _check_tasks(runtime: Runtime, source: _Source) -> None:
+    named = False
+    for row in source.rows():
+        named |= row.task is not None
+        if row.task is None or source.skip_unknown:
+            continue
+        try:
+            runtime.bundle.entry(row.task)
+        except UnknownName as error:
+            raise UsageError(f"{row.where}: {error} --skip-unknown answers the other rows.") from None
+    if not named:
+        raise UsageError(f"no row of {source.file} names a task in {source.task_column!r}.")
+
+
+def _mixed_answers(runtime: Runtime, rows: Iterable[Row], batch_size: int, *, strict: bool) -> Iterator[dict[str, Any]]:
+    from edgepeft.backbones.tokens import Text
+    from edgepeft.runtime.runtime import in_batches
+
+    failed = 0
+    for batch in in_batches(rows, batch_size):
+        texts = [Text(row.sentence1, row.sentence2) for row in batch]
+        found = runtime.predict_mixed([row.task for row in batch], texts, strict=strict)
+        failed += sum(isinstance(answer, EdgepeftError) for answer in found)
+        for row, text, answer in zip(batch, texts, found, strict=True):
+            yield {**_shown(text), "task": row.task, **_answer(answer)}
+    if failed:
+        log().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    if isinstance(answer, EdgepeftError):
+        return {"error": str(answer)}
+    if hasattr(answer, "as_json"):
+        return {"predictions": [answer.as_json()]}
+    return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
+
+
+def _shown(text: Text) -> dict[str, str]:
+    return {"text": text.first} if text.second is None else {"text": text.first, "second": text.second}
+
+
+def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
+    for answer in answers:
+        for prediction in answer["predictions"]:
+            shown = prediction.get("label", prediction.get("value"))
+            score = f"\t{prediction['score']:.3f}" if "score" in prediction else ""
+            typer.echo(f"{prediction['task']}\t{shown}{score}\t{_one_line(answer['text'])}")
 
 
 def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> None:

@@ -37,7 +37,7 @@ def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     if _changes_the_backbone(model.graph, own, nodes):
         return None
     computed = {name for node in nodes for name in node.output}
-    constant = [id(node) for node in nodes]
+    constant = {id(node) for node in nodes}
     read = {name for node in model.graph.node if id(node) not in constant for name in node.input}
     wanted = sorted(computed & (read | {output.name for output in model.graph.output}))
     if not wanted:
@@ -58,7 +58,8 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> Parted | None:
     own, nodes = _own(graph)
     if _changes_the_backbone(graph, own, nodes):
         return None
-    kept = [node for node in graph.node if not any(node is constant for constant in nodes)]
+    constant = {id(node) for node in nodes}
+    kept = [node for node in graph.node if id(node) not in constant]
     read = {name for node in kept for name in node.input} | {output.name for output in graph.output}
     values = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in own & read} | dict(computed)
     fed = {name: value for name, value in values.items() if value.dtype == np.float32 and value.ndim}

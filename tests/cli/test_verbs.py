@@ -4,8 +4,12 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from verbs import ENTRY, edgepeft
+
+from edgepeft.backbones.tokens import Text
+from edgepeft.runtime.runtime import Runtime
 
 
 def test_run_prints_a_line_for_each_task_and_text(exported):
@@ -38,6 +42,76 @@ def test_run_turns_a_file_into_jsonl_in_order(exported, tmp_path):
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [f"w{5 + i % 40}" for i in range(70)]
     document = edgepeft("run", exported, "--task", "mood", "--input", rows, "--json")
     assert json.loads(document.stdout) == [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def mean_of_tokens(bundle, text):
+    with Runtime(bundle, cache=False) as runtime:
+        return runtime.last_hidden_state(runtime.bundle.encoder().encode([Text(text)], 60).inputs)[0].mean(0)
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_run_answers_each_row_of_a_file_with_the_task_that_it_names(exported, tmp_path):
+    names = ["mood", None, "pair", "score", "pair", "mood", "", "score"]
+    rows = [{"sentence1": f"w{7 + i} w9", "duty": name} for i, name in enumerate(names)]
+    rows[2]["sentence2"] = "w11 w12"
+    del rows[1]["duty"]
+    file = written(tmp_path / "rows.jsonl", rows)
+    done = edgepeft("run", exported, "--input", file, "--task-column", "duty", "--batch-size", "3")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(answer["text"], answer["task"]) for answer in found] == [
+        (row["sentence1"], name or None) for row, name in zip(rows, names, strict=True)
+    ]
+    for row, answer in zip(rows, found, strict=True):
+        if answer["task"] is None:
+            assert "predictions" not in answer
+            np.testing.assert_allclose(answer["embedding"], mean_of_tokens(exported, row["sentence1"]), atol=1e-5)
+            continue
+        second = ["--second", row["sentence2"]] if "sentence2" in row else []
+        alone = edgepeft("run", exported, "--task", answer["task"], row["sentence1"], *second, "--json")
+        (mine,), (theirs,) = answer["predictions"], json.loads(alone.stdout)[0]["predictions"]
+        assert (mine["task"], mine.get("label")) == (theirs["task"], theirs.get("label"))
+        assert mine.get("score", mine.get("value")) == pytest.approx(theirs.get("score", theirs.get("value")), abs=2e-5)
+    document = edgepeft("run", exported, "--input", file, "--task-column", "duty", "--batch-size", "3", "--json")
+    assert json.loads(document.stdout) == found
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_run_reads_tasks_from_tables_where_an_empty_cell_is_none(exported, tmp_path, separator):
+    file = tmp_path / ("rows.csv" if separator == "," else "rows.tsv")
+    cells = [["task", "sentence1", "sentence2"], ["mood", "w7", ""], ["pair", "w7", "w8"], ["", "w9", ""]]
+    file.write_text("".join(separator.join(row) + "\n" for row in cells))
+    done = edgepeft("run", exported, "--input", file, "--task-column", "task", "--json")
+    found = json.loads(done.stdout)
+    assert [(answer["task"], answer.get("second")) for answer in found] == [
+        ("mood", None),
+        ("pair", "w8"),
+        (None, None),
+    ]
+    assert [sorted(set(answer) & {"predictions", "embedding"}) for answer in found] == [
+        ["predictions"],
+        ["predictions"],
+        ["embedding"],
+    ]
+
+
+def test_run_refuses_a_file_with_an_unknown_task_or_answers_the_other_rows(bundle, tmp_path):
+    rows = [{"sentence1": "w7", "task": name} for name in ("mood", "moood", "pair", "score")]
+    file = written(tmp_path / "rows.jsonl", rows)
+    done = edgepeft("run", bundle, "--input", file, "--task-column", "task", "--batch-size", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{file}:2: " in done.stderr and "Did you mean 'mood'" in done.stderr and "--skip-unknown" in done.stderr
+    (bundle / "tasks" / "pair.onnx").write_bytes(b"damaged")
+    done = edgepeft("run", bundle, "--input", file, "--task-column", "task", "--skip-unknown")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and "2 row(s) have no answer" in done.stderr
+    assert ["error" in answer for answer in found] == [False, True, True, False]
+    assert "Did you mean 'mood'" in found[1]["error"] and "pair.onnx" in found[2]["error"]
+    assert found[0]["predictions"][0]["task"] == "mood" and found[3]["predictions"][0]["task"] == "score"
 
 
 def test_run_imports_neither_torch_nor_transformers(exported):
@@ -92,6 +166,11 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("run", "BUNDLE", "w7", "--input", "x.jsonl"), 2, "give either"),
         (("run", "BUNDLE", "--task", "mood", "--input", "nothing.jsonl"), 2, "does not exist"),
         (("run", "BUNDLE", "--task", "pair", "a", "b", "--second", "c"), 2, "needs its own"),
+        (("run", "BUNDLE", "w7", "--task-column", "task"), 2, "names a column of --input"),
+        (("run", "BUNDLE", "--input", "COLUMNS", "--task", "mood", "--task-column", "klass"), 2, "in place of --task"),
+        (("run", "BUNDLE", "--input", "COLUMNS", "--skip-unknown"), 2, "goes with --task-column"),
+        (("run", "BUNDLE", "--input", "COLUMNS", "--task-column", "task"), 1, "no column task"),
+        (("run", "BUNDLE", "--input", "LABELS", "--task-column", "task"), 2, "names a task in 'task'"),
         (("run", "nowhere", "w7"), 2, "not a bundle"),
         (("run", "BUNDLE", "w7", "--batch-size", "0"), 2, "batch-size"),
         (("remove", "BUNDLE", "nothing"), 2, "Known: mood, pair, score"),

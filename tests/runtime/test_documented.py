@@ -13,6 +13,7 @@ PRINTED = [
     r"\('mood', 'pair', 'score'\)\n(no|yes) 0\.\d+ \{'no'",
     r"([abc] \(-?\d.*\)\n){2}",
     r"\{'mood': \[",
+    r"Prediction\nPrediction\nndarray\nUnknownName\n",
     "no task of this bundle",
 ]
 
