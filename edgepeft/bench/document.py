@@ -96,12 +96,13 @@ def _tokens(one: Measured, texts: Sequence[int]) -> list[int]:
     return [n + prompt for n in texts]
 
 
-def gemm_gflops(measured: Sequence[Measured]) -> dict[str, list[float]]:
-    """The host's GEMM rate in every round of each workload, GFLOP/s."""
+def gemm_gflops(measured: Sequence[Measured], engine: str = "onnxruntime") -> dict[str, list[float]]:
+    """The host's GEMM rate through an engine in every round of each workload, GFLOP/s."""
+    probes = [(one.unit.workload, one.pytorch_gemm if engine == "pytorch" else one.gemm) for one in measured]
     return {
-        one.unit.workload: [FLOPS_PER_STEP / sample.seconds / 1e9 for sample in one.gemm.samples]
-        for one in measured
-        if one.gemm.samples
+        workload: [FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples]
+        for workload, probe in probes
+        if probe.samples
     }
 
 
@@ -151,8 +152,15 @@ def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, Any]:
                 **_as_json(asdict(paired_ratio(own, theirs))),
                 "of_totals": _as_json(asdict(ratio_of_totals(own, theirs))),
                 "confidence": CONFIDENCE,
+                "peak_rss": _peak_over(one, other),
             }
     return found
+
+
+def _peak_over(one: Measured, other: Measured) -> float | None:
+    """Peak memory over the other's: below 1 is less."""
+    own, theirs = one.peak_rss_bytes, other.peak_rss_bytes
+    return own / theirs if own and theirs else None
 
 
 def _peer_name(one: Measured, other: Measured) -> str | None:
@@ -164,6 +172,8 @@ def _peer_name(one: Measured, other: Measured) -> str | None:
         return f"peer:{theirs.peer}"
     if theirs.engine != mine.engine:
         same = (theirs.role, theirs.task, theirs.prompt_length) == (mine.role, mine.task, mine.prompt_length)
+        if not same and theirs.role is Role.FULL:
+            return f"{theirs.engine}:full"
         return theirs.engine if same else None
     if theirs.role is Role.LENGTHENED:
         return f"backbone+{theirs.prompt_length}" if mine.task and mine.prompt_length == theirs.prompt_length else None

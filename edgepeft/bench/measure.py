@@ -1,7 +1,7 @@
 """Runs a plan: starts every unit's worker, interleaves their rounds, gathers samples and peaks.
 
 Inference and fine-tuning are measured one after the other, so that at most one kind's workers are in
-memory together; the host's GEMM rate is measured in the rounds of each.
+memory together; the host's GEMM rate is measured in the rounds of each, PyTorch's own beside PyTorch.
 """
 
 from __future__ import annotations
@@ -57,11 +57,12 @@ class Schedule:
 
 @dataclass
 class Measured:
-    """A unit's samples and the GEMM probe's of the same rounds; ``failure`` where it did not fit."""
+    """A unit's samples and the GEMM probes' of the same rounds; ``failure`` where it did not fit."""
 
     unit: Unit
     series: Series = field(default_factory=Series)
     gemm: Series = field(default_factory=Series)
+    pytorch_gemm: Series = field(default_factory=Series)
     peak_rss_bytes: int | None = None
     in_force: InForce | None = None
     notes: tuple[str, ...] = ()
@@ -100,8 +101,10 @@ def _measure_together(
     threads: int,
     progress: Progress,
 ) -> None:
-    probe = Measured(Unit(workload, "onnxruntime", Role.GEMM, job=Job("gemm", threads)))
-    everyone = {one.unit.label: one for one in [*group, probe]}
+    probes = [Measured(Unit(workload, "onnxruntime", Role.GEMM, job=Job("gemm", threads)))]
+    if any(one.unit.engine == "pytorch" for one in group):
+        probes.append(Measured(Unit(workload, "pytorch", Role.GEMM, job=Job("gemm_pytorch", threads))))
+    everyone = {one.unit.label: one for one in [*group, *probes]}
     with ExitStack() as stack:
         workers = {}
         for number, (label, one) in enumerate(everyone.items()):
@@ -122,7 +125,8 @@ def _measure_together(
             if label in workers:
                 _gather(one, workers[label], series[label])
     for one in group:
-        one.gemm = probe.series
+        one.gemm = probes[0].series
+        one.pytorch_gemm = probes[1].series if len(probes) > 1 else Series()
 
 
 def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:

@@ -33,6 +33,7 @@ class Task:
     settings: Mapping[str, Any] = field(default_factory=dict)
     n_labels: int = 2
     prompt_length: int = 0
+    untrainable: str | None = None  # why it cannot be fine-tuned with ONNX Runtime
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ def plan(
     units = [
         _unit(common, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
         for workload in workloads
-        for engine in engines
-        for role, task, prompt in _subjects(workload, model.tasks)
+        for engine in _engines(workload, engines, missing or {})
+        for role, task, prompt in _subjects(workload, engine, model.tasks)
     ]
     if "infer" in workloads:
         for name, path in _named(peers).items():
@@ -109,15 +110,24 @@ def plan(
     return units
 
 
-def _subjects(workload: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None, int]]:
-    """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything."""
+def _engines(workload: str, engines: Sequence[str], missing: Mapping[str, str]) -> list[str]:
+    """Those asked for; fine-tuning with ONNX Runtime is read beside PyTorch's, wherever that is installed."""
+    beside = workload == "finetune" and "onnxruntime" in engines and "pytorch" not in {*engines, *missing}
+    return [*engines, "pytorch"] if beside else list(engines)
+
+
+def _subjects(workload: str, engine: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None, int]]:
+    """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything.
+
+    Without a task, training everything is PyTorch's only: ONNX Runtime trains what a training graph was exported for.
+    """
     other = Role.BACKBONE if workload == "infer" else Role.FULL
     # A task whose method is full fine-tuning already is that comparison.
     own: list[tuple[Role, Task | None, int]] = [
         (Role.FULL if workload == "finetune" and task.method == "full" else Role.TASK, task, task.prompt_length)
         for task in tasks
     ]
-    if any(role is other for role, _, _ in own):
+    if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):
         return own
     prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
     return [*own, (other, None, 0), *((Role.LENGTHENED, None, prompt) for prompt in prompts)]
@@ -125,7 +135,9 @@ def _subjects(workload: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | N
 
 def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> Unit:
     """``bare`` with its job, or with the reason why it has none."""
-    reason = missing.get(f"{bare.workload} {bare.engine}") or missing.get(bare.engine)
+    reason = missing.get(bare.engine)
+    if bare.task and (bare.workload, bare.engine) == ("finetune", "onnxruntime"):
+        reason = reason or bare.task.untrainable
     if reason:
         return replace(bare, unavailable=reason)
     about: dict[str, Any] = {}

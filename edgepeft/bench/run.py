@@ -33,6 +33,7 @@ ENGINES = ("onnxruntime", "pytorch")
 WORKLOADS = ("infer", "finetune")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
+_NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
@@ -99,7 +100,7 @@ def run(
             threads=threads,
             seed=request.seed,
             peers=request.peers,
-            missing=_missing(),
+            missing={} if torch_installed() else {"pytorch": _NO_TORCH},
             cache=request.cache,
         )
         schedule = _schedule(request, scenario, batches)
@@ -167,10 +168,32 @@ def _check(request: Request) -> None:
 
 def _subject(request: Request, stack: ExitStack) -> Subject:
     if request.bundle is not None:
-        return open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
+        subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
+        _require_trainable(request, subject)
+        return subject
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
     name = request.backbone or _DEFAULT_ARCHITECTURE
-    return random_subject(name, Path(folder), methods=request.methods, settings=request.settings, seed=request.seed)
+    subject = random_subject(
+        name,
+        Path(folder),
+        methods=request.methods,
+        settings=request.settings,
+        seed=request.seed,
+        trainable="finetune" in (request.workloads or WORKLOADS) and "onnxruntime" in (request.engines or ENGINES),
+    )
+    _require_trainable(request, subject)
+    return subject
+
+
+def _require_trainable(request: Request, subject: Subject) -> None:
+    """Where nothing but fine-tuning with ONNX Runtime was asked for, see that there is something to fine-tune."""
+    reasons = [task.untrainable for task in subject.model.tasks]
+    if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or None in reasons:
+        return
+    if reasons:
+        raise UsageError(f"nothing can be fine-tuned with ONNX Runtime: {reasons[0]}.")
+    what = "the bundle has no task" if request.bundle else "name one with --method"
+    raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
 
 
 def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Lengths, list[str]]:
@@ -192,14 +215,6 @@ def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
 
 
-def _missing() -> dict[str, str]:
-    """Engine, or workload and engine -> why it cannot be measured here."""
-    missing = {"finetune onnxruntime": "fine-tuning with ONNX Runtime does not exist in this version"}
-    if not torch_installed():
-        missing["pytorch"] = "PyTorch is not installed (pip install 'edgepeft[train]')"
-    return missing
-
-
 def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
     # The largest batch first: memory is at its most before anything is measured.
     largest = max(range(len(batches)), key=lambda index: len(batches[index]) * max(batches[index]))
@@ -214,13 +229,13 @@ def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[i
 
 
 def _host(measured: Sequence[Measured]) -> dict[str, Any]:
-    rates = gemm_gflops(measured)
-    everything = [rate for workload in rates.values() for rate in workload]
-    return {
-        **host_facts(),
-        "gemm_gflops": float(np.median(everything)) if everything else None,
-        "gemm_samples_gflops": rates,
-    }
+    facts = host_facts()
+    for engine, name in (("onnxruntime", "gemm"), ("pytorch", "pytorch_gemm")):
+        rates = gemm_gflops(measured, engine)
+        everything = [rate for workload in rates.values() for rate in workload]
+        facts[f"{name}_gflops"] = float(np.median(everything)) if everything else None
+        facts[f"{name}_samples_gflops"] = rates
+    return facts
 
 
 def _profile(profile: Profile, limits: Limits, measured: Sequence[Measured], notes: list[str]) -> dict[str, Any]:

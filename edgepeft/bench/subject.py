@@ -17,6 +17,7 @@ from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
+from edgepeft.runtime.versions import GRAPH, TRAINING
 
 if TYPE_CHECKING:
     from edgepeft.delta import Delta
@@ -59,9 +60,17 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
 
 
 def random_subject(
-    name: str, folder: Path, *, methods: Sequence[str] = (), settings: Mapping[str, str] | None = None, seed: int = 0
+    name: str,
+    folder: Path,
+    *,
+    methods: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    seed: int = 0,
+    trainable: bool = False,
 ) -> Subject:
     """A bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
+
+    ``trainable``: with training graphs, for the methods that have one.
 
     Raises:
         UnknownName: no such architecture, method or hyperparameter.
@@ -74,9 +83,10 @@ def random_subject(
     backbone = open_backbone(str(folder))
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
-    entries = {
-        _task_of(method): _write_task(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)
-    }
+    deltas = {method: _fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
+    entries = {delta.card.task: _write_task(backbone, delta) for delta in deltas.values()}
+    if trainable and deltas:
+        _add_training_graphs(backbone, list(deltas.values()), entries)
     _manifest(backbone, name, entries).write(folder)
     tasks = tuple(_task(task, entry) for task, entry in entries.items())
     return _subject(name, folder, tasks, architecture, random=True)
@@ -88,7 +98,12 @@ def _subject(name: str, folder: Path, tasks: tuple[Task, ...], architecture: Arc
 
 
 def _task(name: str, entry: TaskEntry) -> Task:
-    return Task(name, entry.method, entry.hyperparameters, entry.n_outputs, entry.prompt_length)
+    untrainable = None
+    if entry.train_sha256 is None:
+        untrainable = (
+            f"task {name} has no training graph; on a workstation: edgepeft export --trainable, with the delta's folder"
+        )
+    return Task(name, entry.method, entry.hyperparameters, entry.n_outputs, entry.prompt_length, untrainable)
 
 
 def _task_of(method: str) -> str:
@@ -96,8 +111,7 @@ def _task_of(method: str) -> str:
     return method.replace("+", "-plus")
 
 
-def _write_task(backbone: Backbone, name: str, settings: Mapping[str, str], seed: int) -> TaskEntry:
-    """Export a fresh delta as ``tasks/<task>.onnx``."""
+def _fresh_delta(backbone: Backbone, name: str, settings: Mapping[str, str], seed: int) -> Delta:
     if not torch_installed():
         raise MissingPackage(
             f"--method {name} without a bundle builds fresh modules, which needs PyTorch: "
@@ -106,16 +120,38 @@ def _write_task(backbone: Backbone, name: str, settings: Mapping[str, str], seed
     import torch
 
     from edgepeft.delta import new_delta
-    from edgepeft.export.delta import export_delta
     from edgepeft.methods.base import method_named
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    task = _task_of(name)
-    delta = new_delta(backbone, method, task, ("0", "1"))
-    path = backbone.folder / TASKS_FOLDER / f"{task}.onnx"
+    return new_delta(backbone, method, _task_of(name), ("0", "1"))
+
+
+def _write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
+    """Export the delta as ``tasks/<task>.onnx``."""
+    from edgepeft.export.delta import export_delta
+
+    path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
     write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
     return _entry(delta, path)
+
+
+def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: dict[str, TaskEntry]) -> None:
+    """Write ``tasks/<task>.train.onnx`` where the method has one; PyTorch's model is loaded once for all."""
+    from edgepeft.backbones.hooks import load_model
+    from edgepeft.export.gradients import rates_of
+    from edgepeft.export.step import Step
+    from edgepeft.export.training_graph import export_training_graph
+
+    model = load_model(backbone, "eager")
+    for delta in deltas:
+        if delta.generator is not None:  # the one kind of method that has none
+            continue
+        graph = export_training_graph(Step.of(delta, model, backbone), backbone, rates_of(delta.card, backbone))
+        path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{TRAINING}"
+        write_atomically(path, graph.SerializeToString(deterministic=True))
+        entry = entries[delta.card.task]
+        entries[delta.card.task] = entry.model_copy(update={"train_sha256": sha256_of(path)})
 
 
 def _entry(delta: Delta, path: Path) -> TaskEntry:

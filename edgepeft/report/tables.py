@@ -61,7 +61,8 @@ def _compared(row: Mapping[str, Any]) -> str:
     """The last column's peer; a prompt is compared on rows of its own length."""
     prompt = row.get("prompt_length")
     peer = _PER[row["workload"]]
-    return f"{peer}+{prompt}" if f"{peer}+{prompt}" in row["ratio_to"] else peer
+    candidates = (f"{peer}+{prompt}", peer, f"pytorch:{peer}")  # PyTorch's full fine-tuning, where it has no own
+    return next((name for name in candidates if name in row["ratio_to"]), peer)
 
 
 def _what(row: Mapping[str, Any]) -> str:
@@ -97,6 +98,8 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
     lines = [f"host: {host['cpu']}"]
     if host["gemm_gflops"]:
         lines[0] += f", GEMM {host['gemm_gflops']:.0f} GFLOP/s on {first['threads']} threads"
+    if host.get("pytorch_gemm_gflops"):
+        lines[0] += f", PyTorch's {host['pytorch_gemm_gflops']:.0f}"
     if in_force:
         memory = in_force["memory_bytes"]
         allowed = f"{memory / 1e6:,.0f} MB" if memory else "unlimited memory"
@@ -107,7 +110,9 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
         f"threads {first['threads']}, batch {first['batch_size']}, tokens {first['sequence_length']} "
         f"({lengths['described']})"
     )
-    return [*lines, *(f"peers: {text}" for text in _peer_ratios(document)), *profile["notes"]]
+    lines += [f"peers: {text}" for text in _peer_ratios(document)]
+    lines += [f"steps: {text}" for text in _step_ratios(document)]
+    return [*lines, *profile["notes"]]
 
 
 def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
@@ -117,6 +122,17 @@ def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
         for name in row["ratio_to"]
         if name.startswith("peer:") and not row["peer"]
     ]
+
+
+def _step_ratios(document: Mapping[str, Any]) -> list[str]:
+    """Fine-tuning with ONNX Runtime beside PyTorch's same step, throughput and memory."""
+    found = []
+    for row in document["results"]:
+        same = row["ratio_to"].get("pytorch")
+        if (row["workload"], row["engine"]) == ("finetune", "onnxruntime") and same is not None:
+            peak = f", peak memory {same['peak_rss']:.2f} of its" if same["peak_rss"] else ""
+            found.append(f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}")
+    return found
 
 
 def _warnings(document: Mapping[str, Any]) -> list[str]:

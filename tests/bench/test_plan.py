@@ -49,16 +49,40 @@ def test_a_prompt_is_measured_beside_the_bare_backbone_on_rows_as_long_as_its_ow
 
 
 def test_what_is_missing_is_a_row_without_a_job():
-    units = planned(missing={"finetune onnxruntime": "not yet"})
+    units = planned(missing={"pytorch": "not installed"})
     missing = [u for u in units if u.job is None]
-    assert {(u.workload, u.engine, u.unavailable) for u in missing} == {("finetune", "onnxruntime", "not yet")}
-    assert len(missing) == 3
+    assert {(u.engine, u.unavailable) for u in missing} == {("pytorch", "not installed")}
+    assert len(missing) == 6
+
+
+def test_fine_tuning_with_onnx_runtime_is_measured_beside_pytorch_and_full_fine_tuning():
+    units = planned(workloads=("finetune",), engines=("onnxruntime",))
+    assert [(u.engine, u.method) for u in units] == [
+        ("onnxruntime", "pfeiffer"),
+        ("onnxruntime", "lora"),
+        ("pytorch", "pfeiffer"),
+        ("pytorch", "lora"),
+        ("pytorch", "full"),
+    ]
+    assert all(u.job is not None for u in units)
+
+
+def test_on_a_board_without_pytorch_fine_tuning_stands_alone():
+    units = planned(workloads=("finetune",), engines=("onnxruntime",), missing={"pytorch": "not installed"})
+    assert [(u.engine, u.method) for u in units] == [("onnxruntime", "pfeiffer"), ("onnxruntime", "lora")]
+
+
+def test_a_task_without_a_training_graph_is_a_row_that_says_why():
+    tasks = (Task("a", "lora", untrainable="export --trainable"), Task("b", "lora"))
+    units = planned(Model(Path("b"), tasks, 100, 0))
+    said = {(u.workload, u.engine, u.task.name): u.unavailable for u in units if u.task and u.unavailable}
+    assert said == {("finetune", "onnxruntime", "a"): "export --trainable"}
 
 
 def test_jobs_name_an_existing_workload_file():
     import importlib
 
-    for unit in planned(peers=[Path("m.onnx")], missing={"finetune onnxruntime": "not yet"}):
+    for unit in planned(peers=[Path("m.onnx")]):
         if unit.job:
             module = importlib.import_module(f"edgepeft.bench.workloads.{unit.job.workload}")
             assert (unit.engine, unit.workload) == (module.ENGINE, module.WORKLOAD)

@@ -46,6 +46,16 @@ def outcome(fake_start):
     return bench(start), start
 
 
+def table(document):
+    from rich.console import Console
+
+    from edgepeft.report.tables import bench_table
+
+    console = Console(width=200, file=io.StringIO())
+    console.print(bench_table(document))
+    return console.file.getvalue()
+
+
 def rows(document):
     return {(row["workload"], row["engine"]): row for row in document["results"]}
 
@@ -89,11 +99,66 @@ def test_engines_are_compared_in_their_rounds(outcome):
     assert ratio["rounds"] == 10
 
 
-def test_fine_tuning_with_onnx_runtime_is_said_not_to_exist(outcome):
-    row = rows(outcome[0].document)["finetune", "onnxruntime"]
-    assert row["samples_s"] == []
-    assert row["instances_per_minute"] is None
-    assert any("not available" in warning for warning in row["warnings"])
+@pytest.fixture(scope="module")
+def trainable(tiny, tmp_path_factory):
+    """A bundle of one task, with its training graph."""
+    from deltas import TEXTS, random_delta, saved
+
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.export.bundle import export_bundle
+
+    folder = tmp_path_factory.mktemp("trainable")
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    path = saved(random_delta(backbone, "lora", "mood"), folder / "delta")
+    export_bundle(backbone, [path], folder / "bundle", texts=TEXTS, trainable=True)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def tuned(fake_start, trainable):
+    """Steps of 0.5 s with ONNX Runtime, 1.5 s with PyTorch, 3 s where it trains everything; PyTorch's GEMM at half."""
+
+    def seconds(label):
+        if "gemm" in label:
+            return 0.5 if "pytorch" in label else 0.25
+        return 0.5 if "onnxruntime" in label else 3.0 if "full" in label else 1.5
+
+    asked = {"backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
+    return bench(fake_start(seconds), bundle=trainable, **asked).document
+
+
+def test_fine_tuning_with_onnx_runtime_is_compared_with_pytorchs_step_and_with_training_everything(tuned):
+    row = rows(tuned)["finetune", "onnxruntime"]
+    assert row["ratio_to"]["pytorch"]["ratio"] == pytest.approx(3.0)
+    assert row["ratio_to"]["pytorch:full"]["ratio"] == pytest.approx(6.0)
+    assert row["ratio_to"]["pytorch"]["peak_rss"] == pytest.approx(1.0)  # every fake takes 123 MB
+    assert (row["threads"], row["batch_size"], row["sequence_length"]) == (tuned["results"][0]["threads"], 4, 16)
+
+
+def test_pytorchs_gemm_rate_stands_beside_the_hosts(tuned, fake_start):
+    assert tuned["host"]["pytorch_gemm_gflops"] == pytest.approx(tuned["host"]["gemm_gflops"] / 2)
+    alone = bench(fake_start(), workloads=("infer",), engines=("onnxruntime",)).document
+    assert alone["host"]["pytorch_gemm_gflops"] is None and alone["host"]["gemm_gflops"] is not None
+
+
+def test_the_table_has_the_same_step_and_its_memory(tuned):
+    text = table(tuned)
+    assert "runs at 3.000 [3.000, 3.000] x PyTorch's same step, peak memory 1.00 of its" in text
+    assert "6.000 [6.000, 6.000]" in text
+
+
+def test_a_bundle_without_training_graphs_is_told_the_command(exported, fake_start):
+    asked = {"bundle": exported, "backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
+    with pytest.raises(UsageError, match="edgepeft export --trainable"):
+        bench(fake_start(), **asked)
+    document = bench(fake_start(), **{**asked, "engines": ()}).document
+    found = [row for row in document["results"] if row["engine"] == "onnxruntime"]
+    assert len(found) == 3 and all("export --trainable" in row["warnings"][0] for row in found)
+
+
+def test_fine_tuning_a_random_backbone_with_onnx_runtime_needs_a_method(fake_start):
+    with pytest.raises(UsageError, match="--method"):
+        bench(fake_start(), workloads=("finetune",), engines=("onnxruntime",))
 
 
 def test_one_kinds_workers_are_closed_before_the_next_are_opened(outcome):
@@ -109,19 +174,13 @@ def test_compare_reads_what_bench_writes(outcome, tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(outcome[0].document))
     file = ResultFile.open(path)
-    assert len(file.results) == 4
+    assert len(file.results) == 3
     assert file.gemm_gflops("infer")
 
 
 def test_the_table_shows_limits_threads_and_length(outcome):
-    from rich.console import Console
-
-    from edgepeft.report.tables import bench_table
-
-    console = Console(width=200, file=io.StringIO())
-    console.print(bench_table(outcome[0].document))
-    text = console.file.getvalue()
-    for part in ("random weights under rpi4", "not available", "limits in force: 2 cores", "tokens 16", "480.0"):
+    text = table(outcome[0].document)
+    for part in ("random weights under rpi4", "limits in force: 2 cores", "tokens 16", "480.0"):
         assert part in text
 
 

@@ -12,7 +12,16 @@ from configs import SMALL_BERT
 from edgepeft.bench import subject as subject_module
 from edgepeft.bench.job import Job
 from edgepeft.bench.subject import open_subject, random_subject
-from edgepeft.bench.workloads import _torch, finetune_pytorch, infer_onnxruntime, infer_pytorch, peer
+from edgepeft.bench.workloads import (
+    _torch,
+    finetune_onnxruntime,
+    finetune_pytorch,
+    gemm,
+    gemm_pytorch,
+    infer_onnxruntime,
+    infer_pytorch,
+    peer,
+)
 from edgepeft.errors import UnknownName, UsageError
 
 
@@ -21,7 +30,7 @@ def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
-        random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"})
+        random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"}, trainable=True)
     return folder
 
 
@@ -92,6 +101,73 @@ def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
     before = copied(deltas[0])
     prepared.step(0)
     assert moved(deltas[0], before) == set(before)
+
+
+def test_both_engines_take_the_same_step(bundle, monkeypatch):
+    """The same tensors, batch and labels: what AdamW makes of them is the same."""
+    from edgepeft.runtime.tuning import step as step_module
+
+    seen = {}
+    call = step_module.TrainingStep.__call__
+
+    def kept(self, trained, inputs, labels, masks):
+        seen["trained"] = trained
+        seen["before"] = {name: tensor.copy() for name, tensor in trained.items()}
+        seen["found"] = call(self, trained, inputs, labels, [np.ones_like(mask) for mask in masks])
+        return seen["found"]
+
+    monkeypatch.setattr(step_module.TrainingStep, "__call__", kept)
+    finetune_onnxruntime.prepare(job(bundle, "x", **TASK)).step(0)
+
+    deltas, gradients = [], {}
+    fresh = _torch.fresh_delta
+
+    def started(*arguments):
+        """The fresh delta with the bundle's values, and its gradients on their way to AdamW."""
+        delta = fresh(*arguments)
+        for module in delta.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        for name, tensor in delta.tensors().items():
+            tensor.data.copy_(torch.from_numpy(seen["before"][name]))
+            tensor.register_hook(lambda gradient, name=name: gradients.__setitem__(name, gradient.numpy().copy()))
+        deltas.append(delta)
+        return delta
+
+    monkeypatch.setattr(_torch, "fresh_delta", started)
+    finetune_pytorch.prepare(job(bundle, "x", **TASK)).step(0)
+    assert gradients.keys() == seen["found"].gradients.keys()
+    largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(seen["found"].gradients[name], gradient, atol=1e-5 * largest)
+    for name, tensor in deltas[0].tensors().items():
+        assert not np.array_equal(seen["trained"][name], seen["before"][name]) or not gradients[name].any()
+        if np.abs(gradients[name]).min() > 1e-6:  # AdamW's first step is the rate times the gradient's sign
+            np.testing.assert_allclose(seen["trained"][name], tensor.detach().numpy(), atol=1e-7)
+
+
+def test_the_frozen_model_has_no_dropout_and_full_fine_tuning_has(bundle, loaded):
+    finetune_pytorch.prepare(job(bundle, "x", **TASK))
+    finetune_pytorch.prepare(job(bundle, "x", method="full"))
+    frozen, full = loaded
+    assert not any(module.training for module in frozen.modules())
+    assert all(module.training for module in full.modules())
+
+
+def test_both_gemm_probes_multiply_the_same_shapes(monkeypatch):
+    asked = []
+    product = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b: asked.append((*a.shape, b.shape[1])) or product(a, b))
+    gemm_pytorch.prepare(Job("gemm_pytorch", 1)).step(0)
+    assert asked == [(1024, 768, 3072)] * 8
+    assert gemm.FLOPS_PER_STEP == 2 * 1024 * 768 * 3072 * 8
+
+
+def test_a_method_without_a_training_graph_is_a_task_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
+    found = random_subject("tiny", tmp_path, methods=("intrinsic-said", "lora"), trainable=True)
+    said, lora = found.model.tasks
+    assert "has no training graph" in said.untrainable and lora.untrainable is None
 
 
 def test_regression_has_a_loss_of_its_own(bundle):

@@ -19,29 +19,27 @@ __all__ = ["ENGINE", "WORKLOAD", "prepare"]
 ENGINE = "pytorch"
 WORKLOAD = "finetune"
 
-_LEARNING_RATE = 1e-6  # the figure is time; weights should stay where activations are ordinary
-
 
 def prepare(job: Job) -> Prepared:
-    """Load the model in training mode (dropout on) with an optimiser for what is trained."""
+    """Load the model with an optimiser for what is trained."""
     import torch
     from torch.nn import functional
 
+    from edgepeft.bench.workloads._finetune import LEARNING_RATE, labels_of
     from edgepeft.bench.workloads._torch import FRESH_DELTA, inputs_of, load
 
     backbone, model = load(job)
-    model.train()
     logits, trained = (_everything if job.method == "full" else _delta)(job, backbone, model)
-    optimizer = torch.optim.AdamW(trained, lr=_LEARNING_RATE)
+    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
 
     def step(batch: int) -> None:
         inputs = inputs_of(job, batch)
         found = logits(inputs)
-        rows = torch.arange(len(found))
+        labels = torch.from_numpy(labels_of(job, len(found)))
         if job.n_labels == 1:
-            loss = functional.mse_loss(found.squeeze(-1), rows.float())
+            loss = functional.mse_loss(found.squeeze(-1), labels)
         else:
-            loss = functional.cross_entropy(found, rows % job.n_labels)
+            loss = functional.cross_entropy(found, labels)
         torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -50,7 +48,7 @@ def prepare(job: Job) -> Prepared:
 
 
 def _delta(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:
-    """The delta's logits and parameters; the model stays frozen."""
+    """The delta's logits and parameters; the model stays frozen, without dropout, as ``edgepeft train`` has it."""
     from edgepeft.bench.workloads._torch import fresh_delta
 
     delta = fresh_delta(job, backbone).train()
@@ -58,14 +56,14 @@ def _delta(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iter
 
 
 def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:
-    """The ordinary way, as transformers' Trainer does it: the model's own weights and a linear head.
+    """The ordinary way, as transformers' Trainer does it: the model's own weights and a linear head, dropout on.
 
     Not a delta of method ``full``: that would hold a second copy of the weights, a worse peer than
     people have.
     """
     from torch import nn
 
-    model.requires_grad_(True)
+    model.train().requires_grad_(True)
     head = nn.Linear(backbone.architecture.hidden_size, job.n_labels)
 
     def logits(inputs: dict[str, Tensor]) -> Tensor:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from edgepeft.bench.job import Job, Prepared
 
-__all__ = ["ENGINE", "FLOPS_PER_STEP", "WORKLOAD", "prepare"]
+__all__ = ["ENGINE", "FLOPS_PER_STEP", "REPEATS", "SHAPE", "WORKLOAD", "prepare"]
 
 ENGINE = "onnxruntime"
 WORKLOAD = "gemm"
 
-_M, _K, _N = 1024, 768, 3072
-_REPEATS = 8  # 39 GFLOP: a tenth of a second on the host of the design's figures, above timer noise
-FLOPS_PER_STEP = 2 * _M * _K * _N * _REPEATS
+SHAPE = _M, _K, _N = 1024, 768, 3072
+REPEATS = 8  # 39 GFLOP: a tenth of a second on the host of the design's figures, above timer noise
+FLOPS_PER_STEP = 2 * _M * _K * _N * REPEATS
 
 
 def prepare(job: Job) -> Prepared:
-    """A session with one MatMul, and the step that runs it ``_REPEATS`` times."""
+    """A session with one MatMul, and the step that runs it ``REPEATS`` times."""
     import numpy as np
     import onnxruntime as ort
     from onnx import TensorProto, helper, numpy_helper
@@ -42,7 +42,7 @@ def prepare(job: Job) -> Prepared:
     feed = {"a": source.standard_normal((_M, _K), np.float32)}
 
     def step(batch: int) -> None:
-        for _ in range(_REPEATS):
+        for _ in range(REPEATS):
             session.run(None, feed)
 
     return Prepared(step)

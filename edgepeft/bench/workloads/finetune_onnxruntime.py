@@ -1,0 +1,58 @@
+"""Fine-tuning as ``edgepeft tune`` does it: one step is the training graph and AdamW in NumPy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgepeft.bench.job import Job, Prepared
+
+if TYPE_CHECKING:
+    import onnx
+
+    from edgepeft.graph.training import TrainingFacts
+    from edgepeft.runtime.tuning.step import Arrays
+
+__all__ = ["ENGINE", "WORKLOAD", "prepare"]
+
+ENGINE = "onnxruntime"
+WORKLOAD = "finetune"
+
+
+def prepare(job: Job) -> Prepared:
+    """Open the task's training graph on the bundle's weights, with an optimiser for what is trained."""
+    from pathlib import Path
+
+    import numpy as np
+
+    from edgepeft.bench.workloads._finetune import LEARNING_RATE, labels_of
+    from edgepeft.runtime.bundle import Bundle, read_graph
+    from edgepeft.runtime.tuning.adamw import AdamW
+    from edgepeft.runtime.tuning.step import TrainingStep
+    from edgepeft.runtime.versions import TRAINING
+
+    task, bundle = job.task or "", Bundle(Path(job.bundle))
+    training = TrainingStep(read_graph(bundle.current(task, TRAINING)), bundle.folder, job.threads)
+    tensors = _tensors(bundle.delta_graph(task), training.facts)
+    optimizer = AdamW(dict.fromkeys(tensors, LEARNING_RATE))
+    source = np.random.default_rng(job.seed)
+
+    def step(batch: int) -> None:
+        inputs = job.batch(batch)
+        inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
+        rows = len(inputs["input_ids"])
+        masks = [
+            ((source.random((rows, width), np.float32) >= p) / np.float32(1 - p)).astype(np.float32)
+            for p, width in training.facts.dropouts
+        ]
+        result = training(tensors, inputs, labels_of(job, rows), masks)
+        optimizer.update(tensors, result.gradients)
+
+    return Prepared(step)
+
+
+def _tensors(delta: onnx.ModelProto, facts: TrainingFacts) -> Arrays:
+    """What is trained, as the delta graph has it, to be written to."""
+    from onnx import numpy_helper
+
+    stored = {tensor.name: tensor for tensor in delta.graph.initializer}
+    return {name: numpy_helper.to_array(stored[name]).copy() for name in facts.trained}

@@ -1,0 +1,32 @@
+"""The host's GEMM rate through PyTorch: the same products as ``gemm``, so that an engine's own is told from the step's.
+
+PyTorch's library is not equally good on every processor (MKL on AMD), and ratios to PyTorch carry that.
+"""
+
+from __future__ import annotations
+
+from edgepeft.bench.job import Job, Prepared
+
+__all__ = ["ENGINE", "WORKLOAD", "prepare"]
+
+ENGINE = "pytorch"
+WORKLOAD = "gemm"
+
+
+def prepare(job: Job) -> Prepared:
+    """The operands, and the step that multiplies them ``REPEATS`` times."""
+    import torch
+
+    from edgepeft.bench.workloads.gemm import REPEATS, SHAPE
+
+    torch.set_num_threads(job.threads)
+    torch.manual_seed(job.seed)
+    m, k, n = SHAPE
+    a, b = torch.randn(m, k), torch.randn(k, n)
+
+    def step(batch: int) -> None:
+        with torch.inference_mode():
+            for _ in range(REPEATS):
+                torch.mm(a, b)
+
+    return Prepared(step)
