@@ -16,15 +16,15 @@ from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
 from edgepeft.bench.plan import plan
 from edgepeft.bench.process import WorkerProcess
+from edgepeft.bench.profile_facts import profile_facts
 from edgepeft.bench.result_file import SCHEMA
 from edgepeft.bench.scenario import Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
 from edgepeft.errors import DoesNotFit, UnknownName, UsageError
 from edgepeft.profiles.cores import thread_count
 from edgepeft.profiles.host import host_facts
-from edgepeft.profiles.limits import Limits
+from edgepeft.profiles.limits import InForce
 from edgepeft.profiles.loader import load_profile
-from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
@@ -32,7 +32,6 @@ __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
 ENGINES = ("onnxruntime", "pytorch")
 WORKLOADS = ("infer", "finetune")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
-_NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
@@ -122,7 +121,9 @@ def run(
         "schema": SCHEMA,
         "mode": "limits",
         "host": _host(measured),
-        "profile": _profile(profile, limits, measured, notes),
+        "profile": profile_facts(
+            profile, limits, next((one.in_force for one in measured if one.in_force), None), notes
+        ),
         "model": _model(subject),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
@@ -238,24 +239,8 @@ def _host(measured: Sequence[Measured]) -> dict[str, Any]:
     return facts
 
 
-def _profile(profile: Profile, limits: Limits, measured: Sequence[Measured], notes: list[str]) -> dict[str, Any]:
-    """What was asked, what the kernel says is in force, and what that is worth."""
-    in_force = next((one.in_force for one in measured if one.in_force), None)
-    kept: dict[str, Any] | None = None
-    if in_force:
-        kept = {
-            "backend": in_force.backend,
-            "cores": in_force.cores,
-            "memory_bytes": in_force.memory_bytes,
-            "cpu_quota": in_force.cpu_quota,
-        }
-    return {
-        "name": profile.name,
-        "title": profile.title,
-        "limits": {"requested": asdict(limits), "in_force": kept},
-        "emulation": in_force.emulation if in_force else "none",
-        "notes": [*(in_force.notes if in_force else ()), _NO_SPEED, *notes],
-    }
+def _in_force(measured: Sequence[Measured]) -> InForce | None:
+    return next((one.in_force for one in measured if one.in_force), None)
 
 
 def _model(subject: Subject) -> dict[str, Any]:

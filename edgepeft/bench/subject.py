@@ -22,7 +22,7 @@ from edgepeft.runtime.versions import GRAPH, TRAINING
 if TYPE_CHECKING:
     from edgepeft.delta import Delta
 
-__all__ = ["Subject", "open_subject", "random_subject", "torch_installed"]
+__all__ = ["Subject", "fresh_delta", "manifest_of", "open_subject", "random_subject", "torch_installed", "write_task"]
 
 _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
 
@@ -83,11 +83,11 @@ def random_subject(
     backbone = open_backbone(str(folder))
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
-    deltas = {method: _fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
-    entries = {delta.card.task: _write_task(backbone, delta) for delta in deltas.values()}
+    deltas = {method: fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
+    entries = {delta.card.task: write_task(backbone, delta) for delta in deltas.values()}
     if trainable and deltas:
         _add_training_graphs(backbone, list(deltas.values()), entries)
-    _manifest(backbone, name, entries).write(folder)
+    manifest_of(backbone, name, entries).write(folder)
     tasks = tuple(_task(task, entry) for task, entry in entries.items())
     return _subject(name, folder, tasks, architecture, random=True)
 
@@ -111,11 +111,19 @@ def _task_of(method: str) -> str:
     return method.replace("+", "-plus")
 
 
-def _fresh_delta(backbone: Backbone, name: str, settings: Mapping[str, str], seed: int) -> Delta:
+def fresh_delta(
+    backbone: Backbone, name: str, settings: Mapping[str, str], seed: int, task: str | None = None
+) -> Delta:
+    """An untrained delta with two labels; ``task`` is named after its method if None.
+
+    Raises:
+        UnknownName: no such method or hyperparameter.
+        MissingPackage: PyTorch, which builds the modules, is not installed.
+    """
     if not torch_installed():
         raise MissingPackage(
-            f"--method {name} without a bundle builds fresh modules, which needs PyTorch: "
-            "pip install 'edgepeft[train]'. On a board, give a bundle."
+            f"a fresh delta of {name} needs PyTorch, which builds its modules: pip install 'edgepeft[train]'. "
+            "On a board, give a bundle."
         )
     import torch
 
@@ -124,11 +132,11 @@ def _fresh_delta(backbone: Backbone, name: str, settings: Mapping[str, str], see
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    return new_delta(backbone, method, _task_of(name), ("0", "1"))
+    return new_delta(backbone, method, task or _task_of(name), ("0", "1"))
 
 
-def _write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
-    """Export the delta as ``tasks/<task>.onnx``."""
+def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
+    """Export the delta as ``tasks/<task>.onnx``; its manifest entry."""
     from edgepeft.export.delta import export_delta
 
     path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
@@ -161,7 +169,8 @@ def _entry(delta: Delta, path: Path) -> TaskEntry:
     )
 
 
-def _manifest(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:
+def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:
+    """The manifest of random weights of the architecture ``name`` in ``backbone.folder``."""
     return Manifest(
         backbone=BackboneEntry(
             family=backbone.family.name,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.errors import DoesNotFit
+from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -18,6 +18,7 @@ __all__ = ["command"]
 
 _WIDTH = 120  # of a table in a file or a log, where rich would take 80
 _STDOUT = "-"
+_SCENARIO = "offline"
 
 
 def command(
@@ -47,7 +48,7 @@ def command(
     peer: Annotated[
         list[Path] | None, typer.Option(help="Another encoder as ONNX, measured in the same rounds; may repeat.")
     ] = None,
-    scenario: Annotated[str, typer.Option(help="How work arrives.")] = "offline",
+    scenario: Annotated[str, typer.Option(help="How work arrives.")] = _SCENARIO,
     rounds: Annotated[int | None, typer.Option(help="Samples of each. Default: 30.")] = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Begin no new round after this time, for each workload. Default: 600.")
@@ -56,9 +57,26 @@ def command(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
     ] = False,
+    suite: Annotated[
+        str | None,
+        typer.Option(help="speed, sharing or scale: what edgepeft claims, beside its peers, on random weights."),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw a suite's figures there (.png or .svg).")] = None,
     json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
+    if suite is not None:
+        asked = {
+            **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
+            **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
+            **{"--no-cache": no_cache or None, "--scenario": None if scenario == _SCENARIO else scenario},
+        }
+        if given := [name for name, value in asked.items() if value is not None]:
+            raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(given)} out.")
+        _suite((suite, profile, backbone, rounds, max_seconds, seed), plot, json)
+        return
+    if plot is not None:
+        raise UsageError("--plot draws a suite's figures; give --suite.")
     from edgepeft.bench.run import Request, run
     from edgepeft.cli._settings import settings_of
 
@@ -91,6 +109,39 @@ def command(
     _show(outcome.document, json)
     if outcome.failures:
         raise DoesNotFit("; ".join(str(failure) for failure in outcome.failures))
+
+
+def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> None:
+    """Measure, keeping the JSON after every row; then the table, and the picture."""
+    from rich.console import Console
+
+    from edgepeft.bench.suite_run import SuiteRequest, run_suite
+    from edgepeft.cli._output import print_json
+    from edgepeft.report.suite import check_picture, draw_suite, suite_table
+    from edgepeft.resources import write_json
+
+    if plot is not None:
+        check_picture(plot)
+    file = None if target in (None, _STDOUT) else Path(str(target))
+
+    def keep(document: dict[str, Any]) -> None:
+        if file is not None:
+            write_json(file, document)
+
+    with _progress() as bar:
+        current = bar.add_task("starting", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(current, description=what, completed=done, total=total, refresh=True)
+
+        document = run_suite(SuiteRequest(*asked), progress=show, keep=keep)
+    if target == _STDOUT:
+        print_json(document)
+    else:
+        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+        console.print(suite_table(document))
+    if plot is not None:
+        draw_suite(document, plot)
 
 
 def _progress() -> AbstractContextManager[Progress]:

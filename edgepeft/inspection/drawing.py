@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgepeft.resources import write_atomically
 
-__all__ = ["BLUE", "RED", "Panel", "cell_inches", "heat_map", "one", "panels", "save", "styled", "title"]
+__all__ = ["BLUE", "RED", "Panel", "cell_inches", "heat_map", "one", "panels", "save", "save_as", "styled", "title"]
 
 COLOURS = "viridis"  # sequential, and the same order of brightness for every kind of colour vision
 BLUE, RED = "#0072b2", "#d55e00"  # of Okabe and Ito's palette
@@ -43,6 +43,8 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "edgepeft",
     "text.parse_math": False,
 }
+# Neither a time nor a version in the file.
+_METADATA: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
 
 
 class Panel(NamedTuple):
@@ -156,11 +158,16 @@ def panels(
 
 def save(figure: Figure, folder: Path, stem: str) -> tuple[str, str]:
     """Write ``stem.png`` and ``stem.svg``; the same picture gives the same bytes."""
-    for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
-        file = io.BytesIO()
-        figure.savefig(file, format=suffix, metadata=metadata)
-        write_atomically(folder / f"{stem}.{suffix}", file.getvalue())
+    for suffix in _METADATA:
+        save_as(figure, folder / f"{stem}{suffix}")
     return f"{stem}.png", f"{stem}.svg"
+
+
+def save_as(figure: Figure, path: Path) -> None:
+    """Write one picture, a PNG or an SVG by its name; the same picture gives the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format=path.suffix.removeprefix("."), metadata=_METADATA[path.suffix])
+    write_atomically(path, file.getvalue())
 
 
 def _numbers(axes: Axes, table: NDArray[np.float64], bright: float, cell: tuple[float, float], decimals: int) -> None:

@@ -1,0 +1,34 @@
+"""OpenVINO's conversion of transformers' model, with dynamic batch and length."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+__all__ = ["MODULE", "RESULT", "export"]
+
+MODULE = "openvino"
+RESULT = "model.xml"
+
+_INPUTS = ("input_ids", "attention_mask")
+
+
+def export(folder: Path, out: Path) -> None:
+    """Write ``out/model.xml`` and its weights in float32 (``save_model`` alone would take half precision)."""
+    import openvino
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa").eval()
+    ids = torch.full((2, 8), model.config.vocab_size - 1)
+    # With a mask of ones transformers' tracing leaves the mask out, and fixes the length.
+    mask = torch.tensor([[1] * 8, [1] * 5 + [0] * 3])
+    converted = openvino.convert_model(model, example_input=dict(zip(_INPUTS, (ids, mask), strict=True)))
+    for value, name in zip(converted.inputs, _INPUTS, strict=True):
+        value.get_tensor().set_names({name})  # the traced mask has a number for a name
+    out.mkdir(parents=True, exist_ok=True)
+    openvino.save_model(converted, out / RESULT, compress_to_fp16=False)
+
+
+if __name__ == "__main__":
+    export(Path(sys.argv[1]), Path(sys.argv[2]))

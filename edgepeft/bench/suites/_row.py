@@ -1,0 +1,66 @@
+"""One line of a suite's result: a figure with its interval, what it should be, and the samples behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+__all__ = ["Row", "Target", "Verdict"]
+
+
+class Verdict(StrEnum):
+    """``unsure``: the figure lies on the right side of its target, one end of its interval does not."""
+
+    MET = "met"
+    UNSURE = "unsure"
+    MISSED = "missed"
+    NONE = "-"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a figure should be: at least ``value``, or at most."""
+
+    value: float
+    at_least: bool = True
+
+    def judge(self, value: float, low: float, high: float) -> Verdict:
+        """Where a figure and the ends of its interval lie."""
+        worst = low if self.at_least else high
+        if self._holds(worst):
+            return Verdict.MET
+        return Verdict.UNSURE if self._holds(value) else Verdict.MISSED
+
+    def _holds(self, value: float) -> bool:
+        return value >= self.value if self.at_least else value <= self.value
+
+
+@dataclass(frozen=True)
+class Row:
+    """``value`` is None where it could not be measured; ``note`` then says why.
+
+    ``unit``: "x" (a ratio of throughputs), "bytes ratio", "s", "ms", "MB" or "share".  ``samples``: what each side
+    took, by its name, in the order of the rounds.
+    """
+
+    what: str
+    peer: str | None = None
+    value: float | None = None
+    interval: tuple[float, float] | None = None
+    unit: str = "x"
+    target: Target | None = None
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the target is met."""
+        if self.target is None or self.value is None:
+            return Verdict.NONE
+        return self.target.judge(self.value, *(self.interval or (self.value, self.value)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**asdict(self), "verdict": str(self.verdict)}
