@@ -16,7 +16,16 @@ from edgepeft.runtime import resident, weights
 from edgepeft.runtime.resident import MOST_SESSIONS, Resident, most_sessions
 from edgepeft.runtime.runtime import Runtime
 
-METHODS = ["bitfit", "houlsby", "layernorm", "lora", "pfeiffer", "spartan", "top-k", "prompt-t"]
+METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
+UPPER = {"skip_layers": 1}  # these leave a layer to be shared
+TASKS = [(name, name, asdict(methods()[name].examples()[0])) for name in METHODS] + [
+    ("lora-2", "lora", asdict(methods()["lora"].examples()[0])),
+    ("upper-lora", "lora", {"rank": 2, **UPPER}),
+    ("upper-pfeiffer", "pfeiffer", {"bottleneck": 4, **UPPER}),
+    ("upper-pfeiffer-2", "pfeiffer", {"bottleneck": 4, **UPPER}),
+    ("upper-houlsby", "houlsby", {"bottleneck": 3, "norms": False, **UPPER}),
+    ("upper-top-k", "top-k", {"layers": 1}),
+]
 
 
 class Session:
@@ -25,14 +34,10 @@ class Session:
 
 @pytest.fixture(scope="module")
 def different(tiny, tmp_path_factory):
-    """Tasks of eight structures, and a second one of two of them."""
+    """Tasks of more structures than may be open, and a second one of two of them."""
     folder = tmp_path_factory.mktemp("different")
     backbone = open_backbone(str(tiny("bert")))
-    tasks = [(name, name) for name in METHODS] + [(f"{name}-2", name) for name in ("lora", "pfeiffer")]
-    paths = [
-        saved(random_delta(backbone, name, task, settings=asdict(methods()[name].examples()[0])), folder / task)
-        for task, name in tasks
-    ]
+    paths = [saved(random_delta(backbone, name, task, settings=s), folder / task) for task, name, s in TASKS]
     export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
     return folder / "bundle"
 
