@@ -38,6 +38,10 @@ class Mixer:
         self._feeds.clear()
         self._sessions.clear()
 
+    def forget(self, session: ort.InferenceSession) -> None:
+        """Let one session go; it opens again when it is needed."""
+        self._sessions = {key: each for key, each in self._sessions.items() if each is not session}
+
     def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
         """Whether rows of several tasks of one structure may stand in one pass; their values are ready then."""
         if len(tasks) < 2:
@@ -94,6 +98,7 @@ class Mixer:
         with self._lock:
             fed = [self._fed(*task) for task in tasks]
             session = self._session(tasks[0][1].structure or b"", n, fed[0])
+        self._weights.used(session)
         order = np.argsort(slots, kind="stable")
         tokens = (inputs["attention_mask"] != 0).sum(1) + prompt
         whole = {name: inputs[name][order] for name in inputs}

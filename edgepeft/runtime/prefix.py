@@ -14,7 +14,8 @@ from edgepeft.graph.cut import above, below, untouched
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
-from edgepeft.runtime.session import Session, run_session
+from edgepeft.runtime.session import run_session
+from edgepeft.runtime.weights import TaskSession
 
 __all__ = ["Plan", "Prefix", "plan", "shared_layers"]
 
@@ -30,10 +31,10 @@ class Plan(NamedTuple):
 class Prefix:
     """Sessions of a bundle's lower layers and of what its tasks put on them, opened by ``open_model`` when needed."""
 
-    def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], Session]) -> None:
+    def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], TaskSession]) -> None:
         self._bundle, self._open = bundle, open_model
         self._depths: dict[str, int] = {}
-        self._sessions: dict[tuple[int, str | None], Session] = {}
+        self._sessions: dict[tuple[int, str | None], TaskSession] = {}
 
     def plan(self, tasks: Sequence[str]) -> Plan:
         """What these tasks share; tasks with a prompt share nothing."""
@@ -61,16 +62,23 @@ class Prefix:
         """Let the sessions go."""
         self._sessions.clear()
 
+    def forget(self, session: object) -> None:
+        """Let what runs on one session go; it opens again when it is needed."""
+        for key, each in list(self._sessions.items()):
+            if each.shared is session:
+                self._sessions.pop(key, None)
+
     @property
     def _values(self) -> tuple[str, ...]:
         return _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
 
-    def _session(self, cut: int, task: str | None) -> Session:
-        if (cut, task) not in self._sessions:
+    def _session(self, cut: int, task: str | None) -> TaskSession:
+        found = self._sessions.get((cut, task))  # another thread may make it go at any time
+        if found is None:
             model, value = self._bundle.graph(task), self._values[cut - 1]
             part = below(model, value) if task is None else above(model, value, self._bundle.architecture.hidden_size)
-            self._sessions[cut, task] = self._open(part)
-        return self._sessions[cut, task]
+            found = self._sessions[cut, task] = self._open(part)
+        return found
 
 
 def _layer_values(architecture: Architecture, sites: Mapping[str, str]) -> tuple[str, ...]:

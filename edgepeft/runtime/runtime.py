@@ -54,7 +54,7 @@ class Runtime:
         self.truncation = Truncation()
         self._sessions: dict[str | None, TaskSession] = {}
         self._encoder: TextEncoder | None = None
-        self._weights = Weights(self.bundle, cache=cache, threads=threads)
+        self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget)
         self._prefix = Prefix(self.bundle, self._open)
         self._lock = RLock()  # of everything above; runs themselves need none
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
@@ -115,6 +115,12 @@ class Runtime:
                 self._weights.prepare()  # first: it knows weights that were hashed before
                 self._sessions[task] = self._open(self.bundle.graph(task))
             return self._sessions[task]
+
+    def _forget(self, session: object) -> None:
+        """Too many are open: the tasks that run on this one open another when they are asked again."""
+        self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}
+        self._prefix.forget(session)
+        self._mixer.forget(session)
 
     def _check_open(self) -> None:
         if self._closed:

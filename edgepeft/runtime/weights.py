@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from edgepeft.graph.parameters import Parted, computed_values, make_inputs
 from edgepeft.resources import file_identity
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
+from edgepeft.runtime.resident import Resident, most_sessions
 from edgepeft.runtime.session import open_session
 
 __all__ = ["TaskSession", "Weights"]
@@ -31,9 +32,13 @@ class TaskSession:
     """
 
     def __init__(
-        self, session: ort.InferenceSession, feeds: Mapping[str, NDArray[np.float32]], structure: bytes | None
+        self,
+        session: ort.InferenceSession,
+        feeds: Mapping[str, NDArray[np.float32]],
+        structure: bytes | None,
+        used: Callable[[ort.InferenceSession], object] = lambda _: None,
     ) -> None:
-        self.shared, self.structure = session, structure
+        self.shared, self.structure, self._used = session, structure, used
         self.feeds = {name: ort.OrtValue.ortvalue_from_numpy(value) for name, value in feeds.items()}
 
     def get_inputs(self) -> list[Any]:
@@ -46,6 +51,7 @@ class TaskSession:
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The named outputs for a batch."""
+        self._used(self.shared)
         tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}
         found = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **tokens})
         return [value.numpy() for value in found]
@@ -54,11 +60,16 @@ class TaskSession:
 class Weights:
     """Opens sessions on a bundle's graphs; the cache is looked for with the first one.
 
-    Not to be called from two threads at once.
+    Not to be called from two threads at once, but for ``used``.  ``forget`` is told of a session that has to go, since
+    another is to open and there are too many.
     """
 
-    def __init__(self, bundle: Bundle, *, cache: bool, threads: int | None) -> None:
+    def __init__(
+        self, bundle: Bundle, *, cache: bool, threads: int | None, forget: Callable[[Any], object] = lambda _: None
+    ) -> None:
         self.bundle, self.threads = bundle, threads
+        self._owner_forgets = forget
+        self._resident: Resident | None = None
         self._cache = cache
         self._prepacked: Prepacked | None = None
         self._by_structure: dict[bytes, ort.InferenceSession | None] = {}  # None: one task has it so far
@@ -90,15 +101,15 @@ class Weights:
         """
         parted = self.parted(model)
         if parted is None:
-            return TaskSession(self._open(model), {}, None)
+            return TaskSession(self.open_graph(model), {}, None, self.used)
         structure = hashlib.sha256(parted.structure.SerializeToString(deterministic=True)).digest()
         if structure not in self._by_structure:
             # The first keeps its values as constants: fed matrices are packed in each run (1.5 to 3 % at 16 tokens).
             self._by_structure[structure] = None
-            return TaskSession(self._open(model), {}, structure)
-        shared = self._by_structure[structure] or self._open(parted.structure)
+            return TaskSession(self.open_graph(model), {}, structure, self.used)
+        shared = self._by_structure[structure] or self.open_graph(parted.structure)
         self._by_structure[structure] = shared
-        return TaskSession(shared, parted.feeds, structure)
+        return TaskSession(shared, parted.feeds, structure, self.used)
 
     def parted(self, model: onnx.ModelProto) -> Parted | None:
         """A task's structure and values; None where it changes matrices of the backbone."""
@@ -110,7 +121,23 @@ class Weights:
         Raises:
             BundleError: as ``open``.
         """
-        return self._open(model)
+        if self._resident is None:
+            self._resident = Resident(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self._forget)
+        self._resident.make_room()
+        session = self._open(model)
+        self._resident.add(session)
+        return session
+
+    def used(self, session: ort.InferenceSession) -> None:
+        """A session of ``open_graph`` runs: others are older now."""
+        if self._resident is not None:
+            self._resident.used(session)
+
+    def _forget(self, session: ort.InferenceSession) -> None:
+        for structure, shared in self._by_structure.items():
+            if shared is session:
+                self._by_structure[structure] = None
+        self._owner_forgets(session)
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         checkpoint = self.bundle.checkpoint
