@@ -68,7 +68,8 @@ class Prefix:
     def _session(self, cut: int, task: str | None) -> Session:
         if (cut, task) not in self._sessions:
             model, value = self._bundle.graph(task), self._values[cut - 1]
-            part = below(model, value) if task is None else above(model, value, self._bundle.architecture.hidden_size)
+            width = self._bundle.architecture.hidden_size
+            part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
             self._sessions[cut, task] = self._open(part)
         return self._sessions[cut, task]
 
