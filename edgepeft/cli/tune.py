@@ -39,6 +39,11 @@ def command(
         str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of a new head, the order, the dropout, the few shots.")] = 0,
+    micro_batch: Annotated[int | None, typer.Option(help="Rows computed at once. Default: what memory allows.")] = None,
+    prefix_cache: Annotated[
+        bool,
+        typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once."),
+    ] = True,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the task.")] = False,
@@ -67,15 +72,21 @@ def command(
         dropout=dropout,
         patience=patience,
         save_every=save_every,
+        prefix_cache=prefix_cache,
+        micro_batch=micro_batch,
     )
     more: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
     try:
         with progress_bar(task) as watch, stopping() as stop:
-            result = tune(bundle, task, Files(data, eval_, test), options, **more, watch=watch, stop=stop)
+            result = tune(bundle, task, Files(data, eval_, test), options, **more, watch=watch, stop=stop, note=_note)
     except Interrupted as interrupted:
         log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(130) from None
     _show(result, bundle, task, as_json)
+
+
+def _note(line: str) -> None:
+    log().print(f"note: {line}")
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:

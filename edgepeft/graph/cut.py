@@ -1,18 +1,18 @@
-"""Pass: a task's model in two, at a value below which it is the bare backbone: what tasks share, and the rest.
+"""Pass: a model in two, at values that are the bare backbone's: what tasks or epochs share, and the rest.
 
-Copies its arguments.  Needs a spliced model, whose delta's nodes are called ``delta/...`` and whose placeholders
-``prompted/...``; leaves two models that read token ids and mask, the second the value as well.
+Copies its arguments.  Leaves two models that read what they need of the inputs, the second the values as well.
+``untouched`` needs a spliced model, whose delta's nodes are called ``delta/...``, its placeholders ``prompted/...``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.errors import BundleError
-from edgepeft.graph.prune import prune
+from edgepeft.graph.prune import prune, reads
 
 __all__ = ["above", "below", "untouched"]
 
@@ -29,23 +29,36 @@ def untouched(graph: onnx.GraphProto, values: Sequence[str]) -> int:
     return len(values)
 
 
-def below(model: onnx.ModelProto, value: str) -> onnx.ModelProto:
-    """What gives ``value`` [tokens, d], its only output."""
+def below(model: onnx.ModelProto, *values: str) -> onnx.ModelProto:
+    """What gives ``values``, float32, its only outputs."""
     copy = _copy(model)
-    _writer(copy.graph, value)
+    for value in values:
+        _writer(copy.graph, value)
     del copy.graph.output[:]
-    copy.graph.output.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, None))
-    prune(copy.graph)
+    copy.graph.output.extend(helper.make_tensor_value_info(value, TensorProto.FLOAT, None) for value in values)
+    _prune(copy.graph)
     return copy
 
 
-def above(model: onnx.ModelProto, value: str, width: int) -> onnx.ModelProto:
-    """What is left to do once ``value`` [tokens, width], now an input, is known."""
+def above(model: onnx.ModelProto, values: Mapping[str, Sequence[str | int]]) -> onnx.ModelProto:
+    """What is left to do once ``values``, now inputs of these shapes, are known."""
     copy = _copy(model)
-    copy.graph.node.remove(_writer(copy.graph, value))
-    copy.graph.input.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, ("tokens", width)))
-    prune(copy.graph)
+    for value, shape in values.items():
+        node = _writer(copy.graph, value)
+        # Renamed, not removed: a LayerNormalization has other outputs, which the rest may read.
+        node.output[:] = [f"{value}/below" if name == value else name for name in node.output]
+        copy.graph.input.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, shape))
+    _prune(copy.graph)
     return copy
+
+
+def _prune(graph: onnx.GraphProto) -> None:
+    """Keep what the outputs need, of the inputs too."""
+    prune(graph)
+    read = {name for node in graph.node for name in reads(node)}
+    kept = [onnx.ValueInfoProto.FromString(i.SerializeToString()) for i in graph.input if i.name in read]
+    del graph.input[:]
+    graph.input.extend(kept)
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -13,7 +13,7 @@ import onnx
 
 from edgepeft.errors import BundleError
 
-__all__ = ["prune"]
+__all__ = ["prune", "reads"]
 
 
 def prune(graph: onnx.GraphProto) -> None:
@@ -29,7 +29,7 @@ def prune(graph: onnx.GraphProto) -> None:
         index = frontier.pop()
         if index in wanted:
             continue
-        wanted[index] = {writer[name] for name in _reads(graph.node[index]) if name in writer}
+        wanted[index] = {writer[name] for name in reads(graph.node[index]) if name in writer}
         frontier += wanted[index]
     try:
         # Dependencies first; inserting in the old order keeps the result deterministic.
@@ -37,7 +37,7 @@ def prune(graph: onnx.GraphProto) -> None:
     except CycleError as error:
         raise BundleError("the delta graph makes the backbone read its own output; it cannot be spliced.") from error
     nodes = [graph.node[i] for i in order]
-    used = {name for node in nodes for name in _reads(node)} | {output.name for output in graph.output}
+    used = {name for node in nodes for name in reads(node)} | {output.name for output in graph.output}
     initializers = [initializer for initializer in graph.initializer if initializer.name in used]
     for field, kept in ((graph.node, nodes), (graph.initializer, initializers)):
         copies = [type(item).FromString(item.SerializeToString()) for item in kept]
@@ -45,9 +45,10 @@ def prune(graph: onnx.GraphProto) -> None:
         field.extend(copies)
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Every value that a node reads, its subgraphs' included."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         for subgraph in (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ())):
             for inner in subgraph.node:
-                yield from _reads(inner)
+                yield from reads(inner)

@@ -76,7 +76,8 @@ class Prefix:
         found = self._sessions.get((cut, task))  # another thread may make it go at any time
         if found is None:
             model, value = self._bundle.graph(task), self._values[cut - 1]
-            part = below(model, value) if task is None else above(model, value, self._bundle.architecture.hidden_size)
+            width = self._bundle.architecture.hidden_size
+            part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
             found = self._sessions[cut, task] = self._open(part)
         return found
 

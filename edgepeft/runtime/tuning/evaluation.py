@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
@@ -18,7 +20,7 @@ from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.tuning.step import Arrays
 from edgepeft.runtime.tuning.subject import Subject
 
-__all__ = ["Evaluator", "Scored"]
+__all__ = ["BATCH", "Evaluator", "Scored", "deployed_graph", "given_names"]
 
 BATCH = 64
 
@@ -30,31 +32,52 @@ class Scored(NamedTuple):
     loss: float
 
 
+def given_names(trained: Sequence[str]) -> dict[str, str]:
+    """The deployed graph's names of trained tensors -> their own."""
+    return {f"delta/{name}": name for name in trained}
+
+
+def deployed_graph(bundle: Bundle, subject: Subject) -> onnx.ModelProto:
+    """The task's spliced graph, with the trained tensors as inputs."""
+    model = splice(bundle.backbone_graph, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+    names = given_names(subject.facts.trained)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in names]
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            model.graph.input.add(name=tensor.name).type.tensor_type.elem_type = tensor.data_type
+            for extent in tensor.dims:
+                model.graph.input[-1].type.tensor_type.shape.dim.add(dim_value=extent)
+    copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(copies)
+    return model
+
+
 class Evaluator:
-    """The deployed graph, which skips padding; what it scores is what will be served."""
+    """The deployed graph, which skips padding; what it scores is what will be served.
 
-    def __init__(self, bundle: Bundle, subject: Subject, threads: int | None) -> None:
-        model = splice(bundle.backbone_graph, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-        names = {f"delta/{name}": name for name in subject.facts.trained}
-        kept = [tensor for tensor in model.graph.initializer if tensor.name not in names]
-        for tensor in model.graph.initializer:
-            if tensor.name in names:
-                model.graph.input.add(name=tensor.name).type.tensor_type.elem_type = tensor.data_type
-                for extent in tensor.dims:
-                    model.graph.input[-1].type.tensor_type.shape.dim.add(dim_value=extent)
-        copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(copies)
-        self._names, self._subject = names, subject
-        self._session = open_session(model, bundle.folder, threads)
+    ``model`` is ``deployed_graph``, or what is above the hidden states that ``packed`` gives for some rows.
+    """
 
-    def logits(self, tensors: Arrays, inputs: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        folder: Path,
+        subject: Subject,
+        threads: int | None,
+        packed: Callable[[Sequence[int]], Mapping[str, NDArray[np.float32]]] = lambda _: {},
+    ) -> None:
+        self._names, self._subject, self._packed = given_names(subject.facts.trained), subject, packed
+        self._session = open_session(model, folder, threads)
+
+    def logits(self, tensors: Arrays, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[batch, outputs]."""
         given: dict[str, Any] = {new: tensors[name] for new, name in self._names.items()}
-        data = self._subject.data
-        found = np.empty((len(inputs["input_ids"]), 1 if data.labels is None else len(data.labels)), np.float32)
-        for rows, part in passes(inputs, prompt=self._subject.prompt_length):
-            found[rows] = run_session(self._session, LOGITS, {**given, **part})
+        data, (inputs, _) = self._subject.data, rows.batch(chosen)
+        found = np.empty((len(chosen), 1 if data.labels is None else len(data.labels)), np.float32)
+        for part, cut in passes(inputs, prompt=self._subject.prompt_length):
+            states = self._packed([chosen[i] for i in part])
+            found[part] = run_session(self._session, LOGITS, {**given, **cut, **states})
         return found
 
     def score(
@@ -64,9 +87,8 @@ class Evaluator:
         labels = self._subject.data.labels
         guesses, loss = np.empty(len(rows.targets)), 0.0
         for chosen in sorted_batches(rows.lengths, BATCH):
-            inputs, targets = rows.batch(chosen)
-            logits = self.logits(tensors, inputs)
-            loss += float(_losses(logits, targets).sum())
+            logits = self.logits(tensors, rows, chosen)
+            loss += float(_losses(logits, rows.targets[chosen]).sum())
             guesses[chosen] = logits[:, 0] if labels is None else logits.argmax(1)
             advance(len(chosen))
         expected, found = rows.targets.tolist(), guesses.tolist()

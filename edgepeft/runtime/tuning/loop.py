@@ -27,9 +27,11 @@ from edgepeft.rows import Row
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.checkpoint import Position, load_checkpoint, save_checkpoint
-from edgepeft.runtime.tuning.evaluation import Evaluator, Scored
+from edgepeft.runtime.tuning.engine import Engine
+from edgepeft.runtime.tuning.evaluation import Scored
+from edgepeft.runtime.tuning.layout import lay_out
 from edgepeft.runtime.tuning.options import EPOCHS, TuneOptions
-from edgepeft.runtime.tuning.step import Arrays, TrainingStep
+from edgepeft.runtime.tuning.step import Arrays
 from edgepeft.runtime.tuning.subject import Subject
 
 __all__ = ["Interrupted", "Progress", "Run", "Tuned"]
@@ -42,7 +44,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Progress(NamedTuple):
-    """What is going on: ``phase`` is train, eval or test, ``done`` of ``total`` its steps or rows."""
+    """What is going on: ``phase`` is prefix, train, eval or test, ``done`` of ``total`` its steps or rows."""
 
     phase: str
     done: int
@@ -77,6 +79,7 @@ class Run:
         threads: int | None = None,
         watch: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.subject, self.options, self.work, self.watch, self.stop = subject, options, work, watch, stop
         data, self.facts = subject.data, subject.facts
@@ -85,8 +88,10 @@ class Run:
         self.batch_size = _batch_size(options.batch_size, len(data.train))
         self.tensors = subject.tensors()
         self.rows = {part: self._encoded(bundle, getattr(data, part)) for part in ("train", "eval", "test")}
-        self.step_of = TrainingStep(subject.training, bundle.folder, threads)
-        self.evaluator = Evaluator(bundle, subject, threads)
+        self.layout = lay_out(bundle, subject, options, self.rows, self.batch_size)
+        self.engine = Engine(bundle, subject, self.rows, self.layout, work, threads=threads)
+        for line in self.layout.notes:
+            note(line)
         self.per_epoch = math.ceil(len(data.train) / self.batch_size)
         epochs = EPOCHS if options.epochs is None and options.steps is None else options.epochs
         self.total = options.steps or self.per_epoch * (epochs or 0)
@@ -108,7 +113,7 @@ class Run:
     def asked(self) -> dict[str, Any]:
         """What makes the run what it is."""
         entry = {"task": self.subject.task, "template": self.subject.template, "data": self.subject.data.sha256}
-        return {**entry, **self.options.plain(), "rates": self.rates}
+        return {**entry, **self.options.plain(), **self.layout.plain(), "rates": self.rates}
 
     def resume(self, checkpoint: Path) -> None:
         """Stand where a checkpoint was written.
@@ -126,6 +131,8 @@ class Run:
             Interrupted: ``stop`` said so; a checkpoint is written.
         """
         position = self.position
+        if position.step < self.total and not self.out_of_patience:
+            self.engine.prepare(self._prepared)
         if not position.step:
             self.evaluate()
             self.save()
@@ -136,6 +143,12 @@ class Run:
                 if position.step == self.total or self.out_of_patience:
                     return
                 self.step(chosen)
+
+    def _prepared(self, done: int, total: int) -> None:
+        self.report("prefix", done, total)
+        if self.stop():
+            self.save()
+            raise Interrupted(f"stopped after step {self.position.step} of {self.total}")
 
     @property
     def out_of_patience(self) -> bool:
@@ -165,8 +178,7 @@ class Run:
         Raises:
             EdgepeftError: the loss or a gradient is not finite; nothing was changed.
         """
-        inputs, targets = self.rows["train"].batch(chosen)
-        result = self.step_of(self.tensors, inputs, targets, self.masks(len(chosen)))
+        result = self.engine.gradients(self.tensors, chosen, self.masks(len(chosen)))
         norm = clip(result.gradients, self.options.clip_norm)
         self.loss = result.loss
         if not (math.isfinite(result.loss) and math.isfinite(norm)):
@@ -212,12 +224,13 @@ class Run:
             done += n
             self.report(part, done, total)
 
-        return self.evaluator.score(tensors, self.rows[part], self.metric, advance)
+        return self.engine.score(part, tensors, self.metric, advance)
 
     def finished(self) -> Tuned:
         """The best tensors, and their score on rows that chose nothing."""
         position, data = self.position, self.subject.data
         assert position.best is not None
+        self.engine.release()
         tested = self.scored("test", position.best_tensors)
         metrics = {
             "metric": self.metric,
@@ -236,6 +249,7 @@ class Run:
             "learning_rate": rate,
             "head_learning_rate": head_rate,
             "batch_size": self.batch_size,
+            **self.layout.plain(),
             "steps": position.step,
             "best_step": position.best_step,
             "data": data.sha256,

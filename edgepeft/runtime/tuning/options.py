@@ -18,7 +18,8 @@ class TuneOptions:
     """Numbers of one run, as `edgepeft train` has them; None means what the training graph or the metric says.
 
     ``patience`` is after how many evaluations without a better score the run ends; None never ends it early.
-    ``weight_decay`` and ``dropout`` hold for what has them.
+    ``weight_decay`` and ``dropout`` hold for what has them.  ``prefix_cache`` and ``micro_batch`` change how a step is
+    computed, and its result in the last digits only.
     """
 
     epochs: int | None = None
@@ -35,11 +36,13 @@ class TuneOptions:
     warmup: float = 0.1
     clip_norm: float = 1.0
     save_every: int = 20
+    prefix_cache: bool = True
+    micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps exclude each other; give one of them.")
-        for name in ("epochs", "steps", "batch_size", "save_every", "patience"):
+        for name in ("epochs", "steps", "batch_size", "save_every", "patience", "micro_batch"):
             _require_at_least(1, name, getattr(self, name))
         _require_at_least(0, "seed", self.seed)
         for option, rate in (("lr", self.learning_rate), ("head-lr", self.head_learning_rate)):

@@ -44,6 +44,13 @@ class Subject:
         """What the training graph says of itself."""
         return training_facts(self.training, f"the training graph of task {self.task}")
 
+    @property
+    def method(self) -> str:
+        """The PE method's name."""
+        return next(
+            (entry.value for entry in self.delta.metadata_props if entry.key == "edgepeft.method"), "the method"
+        )
+
     def tensors(self) -> Arrays:
         """The trained tensors as the delta graph has them, to be written to.
 

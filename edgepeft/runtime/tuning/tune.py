@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
@@ -16,9 +13,8 @@ from edgepeft.runtime.tasks import commit_tasks, prepare_task
 from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
 from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.step import Arrays
 from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
-from edgepeft.runtime.verify import pack_check, run_in_groups
+from edgepeft.runtime.verify import pack_check
 
 __all__ = ["TuneResult", "tune"]
 
@@ -43,6 +39,7 @@ def tune(
     threads: int | None = None,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    note: Callable[[str], None] = lambda _: None,
 ) -> TuneResult:
     """Tune a task, or start one from a template, and put the result in force in one step.
 
@@ -63,12 +60,13 @@ def tune(
             # A run that was killed after its result was in force finds a task of its own.
             else from_template(bundle, task, template, files, options, new=checkpoint is None)
         )
-        run = Run(bundle, subject, options, work, threads=threads, watch=watch, stop=stop)
+        run = Run(bundle, subject, options, work, threads=threads, watch=watch, stop=stop, note=note)
         if checkpoint is not None:
             run.resume(checkpoint)
         run.finish_steps()
         tuned = run.finished()
-        check = _reference(run, tuned.tensors)
+        # There is no PyTorch to ask, but the training graph is its trace.
+        check = pack_check(subject.check, run.engine.logits(tuned.tensors, subject.check))
         del run  # with its sessions
         entry = _replace(bundle, subject, tuned, check) if tuned.improved else None
         discard(work)
@@ -91,19 +89,6 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
             path.unlink()
         return None
     return found
-
-
-def _reference(run: Run, tensors: Arrays) -> bytes:
-    """A check file with the training graph's logits: there is no PyTorch to ask, but this is its trace."""
-    subject, facts = run.subject, run.facts
-
-    def logits(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        rows = len(group["input_ids"])
-        labels = np.zeros(rows, np.float32 if facts.regression else np.int64)
-        masks = [np.ones((rows, width), np.float32) for _, width in facts.dropouts]
-        return run.step_of(tensors, group, labels, masks).logits
-
-    return pack_check(subject.check, run_in_groups(logits, subject.check))
 
 
 def _replace(bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes) -> TaskEntry:

@@ -1,0 +1,122 @@
+"""Where a graph stops being frozen: the hidden states that no trained tensor has touched, by the weights around them.
+
+A training graph and the deployed one know a value by different names, and lay it out differently: padded [batch,
+length, d] or [batch length, d] there, packed [tokens, d] here.  What both have in common is the checkpoint's
+tensors.  So a hidden state is called ``after:<bias>``, what a linear map or a norm with that bias gives, or
+``before:<weight>``, what a linear map with that matrix reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+
+import onnx
+
+from edgepeft.graph.prune import reads
+
+__all__ = ["frozen_states", "live_values", "lowest_states", "tensor_of"]
+
+_PRODUCTS = {"Gemm", "MatMul"}
+_SAME = {"Identity", "Reshape"}
+_SHAPES = {"Shape", "Size"}  # what they give does not depend on the values that they read
+
+
+def tensor_of(state: str) -> str:
+    """The checkpoint's tensor in a state's name."""
+    return state.partition(":")[2]
+
+
+def live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
+    """Values that depend on ``changing`` ones, these included.  Needs sorted nodes, as ``prune`` leaves them."""
+    live = set(changing)
+    for node in graph.node:
+        if node.op_type not in _SHAPES and not live.isdisjoint(reads(node)):
+            live.update(node.output)
+    return live
+
+
+def frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> dict[str, str]:
+    """State -> value, for those that are not live; ``tensors`` are the checkpoint's."""
+    writer = _writers(graph)
+    found: dict[str, str | None] = {}
+
+    def add(state: str, value: str) -> None:
+        # A norm that a delta runs a second time gives two values of one name; neither is it then.
+        found[state] = value if found.get(state, value) == value else None
+
+    for node in graph.node:
+        bias = _bias(node, tensors)
+        if bias is not None and node.output[0] not in live:
+            add(f"after:{bias}", node.output[0])
+    known = set(found.values())
+    for node in graph.node:
+        weight = _matrix(node, writer, tensors)
+        if weight is not None and node.input[0] not in live and _source(node.input[0], writer) not in known:
+            add(f"before:{weight}", node.input[0])
+    return {state: value for state, value in found.items() if value is not None}
+
+
+def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Mapping[str, str]) -> tuple[str, ...]:
+    """Those of ``states`` from which everything live follows without a product below it being computed again.
+
+    None where nothing but the embeddings stands below what is live.
+    """
+    writer, by_value = _writers(graph), {value: state for state, value in states.items()}
+    changed = [node for node in graph.node if any(value in live for value in node.output)]
+    edge = [value for node in changed for value in reads(node) if value not in live]
+    _, kept = _cone(edge, writer, by_value)
+    order = [value for node in graph.node for value in node.output if value in kept]
+    for value in reversed(order):  # what follows from the others by sums and norms alone need not be kept
+        inside, _ = _cone([value], writer, kept - {value})
+        if not any(node.op_type in _PRODUCTS for node in inside):
+            kept.remove(value)
+    return tuple(by_value[value] for value in order if value in kept)
+
+
+def _writers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    return {name: node for node in graph.node for name in node.output if name}
+
+
+def _cone(
+    values: Iterable[str], writer: Mapping[str, onnx.NodeProto], stops: Container[str]
+) -> tuple[list[onnx.NodeProto], set[str]]:
+    """The nodes that give ``values``, down to ``stops``; and the stops reached."""
+    waiting, seen, reached = list(values), set[str](), set[str]()
+    inside: list[onnx.NodeProto] = []
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in stops:
+            reached.add(value)
+        elif value in writer:
+            inside.append(writer[value])
+            waiting += reads(writer[value])
+    return inside, reached
+
+
+def _bias(node: onnx.NodeProto, tensors: Container[str]) -> str | None:
+    """The checkpoint's tensor that the node adds."""
+    if node.op_type in ("Gemm", "LayerNormalization") and len(node.input) == 3:
+        return node.input[2] if node.input[2] in tensors else None
+    if node.op_type != "Add":
+        return None
+    return next((name for name in node.input if name in tensors), None)
+
+
+def _matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors: Container[str]) -> str | None:
+    """The checkpoint's matrix that the node multiplies by, forwards: [in, out]."""
+    if node.op_type != "Gemm":
+        return None
+    name = node.input[1]
+    if name in writer and writer[name].op_type == "Transpose":
+        name = writer[name].input[0]
+    return name if name in tensors else None
+
+
+def _source(value: str, writer: Mapping[str, onnx.NodeProto]) -> str:
+    """The value that this one is but for its shape."""
+    while value in writer and writer[value].op_type in _SAME:
+        value = writer[value].input[0]
+    return value

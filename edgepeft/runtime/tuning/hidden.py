@@ -1,0 +1,194 @@
+"""The hidden states below what is trained: computed once for each row by the deployed graph, read in every epoch.
+
+They are stored without padding, in memory or in a file that has no name, so that nothing is left of it when the run
+is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.graph.cut import above, below
+from edgepeft.graph.frozen import frozen_states, live_values, lowest_states, tensor_of
+from edgepeft.graph.names import LABELS, dropout
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import open_session
+from edgepeft.runtime.tuning.evaluation import BATCH, given_names
+from edgepeft.runtime.tuning.subject import Subject
+
+__all__ = ["HiddenStates", "Split", "State", "split_at_lowest"]
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class State:
+    """One hidden state: how the two graphs call it, how wide it is, and what its rows are.
+
+    ``flat`` says that the training graph has it as [batch length, width]; ``by_row`` that a row of data has one of it,
+    and not each of its tokens.
+    """
+
+    training: str
+    deployed: str
+    width: int
+    flat: bool
+    by_row: bool
+
+
+@dataclass(frozen=True)
+class Split:
+    """Both graphs from ``states`` on, and what computes these."""
+
+    states: tuple[State, ...]
+    below: onnx.ModelProto
+    training: onnx.ModelProto
+    deployed: onnx.ModelProto
+
+    def n_bytes(self, rows: Encoded) -> int:
+        """What the states of these rows take."""
+        counts = {False: sum(rows.lengths), True: len(rows.lengths)}
+        return sum(_FLOAT_BYTES * state.width * counts[state.by_row] for state in self.states)
+
+
+def split_at_lowest(bundle: Bundle, subject: Subject, deployed: onnx.ModelProto) -> Split | None:
+    """Cut the training graph, and the deployed one whose trained tensors are inputs, below what is trained.
+
+    None where a product of the backbone with everything is trained or adapted: there is nothing to compute once.
+
+    Raises:
+        BundleError: the two graphs do not belong together.
+    """
+    facts, checkpoint = subject.facts, bundle.checkpoint
+    changing = [*facts.trained, LABELS, *map(dropout, range(len(facts.dropouts)))]
+    graph = subject.training.graph
+    live = live_values(graph, changing)
+    there = frozen_states(graph, live, checkpoint.tensors)
+    lowest = lowest_states(graph, live, there)
+    if not lowest:
+        return None
+    here = frozen_states(deployed.graph, live_values(deployed.graph, given_names(facts.trained)), checkpoint.tensors)
+    missing = [state for state in lowest if state not in here]
+    if missing:
+        raise BundleError(f"task {subject.task}: its graph has nothing {missing[0]}, which its training graph reads.")
+    pooler = {checkpoint.find(name).name for name in bundle.architecture.pooler if checkpoint.has(name)}
+    writer = {name: node.op_type for node in graph.node for name in node.output}
+    states = []
+    for name in lowest:
+        tensor = tensor_of(name)
+        kind, value = name.partition(":")[0], there[name]
+        flat = kind == "before" or writer[value] == "Gemm"
+        width = checkpoint.tensors[tensor].shape[-1]  # a bias has [out], a matrix [out, in]
+        states.append(State(value, here[name], width, flat, tensor in pooler))
+    return Split(
+        tuple(states),
+        below(deployed, *(state.deployed for state in states)),
+        above(subject.training, {state.training: _shape(state) for state in states}),
+        above(deployed, {state.deployed: (f"{state.deployed}/rows", state.width) for state in states}),
+    )
+
+
+def _shape(state: State) -> tuple[str | int, ...]:
+    if state.by_row:
+        return ("batch", state.width)
+    return ("tokens", state.width) if state.flat else ("batch", "length", state.width)
+
+
+class HiddenStates:
+    """Those of some rows; ``folder`` is where the file lies, None keeps them in memory."""
+
+    def __init__(self, states: Sequence[State], rows: Encoded, folder: Path | None) -> None:
+        self._states, self._lengths = states, rows.lengths
+        self._starts = [0, *accumulate(self._lengths)]
+        counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
+        sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
+        stored = _room(sum(sizes), folder)
+        ends = [0, *accumulate(sizes)]
+        self._values = [
+            stored[begin:end].reshape(count, state.width)
+            for begin, end, count, state in zip(ends, ends[1:], counts, states, strict=False)
+        ]
+
+    def fill(self, model: onnx.ModelProto, bundle: Path, rows: Encoded, threads: int | None) -> Iterator[int]:
+        """Compute them, packed, with ``below`` of the split; yields the number of rows after each batch."""
+        session = open_session(model, bundle, threads)
+        known, outputs = [value.name for value in session.get_inputs()], [state.deployed for state in self._states]
+        for chosen in sorted_batches(self._lengths, BATCH):
+            inputs, _ = rows.batch(chosen)
+            for part, given in passes(inputs):
+                of = [chosen[i] for i in part]
+                try:
+                    found = session.run(outputs, {name: given[name] for name in known})
+                except Exception as error:  # its exceptions share no base but Exception
+                    raise BundleError(
+                        f"ONNX Runtime stops below the trained layers: {str(error).splitlines()[0]}"
+                    ) from error
+                for state, values, computed in zip(self._states, self._values, found, strict=True):
+                    _scatter(values, computed, self._spans(state, of))
+            yield len(chosen)
+
+    def padded(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+        """For the training graph: [batch, longest, width], zero where there is no token."""
+        longest = max(self._lengths[i] for i in chosen)
+        found = {}
+        for state, values in zip(self._states, self._values, strict=True):
+            if state.by_row:
+                found[state.training] = np.ascontiguousarray(values[list(chosen)])
+                continue
+            batch = np.zeros((len(chosen), longest, state.width), np.float32)
+            for place, (begin, end) in zip(batch, self._spans(state, chosen), strict=True):
+                place[: end - begin] = values[begin:end]
+            found[state.training] = batch.reshape(-1, state.width) if state.flat else batch
+        return found
+
+    def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+        """For the deployed graph: [tokens, width]."""
+        return {
+            state.deployed: np.concatenate([values[begin:end] for begin, end in self._spans(state, chosen)])
+            for state, values in zip(self._states, self._values, strict=True)
+        }
+
+    def _spans(self, state: State, chosen: Sequence[int]) -> list[tuple[int, int]]:
+        """Where each row's values stand."""
+        if state.by_row:
+            return [(i, i + 1) for i in chosen]
+        return [(self._starts[i], self._starts[i + 1]) for i in chosen]
+
+
+def _scatter(values: NDArray[np.float32], computed: NDArray[np.float32], spans: Sequence[tuple[int, int]]) -> None:
+    """Consecutive runs of ``computed`` to their places."""
+    done = 0
+    for begin, end in spans:
+        values[begin:end] = computed[done : done + end - begin]
+        done += end - begin
+
+
+def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
+    """[size], in memory or in a file.
+
+    Raises:
+        EdgepeftError: the disk has no room for it; found out now, for a mapped file would kill the process later.
+    """
+    if folder is None or not size:
+        return np.empty(size, np.float32)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size * _FLOAT_BYTES)
+        except OSError as error:
+            raise EdgepeftError(
+                f"{folder} has no room for {size * _FLOAT_BYTES / 1e6:.0f} MB of hidden states ({error.strerror}); "
+                "free some space, or give --no-prefix-cache."
+            ) from error
+        return np.memmap(file, np.float32, "r+", shape=(size,))

@@ -1,0 +1,161 @@
+"""What lies below the trained modules is computed once; and rows at a time change nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from deltas import TEXTS
+from tiny import write_model
+from verbs import edgepeft
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import new_delta
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.export.bundle import export_bundle
+from edgepeft.methods.base import method_named
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.tuning import hidden
+from edgepeft.runtime.tuning.hidden import HiddenStates
+from edgepeft.runtime.tuning.loop import Run
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.subject import Files, from_task
+from edgepeft.runtime.tuning.tune import tune
+
+# Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.
+CASES = {
+    "top": ("top-k", {"layers": 1}, {"layer.1.layer_output"}),
+    "ffn": ("pfeiffer", {"bottleneck": 4, "skip_layers": 1}, {"layer.1.ffn_output", "layer.1.attention_norm"}),
+    "query": (
+        "lora",
+        {"rank": 2, "skip_layers": 2, "roles": ["query"]},
+        {"layer.1.layer_output", "layer.2.query", "layer.2.key", "layer.2.value"},
+    ),
+    "inner": (
+        "lora",
+        {"rank": 2, "skip_layers": 2, "roles": ["ffn_output"]},
+        {"layer.2.ffn_activation", "layer.2.ffn_output", "layer.2.attention_norm"},
+    ),
+    "context": (
+        "lora",
+        {"rank": 2, "skip_layers": 1, "roles": ["attention_output"]},
+        {"layer.0.layer_output", "layer.1.context", "layer.1.attention_output"},
+    ),
+    "norms": ("layernorm", {}, set()),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Three layers, a pooler that a mean does not read, and a task for each case."""
+    folder = tmp_path_factory.mktemp("hidden")
+    backbone = open_backbone(str(write_model(folder / "roberta", "roberta", num_hidden_layers=3)))
+    for task, (method, settings, _) in CASES.items():
+        torch.manual_seed(0)
+        made = method_named(method).from_settings(settings)
+        new_delta(backbone, made, task, ("bad", "good"), max_length=40).save(folder / task)
+    deltas = [folder / task for task in CASES]
+    export_bundle(backbone, deltas, folder / "bundle", texts=TEXTS, trainable=True)
+    return folder / "bundle"
+
+
+def run_of(bundle, task, data, work, **more):
+    options = TuneOptions(steps=6, learning_rate=3e-3, head_learning_rate=1e-2, batch_size=8, **more)
+    opened, told = Bundle(bundle), []
+    run = Run(opened, from_task(opened, task, Files(data), options), options, work, threads=1, note=told.append)
+    return run, told
+
+
+def losses_of(run, steps=6):
+    found, order = [], list(range(len(run.rows["train"].targets)))
+    for step in range(steps):
+        run.update(order[8 * step % 40 :][:8])
+        found.append(run.loss)
+        run.position.step += 1
+    return found
+
+
+@pytest.mark.parametrize("task", CASES)
+def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the_same(source, moods, tmp_path, task):
+    kept, told = run_of(source, task, moods, tmp_path)
+    whole, nothing = run_of(source, task, moods, tmp_path, prefix_cache=False)
+    split = kept.layout.split
+    assert ({state.deployed for state in split.states} if split else set()) == CASES[task][2]
+    assert bool(told) == (task == "norms") and not nothing
+    np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
+    # A key's bias changes no softmax: its gradient is noise, which AdamW makes a step of.
+    for name, tensor in ((n, t) for n, t in kept.tensors.items() if not n.endswith("key.bias")):
+        np.testing.assert_allclose(tensor, whole.tensors[name], atol=2e-5, err_msg=name)
+    for run in (kept, whole):
+        run.engine.prepare()
+    one, other = (run.scored("eval", whole.tensors) for run in (kept, whole))
+    assert one.score == other.score and one.loss == pytest.approx(other.loss, abs=1e-5)
+
+
+def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
+    run, _ = run_of(source, "top", moods, tmp_path)
+    rows = run.rows["train"]
+    states = HiddenStates(run.layout.split.states, rows, None)
+    assert sum(states.fill(run.layout.split.below, source, rows, 1)) == len(rows.targets)
+    model = load_model(open_backbone(str(source)), "eager")
+    chosen = [5, 0, 17]
+    inputs, _ = rows.batch(chosen)
+    with torch.no_grad():
+        given = {name: torch.from_numpy(values) for name, values in inputs.items()}
+        expected = model(**given, output_hidden_states=True).hidden_states[2].numpy()
+    expected[inputs["attention_mask"] == 0] = 0
+    (padded,), (packed,) = states.padded(chosen).values(), states.packed(chosen).values()
+    np.testing.assert_allclose(padded, expected, atol=2e-5)
+    np.testing.assert_allclose(packed, expected[inputs["attention_mask"] == 1], atol=2e-5)
+
+
+def test_a_file_holds_what_memory_holds_and_has_no_name(source, moods, tmp_path):
+    run, _ = run_of(source, "ffn", moods, tmp_path)
+    rows, split = run.rows["train"], run.layout.split
+    both = [HiddenStates(split.states, rows, folder) for folder in (None, tmp_path)]
+    for states in both:
+        list(states.fill(split.below, source, rows, 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["moods.jsonl"]
+    for name, values in both[0].padded([3, 1, 4]).items():
+        np.testing.assert_array_equal(values, both[1].padded([3, 1, 4])[name])
+
+
+def test_a_full_disk_is_told_before_anything_is_mapped(source, moods, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hidden.os, "posix_fallocate", full)
+    run, _ = run_of(source, "ffn", moods, tmp_path)
+    with pytest.raises(EdgepeftError, match=r"no room for .* MB of hidden states .*--no-prefix-cache"):
+        HiddenStates(run.layout.split.states, run.rows["train"], tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_micro_batches_give_the_gradients_of_the_whole_batch(source, moods, tmp_path, size):
+    """Rows of many lengths, a last part that is smaller, and a dropout mask for each row."""
+    whole, _ = run_of(source, "ffn", moods, tmp_path)
+    parts, _ = run_of(source, "ffn", moods, tmp_path, micro_batch=size)
+    chosen, generator = [0, 9, 3, 21, 14, 30, 2, 8], np.random.default_rng(0)
+    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.facts.dropouts]
+    assert masks
+    one, other = (run.engine.gradients(run.tensors, chosen, masks) for run in (whole, parts))
+    assert other.loss == pytest.approx(one.loss, rel=1e-5)
+    np.testing.assert_allclose(other.logits, one.logits, atol=1e-5)
+    for name, gradient in one.gradients.items():
+        np.testing.assert_allclose(other.gradients[name], gradient, atol=1e-5 * max(1e-3, np.abs(gradient).max()))
+
+
+def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
+    import shutil
+
+    bundle = shutil.copytree(source, tmp_path / "bundle")
+    done = edgepeft("tune", bundle, "--task", "norms", "--data", moods, "--steps", 2, "--micro-batch", 3)
+    assert done.returncode == 0 and "layernorm trains or adapts the embeddings" in " ".join(done.stderr.split())
+    options = TuneOptions(steps=2, batch_size=8, micro_batch=3)
+    tuned = tune(bundle, "top", Files(moods), options, threads=1).tuned
+    assert (tuned.training["micro_batch"], tuned.training["prefix_cache"]) == (3, True)
+    with pytest.raises(UsageError, match="--micro-batch 9 is more than the 8 rows"):
+        tune(bundle, "top", Files(moods), dataclasses.replace(options, micro_batch=9), threads=1)
