@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -204,3 +207,55 @@ def test_processes_that_start_together_build_one_entry_and_agree(exported, tmp_p
     assert sorted(path.name for path in (cache_folder() / "prepacked").iterdir()) == sorted(
         ["lock", prepacked_key(Bundle(exported))]
     )
+
+
+@contextmanager
+def as_nobody():
+    """Root writes anywhere: for a moment, this process is a user who may not."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def read_only_cache(exported, monkeypatch):
+    """A function that makes the cache (and a copy of the bundle beside it) readable and no more, to anybody."""
+    folder = Path(tempfile.mkdtemp())  # pytest's own folders are closed to other users
+    shutil.copytree(exported, folder / "bundle")
+    (folder / "cache").mkdir()
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(folder / "cache"))
+
+    def close():
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        return folder / "bundle"
+
+    yield close
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    shutil.rmtree(folder)
+
+
+def test_an_entry_in_a_folder_that_is_read_only_is_used_as_it_is(exported, read_only_cache):
+    expected = Runtime(exported).predict("mood", TEXTS[:2])
+    bundle, packed = read_only_cache(), entry_of(exported) / "prepacked.bin"
+    assert packed.is_file()
+    with as_nobody(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Runtime(bundle) as runtime:
+            assert runtime.predict("mood", TEXTS[:2]) == expected
+            maps = Path("/proc/self/maps")
+            assert not maps.exists() or str(packed) in maps.read_text()
+
+
+def test_an_empty_cache_that_is_read_only_is_done_without_and_said(exported, read_only_cache):
+    bundle = read_only_cache()
+    with as_nobody(), Runtime(bundle) as runtime, pytest.warns(RuntimeWarning, match="not shared between tasks"):
+        found = runtime.predict("mood", TEXTS[:2])
+    assert found == Runtime(exported, cache=False).predict("mood", TEXTS[:2])
+    assert not any(cache_folder().iterdir())
