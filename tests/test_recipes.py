@@ -93,3 +93,141 @@ def test_a_failed_training_ends_the_recipe(tmp_path):
     command = [str(RECIPES / "spartan-few-shot.sh"), "B", "a", "b", "lora", str(tmp_path / "o")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and not done.stdout
+
+
+@pytest.fixture(scope="module")
+def few_shot(tmp_path_factory):
+    """The few-shot table on a tiny model: two sets of nonsense that can be told apart, and a regression."""
+    from tiny import write_model
+
+    where = tmp_path_factory.mktemp("few-shot")
+    backbone = write_model(where / "bert", "bert", mean=True)
+    for name, labels in (("moods", ("bad", "good")), ("stsb", (1.0, 4.0))):
+        for part, count in (("train", 40), ("validation", 12)):
+            rows = [
+                {"sentence1": f"w{20 + i % 2} w{10 + i % 7} cut", "sentence2": "w9", "label": labels[i % 2]}
+                for i in range(count)
+            ]
+            path = where / "data" / name / f"{part}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    program = where / "bin" / "edgepeft"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nfrom edgepeft.cli._main import main\nmain()\n")
+    program.chmod(0o755)
+    small = {
+        "METHODS": "bitfit lora",
+        "SETS": "moods stsb",
+        "SEEDS": "0 1",
+        "PYTORCH": "lora",
+        "STEPS": "4",
+        "EXAMPLES": "16",
+        "EVAL_ROWS": "8",
+        "TEST_ROWS": "10",
+        "WORDS": "2",
+        "ROUNDS": "1",
+    }
+
+    def run(**changed):
+        return subprocess.run(
+            [sys.executable, RECIPES / "few_shot_table.py", backbone, where / "data", where / "out"],
+            env={
+                **os.environ,
+                **small,
+                **changed,
+                "PATH": f"{program.parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(RECIPES.parents[1]),
+                "EDGEPEFT_CACHE": str(where / "cache"),
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=where,
+        )
+
+    return run, run(), where / "out"
+
+
+def files(out):
+    return {path.name: path.stat().st_mtime_ns for path in (out / "cells").iterdir()}
+
+
+@pytest.mark.slow
+def test_the_few_shot_table_has_every_method_set_and_seed_and_its_storage(few_shot):
+    _, done, out = few_shot
+    assert done.returncode == 0, done.stderr
+    lines = (out / "table.md").read_text().splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:5]] == [
+        ["| bitfit", "ONNX Runtime"],
+        ["| lora", "ONNX Runtime"],
+        ["| lora", "PyTorch"],
+    ]
+    document = json.loads((out / "table.json").read_text())
+    manifest = json.loads((out / "bundle" / "edgepeft.json").read_text())
+    for row in document["rows"]:
+        assert row["n_bytes"] == manifest["tasks"][f"stsb-{row['method']}"]["n_bytes"]
+        for name in ("moods", "stsb"):
+            found = row["scores"][name]
+            cells = [
+                json.loads((out / "cells" / f"{row['engine']}-{name}-{row['method']}-{seed}.json").read_text())
+                for seed in (0, 1)
+            ]
+            scores = [100 * cell["metrics"]["test"] for cell in cells]
+            assert found["mean"] == pytest.approx(sum(scores) / 2)
+            assert found["stdev"] == pytest.approx(abs(scores[0] - scores[1]) / 2**0.5)
+            assert all(cell["metrics"]["n_test"] == 10 for cell in cells)
+    assert all(row["instances_per_minute"] > 0 for row in document["rows"] if row["engine"] == "onnxruntime")
+    assert str(out) not in (out / "table.json").read_text() and str(out.parent) not in (out / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_texts_are_cut_and_no_row_that_chooses_trains(few_shot):
+    out = few_shot[2]
+    parts = {
+        part: (out / "data" / "moods" / f"{part}.jsonl").read_text().splitlines() for part in ("train", "eval", "test")
+    }
+    assert {part: len(rows) for part, rows in parts.items()} == {"train": 32, "eval": 8, "test": 10}
+    assert all("cut" not in row for rows in parts.values() for row in rows)
+
+
+@pytest.mark.slow
+def test_pytorch_starts_where_onnx_runtime_does(few_shot):
+    """Four steps with a tenth of the head's features dropped out: scores of both engines stay close."""
+    document = json.loads((few_shot[2] / "table.json").read_text())
+    (parity,) = document["parity"]
+    assert parity["method"] == "lora" and parity["by_set"].keys() == {"moods", "stsb"}
+    ours, theirs = ([row for row in document["rows"] if row["engine"] == e][-1] for e in ("onnxruntime", "pytorch"))
+    differences = [ours["scores"][name]["mean"] - theirs["scores"][name]["mean"] for name in ("moods", "stsb")]
+    assert parity["mean"] == pytest.approx(sum(differences) / 2)
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_done_again_and_what_is_lost_is(few_shot):
+    run, _, out = few_shot
+    before = files(out)
+    lost = out / "cells" / "onnxruntime-moods-bitfit-1.json"
+    score = json.loads(lost.read_text())["metrics"]
+    lost.unlink()
+    done = run()
+    assert done.returncode == 0, done.stderr
+    changed = {name for name, when in files(out).items() if before[name] != when}
+    assert changed == {lost.name}
+    assert json.loads(lost.read_text())["metrics"] == score
+
+
+@pytest.mark.slow
+def test_other_settings_do_not_enter_the_same_table(few_shot):
+    done = few_shot[0](STEPS="5")
+    assert done.returncode == 1 and "begun with steps = 4, not 5" in done.stderr
+
+
+def test_a_set_that_is_not_there_is_named(tmp_path):
+    command = [sys.executable, RECIPES / "few_shot_table.py", "B", tmp_path, tmp_path / "out"]
+    done = subprocess.run(command, env={**os.environ, "SETS": "nli"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "nli does not hold train.jsonl" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_few_shot_table_says_how_it_is_called():
+    command = [sys.executable, RECIPES / "few_shot_table.py", "B"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "BACKBONE DATA OUT" in done.stderr

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
@@ -83,13 +84,16 @@ def train(
     force: bool = False,
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    start: Mapping[str, Tensor] | None = None,
 ) -> TrainResult:
     """Train and write the folder ``out``; ``stop`` is asked after every step.
 
-    torch's global generator is left as it was found.
+    ``start`` holds every tensor of the delta, to begin there and not where the method does.  torch's global generator
+    is left as it was found.
 
     Raises:
         UsageError: options that this backbone, method or data cannot have; ``out`` exists.
+        BundleError: ``start`` is of another method or number of labels.
         EdgepeftError: the loss became infinite; no space left.
         Interrupted: ``stop`` said so; a checkpoint is in ``out``.
     """
@@ -99,6 +103,8 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         run = _Run(backbone, method, data, options, out=out, watch=watch, stop=stop)
+        if start is not None:
+            run.delta.read(start, "the start")
         if checkpoint is not None:
             run.position = load_checkpoint(checkpoint, run.delta, run.optimizer, run.asked)
         run.finish_steps()
