@@ -112,9 +112,15 @@ def _task_of(method: str) -> str:
 
 
 def fresh_delta(
-    backbone: Backbone, name: str, settings: Mapping[str, str], seed: int, task: str | None = None
+    backbone: Backbone,
+    name: str,
+    settings: Mapping[str, str],
+    seed: int,
+    *,
+    task: str | None = None,
+    head: str | None = None,
 ) -> Delta:
-    """An untrained delta with two labels; ``task`` is named after its method if None.
+    """An untrained delta with two labels; ``task`` is named after its method if None, ``head`` is the backbone's.
 
     Raises:
         UnknownName: no such method or hyperparameter.
@@ -132,7 +138,7 @@ def fresh_delta(
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    return new_delta(backbone, method, task or _task_of(name), ("0", "1"))
+    return new_delta(backbone, method, task or _task_of(name), ("0", "1"), head=head)
 
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:

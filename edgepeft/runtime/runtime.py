@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -54,7 +55,7 @@ class Runtime:
         self.truncation = Truncation()
         self._sessions: dict[str | None, TaskSession] = {}
         self._encoder: TextEncoder | None = None
-        self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget)
+        self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget, move=self._move)
         self._prefix = Prefix(self.bundle, self._open)
         self._lock = RLock()  # of everything above; runs themselves need none
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
@@ -121,6 +122,12 @@ class Runtime:
         self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}
         self._prefix.forget(session)
         self._mixer.forget(session)
+
+    def _move(self, session: object) -> None:
+        """A second task of its structure has opened the session that they share."""
+        for task in [task for task, each in self._sessions.items() if each.shared is session]:
+            with contextlib.suppress(EdgepeftError):  # its file was replaced since: what is open goes on answering
+                self._sessions[task] = self._open(self.bundle.graph(task))
 
     def _check_open(self) -> None:
         if self._closed:
@@ -238,7 +245,7 @@ class Runtime:
         """Tasks that share their passes, and why others have no answer; every session is open then."""
         groups: list[list[str | None]] = []
         refused: dict[str | None, EdgepeftError] = {}
-        alike: dict[bytes, dict[str, TaskSession]] = {}
+        alike: dict[bytes, list[str]] = {}
         for task in tasks:
             try:
                 session = self.session(task)
@@ -250,8 +257,8 @@ class Runtime:
             if task is None or session.structure is None:
                 groups.append([task])
             else:
-                alike.setdefault(session.structure, {})[task] = session
-        for members in alike.values():
+                alike.setdefault(session.structure, []).append(task)
+        for members in ({task: self.session(task) for task in names} for names in alike.values()):
             size = MOST_TASKS if self._mixer.can_mix(members) else 1
             groups += [[*part] for part in in_batches(members, size)]
         return groups, refused

@@ -111,7 +111,7 @@ def test_8_bit_and_half_precision_models_are_what_they_say(small, tmp_path):
         assert np.isfinite(runtime.predict("b", texts_of([9]))[0].logits).all()
 
 
-@pytest.mark.parametrize("how", ["one", "each", "mixed", "all", "each_all"])
+@pytest.mark.parametrize("how", ["one", "each", "mixed", "bare", "bare_each", "all", "each_all"])
 def test_every_way_of_asking_answers_every_text(bundle, how, monkeypatch):
     asked = []
 
@@ -138,6 +138,8 @@ def test_every_way_of_asking_answers_every_text(bundle, how, monkeypatch):
             "one": [("a", 4)],
             "each": [("a", 2), ("b", 2)],
             "mixed": [(("a", "a", "b", "b"), 4)],
+            "bare": [((None,) * 4, 4)],
+            "bare_each": [((None, None), 2), ((None, None), 2)],
             "all": [(("a", "b"), 4)],
             "each_all": [("a", 4), ("b", 4)],
         }[how]

@@ -27,11 +27,12 @@ _SPREAD = 0.02  # of a copied task's weights about those that it was copied from
 
 @dataclass(frozen=True)
 class Structure:
-    """A method with its settings, and the names of the tasks that have it."""
+    """A method with its settings, and the names of the tasks that have it; ``head`` None is the backbone's kind."""
 
     method: str
     tasks: Sequence[str]
     settings: Mapping[str, str] = field(default_factory=dict)
+    head: str | None = None
 
 
 def write_bundle(
@@ -57,7 +58,7 @@ def write_bundle(
     entries: dict[str, TaskEntry] = {}
     for structure in structures:
         first = structure.tasks[0]
-        delta = fresh_delta(backbone, structure.method, structure.settings, seed, first)
+        delta = fresh_delta(backbone, structure.method, structure.settings, seed, task=first, head=structure.head)
         entries[first] = write_task(backbone, delta)
         if delta_weights == "fp16":
             entries[first] = _halved(folder, first, entries[first])

@@ -6,6 +6,7 @@ Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many toke
 |---|---|
 | ``one`` | by the one task |
 | ``each``, ``mixed`` | an equal block of the texts for each task: task after task, or in one mixed batch |
+| ``bare_each``, ``bare`` | the same blocks, or all texts at once, by the backbone without a task |
 | ``each_all``, ``all`` | every text by every task: task after task, or all tasks on one input |
 """
 
@@ -65,6 +66,15 @@ def _mixed(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
     )
 
 
+def _bare(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
+    runtime.predict_mixed([None] * len(texts), texts)
+
+
+def _bare_each(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
+    for own in _dealt(tasks, texts).values():
+        runtime.predict_mixed([None] * len(own), own)
+
+
 def _all(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
     runtime.predict_all(tasks, texts)
 
@@ -78,6 +88,8 @@ _WAYS: dict[str, Callable[[Runtime, list[str], list[str]], None]] = {
     "one": _one,
     "each": _each,
     "mixed": _mixed,
+    "bare": _bare,
+    "bare_each": _bare_each,
     "all": _all,
     "each_all": _each_all,
 }
