@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+_MOST_NAMES = 40  # a bundle may hold a thousand tasks
+
+
 class EdgepeftError(Exception):
     """Base of all expected errors; the command line prints it without a traceback."""
 
@@ -51,7 +54,9 @@ class UnknownName(UsageError):
         names = sorted(known)
         close = get_close_matches(asked, names, n=1, cutoff=0.5)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        known_text = ", ".join(names) if names else "none"
+        shown = names[:_MOST_NAMES]
+        rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        known_text = ", ".join(shown) + rest if names else "none"
         super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {known_text}.")
 
 
