@@ -42,7 +42,9 @@ class _Run:
                 self._readers.setdefault(name, []).append(node)
         self._outputs = {output.name for output in graph.output}
         self.order = _depth_first([output.name for output in graph.output], self._writer)
-        self._left = Counter(self._root(name) for node in self.order if not self._is_view(node) for name in set(reads(node)))
+        self._left = Counter(
+            self._root(name) for node in self.order if not self._is_view(node) for name in set(reads(node))
+        )
         self._left.update(self._root(name) for name in self._outputs)
         self._alive: dict[str, int] = {}
 
