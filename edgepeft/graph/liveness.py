@@ -1,14 +1,14 @@
 """How much memory a graph's values take at most while it runs, from their shapes and the order of its nodes.
 
 As ONNX Runtime does it: a value lives from the node that gives it to the last that reads it; Reshape and its like
-give the same memory; elementwise operators write over an input that nobody reads later; a transposed operand of a product
-is a flag of the product.  Weights and inputs are not counted.
+give the same memory; elementwise operators write over an input that nobody reads later; a transposed operand of a
+product is a flag of the product.  Weights and inputs are not counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 import onnx
 

@@ -74,7 +74,7 @@ def lay_out(
         notes.append("hidden states are kept in a file: memory has no room for them.")
     micro_batch = demand.most_rows(allowed.n_bytes, states, asked or batch_size)
     if micro_batch < (asked or 1):
-        raise DoesNotFit(_refusal(demand, asked or 1, micro_batch, states, longest, allowed))
+        raise DoesNotFit(_refusal(demand.n_bytes(asked or 1, states), asked or 1, micro_batch, longest, allowed))
     if micro_batch < batch_size and asked is None:
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
@@ -82,8 +82,8 @@ def lay_out(
     return Layout(micro_batch, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
 
 
-def _refusal(demand: Demand, asked: int, fits: int, states: int, longest: int, allowed: Allowed) -> str:
-    needed = _megabytes(demand.n_bytes(asked, states))
+def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: Allowed) -> str:
+    needed = _megabytes(n_bytes)
     given = f"{_megabytes(allowed.n_bytes)} are allowed by {allowed.by}"
     if fits:
         return (
@@ -91,8 +91,8 @@ def _refusal(demand: Demand, asked: int, fits: int, states: int, longest: int, a
             f"--micro-batch {fits} fits, and gives the same result."
         )
     return (
-        f"even one row of {longest} tokens takes about {needed}; {given}. No batch size fits. Allow more memory, or tune "
-        "a method that leaves the lower layers alone (skip_layers, top-k), whose weights are then not needed."
+        f"even one row of {longest} tokens takes about {needed}; {given}. No batch size fits. Allow more memory, or "
+        "tune a method that leaves the lower layers alone (skip_layers, top-k), whose weights are then not needed."
     )
 
 

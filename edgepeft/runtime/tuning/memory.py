@@ -1,7 +1,7 @@
 """How much memory a run will take, told before its first step, and how much it may take.
 
-Counted are what the process has now, hidden states, each session's weights as ONNX Runtime packs them (a matrix once for
-each product that reads it: a trained layer's twice), the values that are alive at once, and what AdamW keeps.
+Counted are what the process has now, hidden states, each session's weights as ONNX Runtime packs them (a matrix once
+for each product that reads it: a trained layer's twice), the values that are alive at once, and what AdamW keeps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgepeft.runtime.passes import TOKENS as PASS
 __all__ = ["Allowed", "Demand", "allowed_memory"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_PRODUCTS = {"Gemm", "MatMul"}
+_PRODUCTS, _SAME = {"Gemm", "MatMul"}, {"Identity", "Transpose"}
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
 _ARENA = 1.1
@@ -64,7 +64,7 @@ def _amount(text: str) -> int:
 
 
 class Demand:
-    """What a run takes, by what it does; ``states`` is what hidden states take in memory, ``kept`` the trained tensors.
+    """What a run takes, by what it does.
 
     ``training`` and ``deployed`` are the graphs that steps and evaluations run, ``below`` gives the hidden states,
     ``whole`` is scored at the end.
@@ -84,7 +84,7 @@ class Demand:
     ) -> None:
         self._training, self._n_outputs, self._longest = training, n_outputs, longest
         # The tensors themselves, their two moments, the best ones, a step's gradients.
-        self._base = psutil.Process().memory_info().rss + 5 * trained_bytes
+        self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
         self._step = packed_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION
         others = (packed_bytes(graph.graph) for graph in (below, whole) if graph is not None)
@@ -128,8 +128,9 @@ def _matrices(graph: onnx.GraphProto, stored: Mapping[str, int]) -> Iterator[int
     writer = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         if node.op_type in _PRODUCTS:
-            for name in node.input[:2]:
-                while name in writer and writer[name].op_type in ("Identity", "Transpose"):
+            for operand in node.input[:2]:
+                name = operand
+                while name in writer and writer[name].op_type in _SAME:
                     name = writer[name].input[0]
                 yield stored.get(name, 0)
 
