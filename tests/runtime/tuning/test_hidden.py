@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden
 from edgepeft.runtime.tuning.hidden import HiddenStates
-from edgepeft.runtime.tuning.loop import Run
+from edgepeft.runtime.tuning.loop import Interrupted, Run
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
@@ -148,9 +149,29 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(source, moods, tmp_
         np.testing.assert_allclose(other.gradients[name], gradient, atol=1e-5 * max(1e-3, np.abs(gradient).max()))
 
 
-def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
-    import shutil
+def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weights(source, moods, tmp_path):
+    one, other = (shutil.copytree(source, tmp_path / name) for name in ("one", "other"))
+    options, phases = TuneOptions(steps=4, batch_size=8), []
+    with pytest.raises(Interrupted, match="after step 0 of 4"):
+        tune(one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase))
+    assert set(phases) == {"prefix"}
+    done = [tune(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
+    assert done[0].tuned.history == done[1].tuned.history
+    assert Bundle(one).entry("ffn").sha256 == Bundle(other).entry("ffn").sha256
+    assert not (one / ".tune").exists()
 
+
+def test_a_resumed_run_wants_the_same_rows_at_a_time(source, moods, tmp_path):
+    bundle = shutil.copytree(source, tmp_path / "bundle")
+    with pytest.raises(Interrupted):
+        tune(bundle, "ffn", Files(moods), TuneOptions(steps=4, batch_size=8), threads=1, stop=lambda: True)
+    for changed in ({"micro_batch": 3}, {"prefix_cache": False}):
+        options = TuneOptions(steps=4, batch_size=8, **changed)
+        with pytest.raises(UsageError, match=rf"{next(iter(changed))} \(then .*--resume"):
+            tune(bundle, "ffn", Files(moods), options, threads=1, resume=True)
+
+
+def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
     bundle = shutil.copytree(source, tmp_path / "bundle")
     done = edgepeft("tune", bundle, "--task", "norms", "--data", moods, "--steps", 2, "--micro-batch", 3)
     assert done.returncode == 0 and "layernorm trains or adapts the embeddings" in " ".join(done.stderr.split())
