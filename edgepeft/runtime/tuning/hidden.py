@@ -80,7 +80,7 @@ class Split:
 def split_at_lowest(bundle: Bundle, subject: Subject, deployed: onnx.ModelProto) -> Split | None:
     """Cut the training graph, and the deployed one whose trained tensors are inputs, below what is trained.
 
-    None where a product of the backbone with everything is trained or adapted: there is nothing to compute once.
+    None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to compute once.
 
     Raises:
         BundleError: the two graphs do not belong together.

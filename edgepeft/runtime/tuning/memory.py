@@ -104,14 +104,14 @@ class Demand:
         """How many rows at once stay below a limit; 0 if not even one does."""
         if self.n_bytes(at_most, states) <= limit:
             return at_most
-        one = self.n_bytes(1, states)
-        if one > limit or at_most == 1:
-            return 0 if one > limit else 1
-        a_row = (self.n_bytes(at_most, states) - one) / (at_most - 1)
-        rows = min(at_most - 1, 1 + int((limit - one) / a_row)) if a_row > 0 else 1
-        while rows > 1 and self.n_bytes(rows, states) > limit:
-            rows -= 1
-        return rows
+        fits, too_many = 0, at_most
+        while too_many - fits > 1:
+            rows = (fits + too_many) // 2
+            if self.n_bytes(rows, states) <= limit:
+                fits = rows
+            else:
+                too_many = rows
+        return fits
 
 
 def packed_bytes(graph: onnx.GraphProto) -> int:

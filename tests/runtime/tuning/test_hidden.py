@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from deltas import TEXTS
@@ -17,6 +18,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.export.bundle import export_bundle
+from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden
@@ -94,6 +96,43 @@ def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the
         run.engine.prepare()
     one, other = (run.scored("eval", whole.tensors) for run in (kept, whole))
     assert one.score == other.score and one.loss == pytest.approx(other.loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(("model_type", "kept_at"), [("bert", "pooler"), ("roberta", "layer.1.layer_output")])
+def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_path, moods, model_type, kept_at):
+    """No method is that frugal: a LoRA's tensors are made constants here.  BERT's frozen pooler gives one vector a row."""
+    backbone = open_backbone(str(write_model(tmp_path / "model", model_type)))
+    made = method_named("lora").from_settings({"rank": "2", "skip_layers": "1"})
+    new_delta(backbone, made, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
+    export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS, trainable=True)
+    opened, options = Bundle(tmp_path / "bundle"), TuneOptions(steps=6, batch_size=8, learning_rate=1e-2)
+    subject = head_only(from_task(opened, "mood", Files(moods), options))
+    kept = Run(opened, subject, options, tmp_path, threads=1)
+    whole = Run(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
+    (state,) = kept.layout.split.states
+    assert state.by_row == (kept_at == "pooler") and (state.by_row or state.deployed == kept_at)
+    assert kept.tensors.keys() == {name for name in kept.tensors if name.startswith("head/")}
+    np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
+    assert kept.scored("eval", kept.tensors).loss == pytest.approx(whole.scored("eval", kept.tensors).loss, abs=1e-5)
+
+
+def head_only(subject):
+    """The same task with every trained tensor but the head's a constant of its training graph."""
+    training, tensors = onnx.ModelProto(), subject.tensors()
+    training.CopyFrom(subject.training)
+    facts, graph = subject.facts, training.graph
+    fixed = [name for name in facts.trained if not name.startswith("head/")]
+    assert fixed and len(fixed) < len(facts.trained)
+    graph.initializer.extend(onnx.numpy_helper.from_array(tensors[name], name) for name in fixed)
+    for values, gone in ((graph.input, fixed), (graph.output, [f"gradient:{name}" for name in fixed])):
+        left = [type(value).FromString(value.SerializeToString()) for value in values if value.name not in gone]
+        del values[:]
+        values.extend(left)
+    kept = facts.model_copy(update={"trained": tuple(name for name in facts.trained if name not in fixed)})
+    for entry in training.metadata_props:
+        if entry.key == TRAINING:
+            entry.value = kept.model_dump_json()
+    return dataclasses.replace(subject, training=training)
 
 
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
