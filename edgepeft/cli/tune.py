@@ -44,6 +44,8 @@ def command(
         bool,
         typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once."),
     ] = True,
+    profile: Annotated[str | None, typer.Option(help="A device whose memory the run must fit.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory the run must fit, such as 800MB or 1.5GiB.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
     threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the task.")] = False,
@@ -74,6 +76,8 @@ def command(
         save_every=save_every,
         prefix_cache=prefix_cache,
         micro_batch=micro_batch,
+        profile=profile,
+        memory=memory,
     )
     more: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
     try:

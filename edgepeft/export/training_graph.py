@@ -141,7 +141,7 @@ class _Traced:
         batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
         ours: dict[str, dict[int, Any]] = {name: {0: batch, 1: length} for name in self.inputs}
         ours |= {name: {0: batch} for name in (names.LABELS, *map(names.dropout, range(len(self.masks))))}
-        n_labels = torch.export.Dim("n_labels", min=2)
+        n_labels = torch.export.Dim(names.N_LABELS, min=2)
         ours |= {name: {axis: n_labels} for name, axis in self.open_axes.items()}
         return tuple(ours.get(name) for name, _ in self.flat)
 

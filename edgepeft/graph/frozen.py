@@ -13,17 +13,13 @@ from collections.abc import Container, Iterable, Mapping
 import onnx
 
 from edgepeft.graph.prune import reads
+from edgepeft.graph.shapes import Spec
 
-__all__ = ["frozen_states", "live_values", "lowest_states", "tensor_of"]
+__all__ = ["frozen_states", "live_values", "lowest_states"]
 
 _PRODUCTS = {"Gemm", "MatMul"}
 _SAME = {"Identity", "Reshape"}
 _SHAPES = {"Shape", "Size"}  # what they give does not depend on the values that they read
-
-
-def tensor_of(state: str) -> str:
-    """The checkpoint's tensor in a state's name."""
-    return state.partition(":")[2]
 
 
 def live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
@@ -35,24 +31,31 @@ def live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
     return live
 
 
-def frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> dict[str, str]:
-    """State -> value, for those that are not live; ``tensors`` are the checkpoint's."""
+def frozen_states(
+    graph: onnx.GraphProto, live: Container[str], tensors: Container[str], specs: Mapping[str, Spec] | None = None
+) -> dict[str, str]:
+    """State -> value, for those that are not live; ``tensors`` are the checkpoint's.
+
+    With ``specs``, what a linear map reads is followed up to where it still has batch and length, for others read it
+    there.
+    """
     writer = _writers(graph)
     found: dict[str, str | None] = {}
-
-    def add(state: str, value: str) -> None:
-        # A norm that a delta runs a second time gives two values of one name; neither is it then.
-        found[state] = value if found.get(state, value) == value else None
-
     for node in graph.node:
         bias = _bias(node, tensors)
         if bias is not None and node.output[0] not in live:
-            add(f"after:{bias}", node.output[0])
+            state, value = f"after:{bias}", node.output[0]
+            # A norm that a delta runs a second time gives two values of one name; neither is it then.
+            found[state] = value if found.get(state, value) == value else None
     known = set(found.values())
     for node in graph.node:
         weight = _matrix(node, writer, tensors)
-        if weight is not None and node.input[0] not in live and _source(node.input[0], writer) not in known:
-            add(f"before:{weight}", node.input[0])
+        if weight is None or node.input[0] in live:
+            continue
+        chain = _same(node.input[0], writer)
+        if known.isdisjoint(chain):
+            padded = [value for value in chain if specs and value in specs and len(specs[value].shape) == 3]
+            found[f"before:{weight}"] = padded[-1] if padded else chain[0]
     return {state: value for state, value in found.items() if value is not None}
 
 
@@ -115,8 +118,10 @@ def _matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors:
     return name if name in tensors else None
 
 
-def _source(value: str, writer: Mapping[str, onnx.NodeProto]) -> str:
-    """The value that this one is but for its shape."""
+def _same(value: str, writer: Mapping[str, onnx.NodeProto]) -> list[str]:
+    """The value, and those above it that differ in shape only."""
+    chain = [value]
     while value in writer and writer[value].op_type in _SAME:
         value = writer[value].input[0]
-    return value
+        chain.append(value)
+    return chain

@@ -6,6 +6,7 @@ __all__ = [
     "LABELS",
     "LOGITS",
     "LOSS",
+    "N_LABELS",
     "PLACEHOLDER_ID",
     "PROMPT_LENGTH",
     "adapted",
@@ -19,6 +20,7 @@ __all__ = [
 
 LOGITS = "logits"
 LABELS, LOSS = "labels", "loss"  # of a training graph
+N_LABELS = "n_labels"  # the open dimension of a template's
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"

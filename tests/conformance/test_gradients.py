@@ -18,6 +18,8 @@ from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.export.step import Step
 from edgepeft.export.training_graph import export_training_graph
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import methods
 from edgepeft.runtime.tuning.step import TrainingStep
 
@@ -51,6 +53,9 @@ def test_the_gradients_of_the_training_graph_are_pytorchs(tiny: Callable[..., Pa
     everything = model.SerializeToString()
     assert all(text not in everything for text in (b"site-packages", b".py", str(Path.cwd()).encode()))
     graph = TrainingStep(model, backbone.folder, 1)
+    specs = sized(model, {"batch": 3, "length": 7})  # a board tells its memory from them, before it runs
+    assert all(specs[f"gradient:{name}"].shape == specs[name].shape for name in graph.facts.trained)
+    assert peak_bytes(model.graph, specs) > sum(specs[name].n_bytes for name in graph.facts.trained)
     for batch, length in suite.SHAPES:
         rows, targets = case.rows(batch, length), torch.arange(batch) % len(suite.LABELS)
         loss, exact = gradients_of(case, rows, targets, torch.float64)

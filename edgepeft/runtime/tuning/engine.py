@@ -13,6 +13,7 @@ from edgepeft.data.batches import Encoded
 from edgepeft.graph.cut import below
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.session import return_free_memory
 from edgepeft.runtime.tuning.evaluation import Evaluator, Scored, deployed_graph
 from edgepeft.runtime.tuning.hidden import HiddenStates
 from edgepeft.runtime.tuning.layout import Layout
@@ -57,6 +58,7 @@ class Engine:
                 done += n
                 told(done, total)
         self._hidden = filled
+        return_free_memory()  # the lower layers' weights
 
     def gradients(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> Result:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
@@ -89,14 +91,16 @@ class Engine:
         return evaluator.score(tensors, self._rows[part], metric, told)
 
     def release(self) -> None:
-        """Let the sessions and states of training go, to make room for what comes after."""
+        """Let sessions and states go, to make room for what comes after."""
         self._hidden.clear()
         self._split = None
-        for name in ("_step", "_above"):
+        for name in ("_step", "_above", "_whole"):
             self.__dict__.pop(name, None)
+        return_free_memory()
 
     def logits(self, tensors: Arrays, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """The training graph's, from the token ids on, for rows of whatever origin: [rows, outputs]."""
+        self.release()
         facts = self._subject.facts
         graph = TrainingStep(below(self._subject.training, LOGITS), self._bundle.folder, self._threads)
 

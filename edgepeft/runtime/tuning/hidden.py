@@ -20,32 +20,46 @@ from numpy.typing import NDArray
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.cut import above, below
-from edgepeft.graph.frozen import frozen_states, live_values, lowest_states, tensor_of
-from edgepeft.graph.names import LABELS, dropout
+from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
+from edgepeft.graph.names import LABELS, N_LABELS, dropout
+from edgepeft.graph.shapes import Spec, sized
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session
 from edgepeft.runtime.tuning.evaluation import BATCH, given_names
 from edgepeft.runtime.tuning.subject import Subject
 
-__all__ = ["HiddenStates", "Split", "State", "split_at_lowest"]
+__all__ = ["TOKENS", "HiddenStates", "Split", "State", "split_at_lowest"]
 
 _FLOAT_BYTES = 4
 
 
+_SIZES = {"batch": 3, "length": 5}  # to tell the axes of a value apart: no product of them is another's
+TOKENS = "tokens"  # the axis batch x length
+
+
 @dataclass(frozen=True)
 class State:
-    """One hidden state: how the two graphs call it, how wide it is, and what its rows are.
-
-    ``flat`` says that the training graph has it as [batch length, width]; ``by_row`` that a row of data has one of it,
-    and not each of its tokens.
-    """
+    """One hidden state: how the two graphs call it, and how the training graph lays it out."""
 
     training: str
     deployed: str
-    width: int
-    flat: bool
-    by_row: bool
+    axes: tuple[str | int, ...]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token."""
+        return int(self.axes[-1])
+
+    @property
+    def flat(self) -> bool:
+        """Whether the training graph has it as [batch length, width]."""
+        return self.axes[0] == TOKENS
+
+    @property
+    def by_row(self) -> bool:
+        """Whether a row of data has one of it, and not each of its tokens."""
+        return self.axes == ("batch", self.width)
 
 
 @dataclass(frozen=True)
@@ -66,44 +80,44 @@ class Split:
 def split_at_lowest(bundle: Bundle, subject: Subject, deployed: onnx.ModelProto) -> Split | None:
     """Cut the training graph, and the deployed one whose trained tensors are inputs, below what is trained.
 
-    None where a product of the backbone with everything is trained or adapted: there is nothing to compute once.
+    None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to compute once.
 
     Raises:
         BundleError: the two graphs do not belong together.
     """
     facts, checkpoint = subject.facts, bundle.checkpoint
     changing = [*facts.trained, LABELS, *map(dropout, range(len(facts.dropouts)))]
-    graph = subject.training.graph
+    graph, specs = subject.training.graph, sized(subject.training, {**_SIZES, N_LABELS: subject.n_outputs})
     live = live_values(graph, changing)
-    there = frozen_states(graph, live, checkpoint.tensors)
+    there = frozen_states(graph, live, checkpoint.tensors, specs)
     lowest = lowest_states(graph, live, there)
     if not lowest:
         return None
-    here = frozen_states(deployed.graph, live_values(deployed.graph, given_names(facts.trained)), checkpoint.tensors)
+    changed = live_values(deployed.graph, given_names(facts.trained))
+    here = frozen_states(deployed.graph, changed, checkpoint.tensors)
     missing = [state for state in lowest if state not in here]
     if missing:
         raise BundleError(f"task {subject.task}: its graph has nothing {missing[0]}, which its training graph reads.")
-    pooler = {checkpoint.find(name).name for name in bundle.architecture.pooler if checkpoint.has(name)}
-    writer = {name: node.op_type for node in graph.node for name in node.output}
-    states = []
-    for name in lowest:
-        tensor = tensor_of(name)
-        kind, value = name.partition(":")[0], there[name]
-        flat = kind == "before" or writer[value] == "Gemm"
-        width = checkpoint.tensors[tensor].shape[-1]  # a bias has [out], a matrix [out, in]
-        states.append(State(value, here[name], width, flat, tensor in pooler))
+    states = tuple(State(there[name], here[name], _axes(specs[there[name]])) for name in lowest)
     return Split(
-        tuple(states),
+        states,
         below(deployed, *(state.deployed for state in states)),
-        above(subject.training, {state.training: _shape(state) for state in states}),
+        above(subject.training, {state.training: state.axes for state in states}),
         above(deployed, {state.deployed: (f"{state.deployed}/rows", state.width) for state in states}),
     )
 
 
-def _shape(state: State) -> tuple[str | int, ...]:
-    if state.by_row:
-        return ("batch", state.width)
-    return ("tokens", state.width) if state.flat else ("batch", "length", state.width)
+def _axes(spec: Spec) -> tuple[str | int, ...]:
+    """How the training graph lays a state out."""
+    batch, length, width = _SIZES["batch"], _SIZES["length"], spec.shape[-1]
+    known: dict[tuple[int, ...], tuple[str | int, ...]] = {
+        (batch, length, width): ("batch", "length", width),
+        (batch * length, width): (TOKENS, width),
+        (batch, width): ("batch", width),
+    }
+    if spec.shape not in known:
+        raise BundleError(f"the training graph has a hidden state of shape {list(spec.shape)}, which is unknown here.")
+    return known[spec.shape]
 
 
 class HiddenStates:

@@ -18,8 +18,8 @@ class TuneOptions:
     """Numbers of one run, as `edgepeft train` has them; None means what the training graph or the metric says.
 
     ``patience`` is after how many evaluations without a better score the run ends; None never ends it early.
-    ``weight_decay`` and ``dropout`` hold for what has them.  ``prefix_cache`` and ``micro_batch`` change how a step is
-    computed, and its result in the last digits only.
+    ``weight_decay`` and ``dropout`` hold for what has them.  ``prefix_cache`` and ``micro_batch`` (None: what fits
+    ``memory`` and the ``profile``'s) change how a step is computed, and its result in the last digits only.
     """
 
     epochs: int | None = None
@@ -38,6 +38,8 @@ class TuneOptions:
     save_every: int = 20
     prefix_cache: bool = True
     micro_batch: int | None = None
+    profile: str | None = None
+    memory: str | None = None
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -53,7 +55,7 @@ class TuneOptions:
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
-        return dataclasses.asdict(self)
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in ("profile", "memory")}
 
 
 def _require_at_least(least: int, name: str, value: int | None) -> None:

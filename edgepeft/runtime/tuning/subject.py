@@ -51,6 +51,11 @@ class Subject:
             (entry.value for entry in self.delta.metadata_props if entry.key == "edgepeft.method"), "the method"
         )
 
+    @property
+    def n_outputs(self) -> int:
+        """Columns of the logits."""
+        return 1 if self.data.labels is None else len(self.data.labels)
+
     def tensors(self) -> Arrays:
         """The trained tensors as the delta graph has them, to be written to.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from deltas import TEXTS
@@ -16,11 +18,12 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.export.bundle import export_bundle
+from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden
 from edgepeft.runtime.tuning.hidden import HiddenStates
-from edgepeft.runtime.tuning.loop import Run
+from edgepeft.runtime.tuning.loop import Interrupted, Run
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
@@ -95,6 +98,43 @@ def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the
     assert one.score == other.score and one.loss == pytest.approx(other.loss, abs=1e-5)
 
 
+@pytest.mark.parametrize(("model_type", "kept_at"), [("bert", "pooler"), ("roberta", "layer.1.layer_output")])
+def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_path, moods, model_type, kept_at):
+    """No method is that frugal: a LoRA's tensors are made constants here.  BERT's frozen pooler gives one vector a row."""
+    backbone = open_backbone(str(write_model(tmp_path / "model", model_type)))
+    made = method_named("lora").from_settings({"rank": "2", "skip_layers": "1"})
+    new_delta(backbone, made, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
+    export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS, trainable=True)
+    opened, options = Bundle(tmp_path / "bundle"), TuneOptions(steps=6, batch_size=8, learning_rate=1e-2)
+    subject = head_only(from_task(opened, "mood", Files(moods), options))
+    kept = Run(opened, subject, options, tmp_path, threads=1)
+    whole = Run(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
+    (state,) = kept.layout.split.states
+    assert state.by_row == (kept_at == "pooler") and (state.by_row or state.deployed == kept_at)
+    assert kept.tensors.keys() == {name for name in kept.tensors if name.startswith("head/")}
+    np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
+    assert kept.scored("eval", kept.tensors).loss == pytest.approx(whole.scored("eval", kept.tensors).loss, abs=1e-5)
+
+
+def head_only(subject):
+    """The same task with every trained tensor but the head's a constant of its training graph."""
+    training, tensors = onnx.ModelProto(), subject.tensors()
+    training.CopyFrom(subject.training)
+    facts, graph = subject.facts, training.graph
+    fixed = [name for name in facts.trained if not name.startswith("head/")]
+    assert fixed and len(fixed) < len(facts.trained)
+    graph.initializer.extend(onnx.numpy_helper.from_array(tensors[name], name) for name in fixed)
+    for values, gone in ((graph.input, fixed), (graph.output, [f"gradient:{name}" for name in fixed])):
+        left = [type(value).FromString(value.SerializeToString()) for value in values if value.name not in gone]
+        del values[:]
+        values.extend(left)
+    kept = facts.model_copy(update={"trained": tuple(name for name in facts.trained if name not in fixed)})
+    for entry in training.metadata_props:
+        if entry.key == TRAINING:
+            entry.value = kept.model_dump_json()
+    return dataclasses.replace(subject, training=training)
+
+
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
     run, _ = run_of(source, "top", moods, tmp_path)
     rows = run.rows["train"]
@@ -148,9 +188,29 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(source, moods, tmp_
         np.testing.assert_allclose(other.gradients[name], gradient, atol=1e-5 * max(1e-3, np.abs(gradient).max()))
 
 
-def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
-    import shutil
+def test_a_run_that_is_stopped_while_they_are_computed_goes_on_to_the_same_weights(source, moods, tmp_path):
+    one, other = (shutil.copytree(source, tmp_path / name) for name in ("one", "other"))
+    options, phases = TuneOptions(steps=4, batch_size=8), []
+    with pytest.raises(Interrupted, match="after step 0 of 4"):
+        tune(one, "ffn", Files(moods), options, threads=1, stop=lambda: True, watch=lambda p: phases.append(p.phase))
+    assert set(phases) == {"prefix"}
+    done = [tune(folder, "ffn", Files(moods), options, threads=1, resume=folder == one) for folder in (one, other)]
+    assert done[0].tuned.history == done[1].tuned.history
+    assert Bundle(one).entry("ffn").sha256 == Bundle(other).entry("ffn").sha256
+    assert not (one / ".tune").exists()
 
+
+def test_a_resumed_run_wants_the_same_rows_at_a_time(source, moods, tmp_path):
+    bundle = shutil.copytree(source, tmp_path / "bundle")
+    with pytest.raises(Interrupted):
+        tune(bundle, "ffn", Files(moods), TuneOptions(steps=4, batch_size=8), threads=1, stop=lambda: True)
+    for changed in ({"micro_batch": 3}, {"prefix_cache": False}):
+        options = TuneOptions(steps=4, batch_size=8, **changed)
+        with pytest.raises(UsageError, match=rf"{next(iter(changed))} \(then .*--resume"):
+            tune(bundle, "ffn", Files(moods), options, threads=1, resume=True)
+
+
+def test_a_run_says_how_its_steps_were_computed(source, moods, tmp_path):
     bundle = shutil.copytree(source, tmp_path / "bundle")
     done = edgepeft("tune", bundle, "--task", "norms", "--data", moods, "--steps", 2, "--micro-batch", 3)
     assert done.returncode == 0 and "layernorm trains or adapts the embeddings" in " ".join(done.stderr.split())

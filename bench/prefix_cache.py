@@ -1,0 +1,155 @@
+"""Steps of `edgepeft tune` with hidden states kept against steps that compute them anew, interleaved.
+
+    edgepeft export --backbone roberta-base --template pfeiffer:skip_layers=6 --out bundle
+    python bench/prefix_cache.py bundle --template pfeiffer [--rows 200] [--length 64] [--batch-size 8] [--steps 1000]
+
+Rows of random tokens, all of one length.  Each round does one step of both on the same rows, in turns; computing the
+hidden states of all rows is measured whole.  The ratio is of --steps steps with that computation included: they are
+--rounds measured ones (all, with --full), scaled up.  Evaluations are left out of both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from edgepeft.bench.statistics import ratio_of_totals
+from edgepeft.data.batches import Encoded, epoch_batches
+from edgepeft.profiles.host import host_facts
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.tuning.adamw import AdamW, clip
+from edgepeft.runtime.tuning.engine import Engine
+from edgepeft.runtime.tuning.layout import lay_out
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.subject import Files, Subject, from_template
+
+WARM_UP = 3
+
+
+class Side:
+    """One of the two: an engine, tensors of its own, an optimizer, and the seconds of its steps."""
+
+    def __init__(
+        self, bundle: Bundle, subject: Subject, rows: dict[str, Encoded], work: Path, *, args: argparse.Namespace
+    ):
+        self.tensors, self.seconds = subject.tensors(), list[float]()
+        self.masks = [np.ones((args.batch_size, width), np.float32) for _, width in subject.facts.dropouts]
+        self.layout = lay_out(bundle, subject, args.options, rows, args.batch_size)
+        self.engine = Engine(bundle, subject, rows, self.layout, work, threads=args.threads)
+        self.optimizer = AdamW(dict.fromkeys(self.tensors, 1e-4))
+
+    def step(self, chosen: list[int]) -> float:
+        """One update; its loss."""
+        start = time.perf_counter()
+        found = self.engine.gradients(self.tensors, chosen, [mask[: len(chosen)] for mask in self.masks])
+        clip(found.gradients, 1.0)
+        self.optimizer.update(self.tensors, found.gradients)
+        self.seconds.append(time.perf_counter() - start)
+        return found.loss
+
+
+def random_rows(bundle: Bundle, n: int, length: int, seed: int) -> Encoded:
+    """Rows without padding, of two labels."""
+    architecture, source = bundle.architecture, np.random.default_rng(seed)
+    vocabulary = architecture.tensors["embeddings.word_embeddings.weight"][0]
+    columns = {name: [np.ones(length, np.int64)] * n for name in architecture.inputs}
+    columns["input_ids"] = [source.integers(5, vocabulary, length) for _ in range(n)]
+    if "token_type_ids" in columns:
+        columns["token_type_ids"] = [np.zeros(length, np.int64)] * n
+    return Encoded(columns, np.arange(n) % 2, 0, architecture.pad_token_id)
+
+
+def template_of(bundle: Bundle, name: str, options: TuneOptions) -> Subject:
+    """A task of two labels."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "rows.jsonl"
+        lines = [json.dumps({"sentence1": f"a {i}", "label": ("no", "yes")[i % 2]}) for i in range(40)]
+        data.write_text("\n".join(lines) + "\n")
+        return from_template(bundle, "bench", name, Files(data), options)
+
+
+def measure(args: argparse.Namespace) -> dict[str, object]:
+    """The document that is printed."""
+    bundle = Bundle(args.bundle)
+    subject = template_of(bundle, args.template, args.options)
+    n_eval = args.rows // 10
+    rows = {
+        "train": random_rows(bundle, args.rows - 2 * n_eval, args.length, 0),
+        "eval": random_rows(bundle, n_eval, args.length, 1),
+    }
+    with tempfile.TemporaryDirectory() as work:
+        kept = Side(bundle, subject, rows, Path(work), args=args)
+        if kept.layout.split is None:
+            raise SystemExit(f"{args.template} has no prefix: {' '.join(kept.layout.notes)}")
+        start = time.perf_counter()
+        kept.engine.prepare()
+        building = time.perf_counter() - start
+        args.options = replace(args.options, prefix_cache=False)
+        whole = Side(bundle, subject, rows, Path(work), args=args)
+        rounds = args.steps if args.full else min(args.rounds, args.steps)
+        order, epoch = list[list[int]](), 0
+        while len(order) < rounds + WARM_UP:
+            batches = epoch_batches(rows["train"].lengths, args.batch_size, 0, epoch)
+            order += [batch for batch in batches if len(batch) == args.batch_size]
+            epoch += 1
+        difference = 0.0
+        for number, chosen in enumerate(order[: rounds + WARM_UP]):
+            sides = (kept, whole) if number % 2 else (whole, kept)
+            losses = [side.step(chosen) for side in sides]
+            difference = max(difference, abs(losses[0] - losses[1]))
+    own, peer = kept.seconds[WARM_UP:], whole.seconds[WARM_UP:]
+    ratio = ratio_of_totals([seconds + building / args.steps for seconds in own], peer)
+    return {
+        "bundle": str(args.bundle),
+        "template": args.template,
+        "rows": {part: len(part_rows.targets) for part, part_rows in rows.items()},
+        "length": args.length,
+        "batch_size": args.batch_size,
+        "steps": args.steps,
+        "measured_steps": rounds,
+        "cut_at": [state.deployed for state in kept.layout.split.states],
+        "building_s": building,
+        "with_s": own,
+        "without_s": peer,
+        "ratio": ratio.value,
+        "interval_95": [ratio.low, ratio.high],
+        "ratio_of_steps": ratio_of_totals(own, peer).value,
+        "largest_loss_difference": difference,
+        "host": host_facts(),
+    }
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--template", required=True)
+    for name, default in (("rows", 200), ("length", 64), ("batch-size", 8), ("steps", 1000), ("rounds", 40)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--full", action="store_true", help="measure every step")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    args.options = TuneOptions(steps=args.steps, batch_size=args.batch_size)
+    document = measure(args)
+    if args.json:
+        args.json.write_text(json.dumps(document, indent=2) + "\n")
+    low, high = document["interval_95"]
+    print(
+        f"{args.steps} steps with hidden states kept against without: {document['ratio']:.3f} times the throughput "
+        f"({low:.3f} to {high:.3f}), building included."
+    )
+    print(
+        f"building {document['building_s']:.2f} s; {document['measured_steps']} steps of both measured, a step alone "
+        f"{document['ratio_of_steps']:.3f}; largest difference of a loss {document['largest_loss_difference']:.1e}."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""How much memory a run will take, told before its first step, and how much it may take.
+
+Counted are what the process has now, hidden states, each session's weights as ONNX Runtime packs them (a matrix once
+for each product that reads it: a trained layer's twice), the values that are alive at once, and what AdamW keeps.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import onnx
+import psutil
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.errors import UsageError
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.names import N_LABELS
+from edgepeft.graph.shapes import sized
+from edgepeft.profiles.host import memory_bytes
+from edgepeft.profiles.loader import load_profile
+from edgepeft.runtime.passes import TOKENS as PASS
+
+__all__ = ["Allowed", "Demand", "allowed_memory"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_PRODUCTS, _SAME = {"Gemm", "MatMul"}, {"Identity", "Transpose"}
+# Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
+# open session 10 to 20 MB besides weights.
+_ARENA = 1.1
+_SESSION = 16_000_000
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """So many bytes, and who says so."""
+
+    n_bytes: int
+    by: str
+
+
+def allowed_memory(profile: str | None, asked: str | None) -> Allowed:
+    """The least of what the profile has, what was asked for, and what host and control groups give.
+
+    Raises:
+        UsageError: no such profile, or no amount of memory.
+    """
+    found = [Allowed(memory_bytes(), "this host or its control group")]
+    if profile is not None:
+        found.append(Allowed(load_profile(profile).memory_bytes, f"profile {profile}"))
+    if asked is not None:
+        found.append(Allowed(_amount(asked), "--memory"))
+    return min(found, key=lambda each: each.n_bytes)
+
+
+def _amount(text: str) -> int:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+        raise UsageError(f"--memory {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+class Demand:
+    """What a run takes, by what it does.
+
+    ``training`` and ``deployed`` are the graphs that steps and evaluations run, ``below`` gives the hidden states,
+    ``whole`` is scored at the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        training: onnx.ModelProto,
+        deployed: onnx.ModelProto,
+        below: onnx.ModelProto | None,
+        whole: onnx.ModelProto,
+        architecture: Architecture,
+        trained_bytes: int,
+        n_outputs: int,
+        longest: int,
+    ) -> None:
+        self._training, self._n_outputs, self._longest = training, n_outputs, longest
+        # The tensors themselves, their two moments, the best ones, a step's gradients.
+        self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
+        pass_bytes = _pass_bytes(architecture, longest)
+        self._step = packed_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION
+        others = (packed_bytes(graph.graph) for graph in (below, whole) if graph is not None)
+        self._others = max(others) + pass_bytes + _SESSION
+        self._alive: dict[int, int] = {}
+
+    def n_bytes(self, rows: int, states: int) -> int:
+        """The peak, where ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
+        if rows not in self._alive:
+            sizes = {"batch": rows, "length": self._longest, "tokens": rows * self._longest, N_LABELS: self._n_outputs}
+            specs = sized(self._training, sizes)
+            fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)
+            self._alive[rows] = int(_ARENA * peak_bytes(self._training.graph, specs)) + fed
+        return self._base + states + max(self._step + self._alive[rows], self._others)
+
+    def most_rows(self, limit: int, states: int, at_most: int) -> int:
+        """How many rows at once stay below a limit; 0 if not even one does."""
+        if self.n_bytes(at_most, states) <= limit:
+            return at_most
+        fits, too_many = 0, at_most
+        while too_many - fits > 1:
+            rows = (fits + too_many) // 2
+            if self.n_bytes(rows, states) <= limit:
+                fits = rows
+            else:
+                too_many = rows
+        return fits
+
+
+def packed_bytes(graph: onnx.GraphProto) -> int:
+    """Of the matrices of the weights file, once for each product that reads them."""
+    stored = {
+        tensor.name: _FLOAT_BYTES * math.prod(tensor.dims)
+        for tensor in graph.initializer
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+    }
+    return sum(_matrices(graph, stored))
+
+
+def _matrices(graph: onnx.GraphProto, stored: Mapping[str, int]) -> Iterator[int]:
+    writer = {name: node for node in graph.node for name in node.output}
+    for node in graph.node:
+        if node.op_type in _PRODUCTS:
+            for operand in node.input[:2]:
+                name = operand
+                while name in writer and writer[name].op_type in _SAME:
+                    name = writer[name].input[0]
+                yield stored.get(name, 0)
+
+
+def _pass_bytes(architecture: Architecture, longest: int) -> int:
+    """What is alive in a pass of the deployed graph: two values of the feed-forward, a few of the model's width."""
+    tokens = max(3 * PASS // 2, longest)
+    width = 2 * architecture.intermediate_size + 4 * architecture.hidden_size
+    scores = 2 * architecture.n_heads * min(longest, tokens)
+    return int(_ARENA * _FLOAT_BYTES * tokens * (width + scores))
