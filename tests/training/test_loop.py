@@ -85,6 +85,23 @@ def test_every_trained_tensor_moves_and_no_weight_of_the_backbone_does(run, back
     assert all(torch.equal(tensor, pristine[name]) for name, tensor in models[0].state_dict().items())
 
 
+def test_a_start_that_is_given_is_where_training_begins(run, backbone):
+    torch.manual_seed(7)
+    start = new_delta(backbone, HOULSBY, "other", ("bad", "good"), max_length=32).tensors()
+    still = replace(OPTIONS, epochs=None, steps=1, learning_rate=1e-9, head_learning_rate=1e-9)
+    ended = run(options=still, start=start).delta.tensors()
+    assert ended.keys() == start.keys()
+    assert all(torch.allclose(tensor, start[name], atol=1e-8) for name, tensor in ended.items())
+
+
+def test_a_start_of_another_method_is_refused(run, backbone):
+    start = new_delta(
+        backbone, method_named("lora").from_settings({}), "other", ("bad", "good"), max_length=32
+    ).tensors()
+    with pytest.raises(BundleError, match="the start does not hold the tensors that houlsby has"):
+        run(start=start)
+
+
 def test_full_fine_tuning_trains_copies_and_leaves_the_model_as_it_was(run, backbone):
     result = run(method=method_named("full").from_settings({}), options=replace(OPTIONS, steps=2, epochs=None))
     trained = result.delta.override_tensors
