@@ -117,6 +117,11 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
     )
     if entry is None:
-        log().print("no step beat what was there; the task is as it was.")
+        started = training["template"] is not None
+        log().print(
+            "no step beat the untrained start; no task was made."
+            if started
+            else "no step beat what was there; the task is as it was."
+        )
     elif entry.previous is not None:
         log().print(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")

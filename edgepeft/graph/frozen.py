@@ -62,7 +62,7 @@ def frozen_states(
 def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Mapping[str, str]) -> tuple[str, ...]:
     """Those of ``states`` from which everything live follows without a product below it being computed again.
 
-    None where nothing but the embeddings stands below what is live.
+    None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.
     """
     writer, by_value = _writers(graph), {value: state for state, value in states.items()}
     changed = [node for node in graph.node if any(value in live for value in node.output)]

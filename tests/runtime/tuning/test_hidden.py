@@ -18,6 +18,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.export.bundle import export_bundle
+from edgepeft.graph.prune import prune
 from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
@@ -128,6 +129,7 @@ def head_only(subject):
         left = [type(value).FromString(value.SerializeToString()) for value in values if value.name not in gone]
         del values[:]
         values.extend(left)
+    prune(graph)
     kept = facts.model_copy(update={"trained": tuple(name for name in facts.trained if name not in fixed)})
     for entry in training.metadata_props:
         if entry.key == TRAINING:
