@@ -191,7 +191,10 @@ def test_threads_that_ask_at_once_get_the_answers_of_one_after_the_other(several
     with Runtime(several, threads=1) as runtime:
         expected = [runtime.predict_mixed(*batch) for batch in batches]
     with Runtime(several, threads=1) as runtime, ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda batch: runtime.predict_mixed(*batch), batches)) == expected
+        for found, alone in zip(pool.map(lambda batch: runtime.predict_mixed(*batch), batches), expected, strict=True):
+            for one, other in zip(found, alone, strict=True):
+                assert (one.task, one.label) == (other.task, other.label)
+                np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
 
 
 def test_tasks_whose_files_were_replaced_meanwhile_answer_as_before(several, tmp_path):
