@@ -28,7 +28,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) -e '.[train,dev]'
+	$(PIP) -e '.[train,dev,serve]'
 	$(PIP) --no-deps $(DEMO) $(PEERS)
 	@touch $@
 
