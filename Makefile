@@ -45,9 +45,10 @@ test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
 	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## ruff: rules and format
+lint: $(INSTALLED)  ## ruff: rules and format; hadolint: the Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint --failure-threshold warning docker/*.Dockerfile
 
 types: $(INSTALLED)  ## mypy --strict on edgepeft
 	$(BIN)/mypy
