@@ -6,14 +6,17 @@ memory together; the host's GEMM rate is measured in the rounds of each, PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from edgepeft.bench.host_load import HostLoad, load_between, snapshot
 from edgepeft.bench.job import Job
 from edgepeft.bench.plan import Role, Unit
-from edgepeft.bench.sampler import Sample, Series, sample_rounds
+from edgepeft.bench.sampler import Rule, Sample, Series, sample_rounds
+from edgepeft.bench.stopping import precise, steady
 from edgepeft.errors import DoesNotFit
 from edgepeft.profiles.limits import InForce
 
@@ -53,6 +56,18 @@ class Schedule:
     rounds: int
     max_seconds: float
     seed: int
+    min_rounds: int | None = None  # with ``precision``: no more than these where all medians are known that well
+    precision: float | None = None
+    more_warmup: int = 0  # rounds, until steps are steady
+
+    def rule(self, group: Sequence[Measured]) -> Rule:
+        """When to stop early; what a batch weighs is its number of tokens."""
+        jobs = [one.unit.job for one in group if one.unit.job]
+        work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
+        if self.precision is None or self.min_rounds is None:
+            return Rule(more_warmup=self.more_warmup, steady=steady)
+        enough = partial(precise, work=work, precision=self.precision)
+        return Rule(self.min_rounds, enough, self.more_warmup, steady)
 
 
 @dataclass
@@ -67,6 +82,8 @@ class Measured:
     in_force: InForce | None = None
     notes: tuple[str, ...] = ()
     failure: DoesNotFit | None = None
+    interrupted: bool = False
+    load: HostLoad | None = None
 
 
 def measure(
@@ -87,7 +104,10 @@ def measure(
     measured = {unit.label: Measured(unit) for unit in units}
     for workload in dict.fromkeys(unit.workload for unit in units):
         group = [one for one in measured.values() if one.unit.workload == workload and one.unit.job]
-        if group:
+        if any(one.interrupted for one in measured.values()):
+            for one in group:
+                one.interrupted = True
+        elif group:
             _measure_together(workload, group, schedule, start, threads=threads, progress=progress)
     return list(measured.values())
 
@@ -112,6 +132,7 @@ def _measure_together(
             worker = _started(one, start, stack)
             if worker is not None:
                 workers[label] = worker
+        before = snapshot()
         series = sample_rounds(
             workers,
             n_batches=schedule.n_batches,
@@ -120,13 +141,21 @@ def _measure_together(
             max_seconds=schedule.max_seconds,
             seed=schedule.seed,
             progress=lambda done, total: progress(workload, done, total),
+            rule=schedule.rule(group),
         )
+        load = load_between(before, snapshot(), _cpu_seconds(series.values()))
         for label, one in everyone.items():
             if label in workers:
                 _gather(one, workers[label], series[label])
+                one.load = load
     for one in group:
         one.gemm = probes[0].series
         one.pytorch_gemm = probes[1].series if len(probes) > 1 else Series()
+
+
+def _cpu_seconds(series: Iterable[Series]) -> float:
+    """Of all steps."""
+    return sum(sample.cpu_seconds for one in series for sample in (*one.warmup, *one.samples))
 
 
 def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
@@ -144,6 +173,6 @@ def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
 
 
 def _gather(one: Measured, worker: Worker, series: Series) -> None:
-    one.series, one.failure = series, series.failure
-    if one.failure is None:
+    one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
+    if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
         one.peak_rss_bytes = worker.finish()

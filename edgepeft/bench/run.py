@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from edgepeft.bench.against import SideBySide
 from edgepeft.bench.batches import Lengths, batches_of, full_length, load_lengths
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.metrics import count_metrics
 from edgepeft.bench.plan import plan
 from edgepeft.bench.process import WorkerProcess
 from edgepeft.bench.profile_facts import profile_facts
+from edgepeft.bench.random_tokenizer import write_random_tokenizer
+from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
-from edgepeft.bench.scenario import Scenario, load_scenario
+from edgepeft.bench.scenario import Kind, Order, Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
 from edgepeft.errors import DoesNotFit, UnknownName, UsageError
 from edgepeft.profiles.cores import thread_count
@@ -27,7 +31,7 @@ from edgepeft.profiles.limits import InForce
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
+__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
 
 ENGINES = ("onnxruntime", "pytorch")
 WORKLOADS = ("infer", "finetune")
@@ -60,14 +64,17 @@ class Request:
     seed: int = 0
     scenario: str = "offline"
     cache: bool = True
+    timed: bool = True  # else nothing is measured: with ``counted``, the figures that need no clock
+    counted: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The document, and what did not fit the profile's memory."""
+    """The document, what did not fit the profile's memory, and what was measured, row by row."""
 
     document: dict[str, Any]
     failures: tuple[DoesNotFit, ...]
+    measured: tuple[Measured, ...] = ()
 
 
 def run(
@@ -75,8 +82,11 @@ def run(
     *,
     progress: Progress = lambda what, done, total: None,
     start: Start | None = None,
+    against: SideBySide | None = None,
 ) -> Outcome:
     """Measure everything that was asked.  ``start`` makes a worker; tests bring fakes.
+
+    ``against``: another version of edgepeft, measured in the same rounds.
 
     Raises:
         UsageError: an option that makes no sense; nothing was started.
@@ -90,25 +100,43 @@ def run(
         progress("preparing the model", 0, 1)
         subject = _subject(request, stack)
         lengths, notes = _lengths(request, scenario, subject)
-        batches = batches_of(lengths.values, request.batch_size or scenario.batch_size)
-        units = plan(
-            subject.model,
-            engines=request.engines or ENGINES,
-            workloads=request.workloads or WORKLOADS,
-            batches=batches,
-            threads=threads,
-            seed=request.seed,
-            peers=request.peers,
-            missing={} if torch_installed() else {"pytorch": _NO_TORCH},
-            cache=request.cache,
-        )
+        rows = request.batch_size or scenario.batch_size
+        batches = batches_of(_ordered(lengths.values, scenario), rows)
+        if request.bundle is None and scenario.kind is not Kind.BATCHES:
+            write_random_tokenizer(subject.architecture, subject.model.bundle, seed=request.seed)
+        metrics = count_metrics(subject.model, batches[0], seed=request.seed) if request.counted else []
+        if scenario.kind is Kind.BATCHES or not request.timed:
+            units = plan(
+                subject.model,
+                engines=request.engines or ENGINES,
+                workloads=_workloads(request, scenario) if request.timed else (),
+                batches=batches,
+                threads=threads,
+                seed=request.seed,
+                peers=request.peers,
+                missing={} if torch_installed() else {"pytorch": _NO_TORCH},
+                cache=request.cache,
+            )
+        else:
+            units = plan_requests(
+                scenario,
+                subject.model,
+                lengths=lengths.values,
+                rows=rows,
+                threads=threads,
+                seed=request.seed,
+                cache=request.cache,
+            )
+            batches = units[0].job.batches if units[0].job else batches
         schedule = _schedule(request, scenario, batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             progress("packing the weights", 0, 1)
             _pack(subject)
         launch = start or (lambda label, job: WorkerProcess(label, job, limits))
-        measured = measure(units, schedule, launch, threads=threads, progress=progress)
-    rows = result_rows(
+        if against is not None and request.bundle is None:
+            _make_random(against, request, subject, stack)
+        measured = (against or measure)(units, schedule, launch, threads=threads, progress=progress)
+    results = result_rows(
         measured,
         scenario=scenario.name,
         lengths=lengths,
@@ -127,9 +155,29 @@ def run(
         "model": _model(subject),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
-        "results": rows,
+        "metrics": metrics,
+        "results": results,
     }
-    return Outcome(document, tuple(one.failure for one in measured if one.failure))
+    return Outcome(document, tuple(one.failure for one in measured if one.failure), tuple(measured))
+
+
+def _make_random(against: SideBySide, request: Request, subject: Subject, stack: ExitStack) -> None:
+    """The other version's own graph of the same random model."""
+    against.make_random(
+        subject.model.bundle,
+        stack,
+        request.backbone or _DEFAULT_ARCHITECTURE,
+        methods=list(request.methods),
+        settings=dict(request.settings),
+        seed=request.seed,
+        trainable=_trains(request),
+    )
+
+
+def _trains(request: Request) -> bool:
+    """Whether tasks are fine-tuned with ONNX Runtime, which needs training graphs."""
+    trains = "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
+    return request.timed and trains
 
 
 def _pack(subject: Subject) -> None:
@@ -180,7 +228,7 @@ def _subject(request: Request, stack: ExitStack) -> Subject:
         methods=request.methods,
         settings=request.settings,
         seed=request.seed,
-        trainable="finetune" in (request.workloads or WORKLOADS) and "onnxruntime" in (request.engines or ENGINES),
+        trainable=_trains(request),
     )
     _require_trainable(request, subject)
     return subject
@@ -201,12 +249,13 @@ def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Le
     """Lengths that the model takes, and what to say about them."""
     prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
     longest = subject.architecture.max_length - prompt
-    if request.lengths is None:
+    source = request.lengths or (scenario.lengths if request.length is None else None)
+    if source is None:
         length = request.length or scenario.sequence_length
         if length > longest:
             raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
         return full_length(length, request.batch_size or scenario.batch_size), []
-    lengths = load_lengths(request.lengths, seed=request.seed)
+    lengths = load_lengths(source, seed=request.seed)
     cut = sum(n > longest for n in lengths.values)
     said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
     return lengths.clamped(longest), [said] if cut else []
@@ -214,6 +263,31 @@ def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Le
 
 def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
+
+
+def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
+    return sorted(lengths) if scenario.order is Order.SORTED else lengths
+
+
+def workloads_of(request: Request) -> tuple[str, ...]:
+    """What will be measured: the scenario's workloads that were asked for.
+
+    Raises:
+        UnknownName: no such scenario.
+        UsageError: the scenario has none of them.
+    """
+    return _workloads(request, load_scenario(request.scenario))
+
+
+def _workloads(request: Request, scenario: Scenario) -> tuple[str, ...]:
+    """Those of the scenario that were asked for."""
+    found = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)
+    if not found:
+        raise UsageError(
+            f"scenario {scenario.name} measures {' and '.join(scenario.workloads)}, not "
+            f"{' or '.join(request.workloads)}; leave --workload out."
+        )
+    return found
 
 
 def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
@@ -226,6 +300,9 @@ def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[i
         rounds=request.rounds or scenario.rounds,
         max_seconds=request.max_seconds or scenario.max_seconds,
         seed=request.seed,
+        min_rounds=None if request.rounds else scenario.min_rounds,  # who names a number gets it
+        precision=None if request.rounds else scenario.precision,
+        more_warmup=scenario.max_warmup_rounds - scenario.warmup_rounds,
     )
 
 

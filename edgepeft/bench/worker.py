@@ -13,6 +13,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -92,6 +93,7 @@ def main() -> None:
     """Keep the reply channel to ourselves, then serve."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which keeps what was measured
     os.dup2(2, 1)  # a library's print must not end up between the replies
     serve(sys.stdin, replies)
 

@@ -11,15 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from edgepeft.bench.compare import Comparison, Verdict
+from edgepeft.bench.metric_gate import MetricVerdict
 from edgepeft.bench.statistics import Ratio
 
-__all__ = ["bench_table", "comparison_table"]
+__all__ = ["bench_table", "comparison_table", "metrics_table"]
 
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 
 
 def bench_table(document: Mapping[str, Any]) -> RenderableType:
-    """Rows, then what they were measured under, then warnings."""
+    """Rows, then what they were measured under, then warnings; what was counted, where nothing was timed."""
+    if not document["results"]:
+        return metrics_table(document)
     table = Table(title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("workload", "engine", "what", "method"):
         table.add_column(header, overflow="fold")
@@ -29,6 +32,18 @@ def bench_table(document: Mapping[str, Any]) -> RenderableType:
     for row in document["results"]:
         table.add_row(*(Text(cell) for cell in _cells(row)))
     return Group(table, *_lines(_conditions(document)), *_lines(_warnings(document), "yellow"))
+
+
+def metrics_table(document: Mapping[str, Any]) -> RenderableType:
+    """Figures that need no clock: a row for the bundle, the backbone and each task."""
+    names = list(dict.fromkeys(name for entry in document["metrics"] for name in entry["values"]))
+    table = Table("of", title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for entry in document["metrics"]:
+        values = [entry["values"].get(name) for name in names]
+        table.add_row(Text(entry["of"]), *("-" if value is None else f"{value:,}" for value in values))
+    return table
 
 
 def _lines(texts: list[str], style: str = "") -> list[Text]:
@@ -68,6 +83,8 @@ def _compared(row: Mapping[str, Any]) -> str:
 def _what(row: Mapping[str, Any]) -> str:
     if row["peer"]:
         return f"peer {row['peer']}"
+    if row.get("variant"):
+        return str(row["variant"])
     if row["task"]:
         return str(row["task"])
     if row["workload"] == "finetune":
@@ -112,6 +129,7 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
     )
     lines += [f"peers: {text}" for text in _peer_ratios(document)]
     lines += [f"steps: {text}" for text in _step_ratios(document)]
+    lines += [f"against {document['against']['base']}: {text}" for text in _against(document)]
     return [*lines, *profile["notes"]]
 
 
@@ -121,6 +139,16 @@ def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
         for row in document["results"]
         for name in row["ratio_to"]
         if name.startswith("peer:") and not row["peer"]
+    ]
+
+
+def _against(document: Mapping[str, Any]) -> list[str]:
+    """Throughput over the other version's, from the same rounds."""
+    return [
+        f"{row['workload']} {row['engine']} {_what(row)} runs at {found['value']:.3f} [{found['low']:.3f}, "
+        f"{found['high']:.3f}] x its throughput: {found['verdict']}"
+        for row in document["results"]
+        if (found := row.get("against")) is not None
     ]
 
 
@@ -164,7 +192,29 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         table.add_row(*(Text(cell) for cell in cells))
     lines = [f"missing from the new file: {label}" for label in comparison.missing]
     lines += [f"only in the new file: {label}" for label in comparison.added]
-    return Group(table, *_lines([*lines, *comparison.notes], "yellow"))
+    parts = [*([table] if comparison.verdicts else []), *([_counted(comparison)] if comparison.metrics else [])]
+    return Group(*parts, *_lines([*lines, *comparison.notes], "yellow"))
+
+
+def _counted(comparison: Comparison) -> RenderableType:
+    """What changed of the figures that need no clock."""
+    changed = [verdict for verdict in comparison.metrics if verdict.change]
+    same = len(comparison.metrics) - len(changed)
+    if not changed:
+        return Text(f"{same} figures that need no clock (nodes, operations, bytes, sizes): all as before")
+    table = Table(title="figures that need no clock", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("of", "figure", "before", "now", "change", "verdict"):
+        table.add_column(header, overflow="fold")
+    for verdict in changed:
+        numbers = (f"{verdict.before:,.0f}", f"{verdict.now:,.0f}", f"{verdict.change:+.2%}")
+        table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, _grown(verdict))))
+    return Group(table, Text(f"{same} others are as before"))
+
+
+def _grown(verdict: MetricVerdict) -> str:
+    if verdict.grown:
+        return "grew"
+    return "less: take a new baseline" if verdict.shrunk else "within its allowance"
 
 
 def _interval(ratio: Ratio) -> str:
