@@ -31,7 +31,8 @@ emulation() {
   [ -e /proc/sys/fs/binfmt_misc/qemu-aarch64 ] || update-binfmts --enable qemu-aarch64
 }
 
-# Stands in for the official image, which needs a registry: the same Debian, its own Python 3.11.
+# Stands in for the official image, which needs a registry: the same Debian, its own Python 3.11, without manuals and translations, which the slim image has not
+# either.
 base() {
   local arch=$1 context=$WORK/base-$1
   if [ ! -s "$WORK/$arch.tar" ]; then
@@ -39,7 +40,7 @@ base() {
   fi
   mkdir -p "$context"
   ln -f "$WORK/$arch.tar" "$context/root.tar"
-  printf 'FROM scratch\nADD root.tar /\nRUN ln -sf python3 /usr/bin/python && rm -f /usr/lib/python3*/EXTERNALLY-MANAGED\n' > "$context/Dockerfile"
+  printf 'FROM scratch\nADD root.tar /\nRUN ln -sf python3 /usr/bin/python && rm -rf /usr/lib/python3*/EXTERNALLY-MANAGED /usr/share/doc/* /usr/share/man/* /usr/share/locale/* /usr/share/info/*\n' > "$context/Dockerfile"
   "${BUILDAH[@]}" bud -q --isolation chroot --platform "linux/$arch" --layers=false -t "$BASE" "$context"
   echo "base of $arch: Debian bookworm by mmdebstrap, $(sha256sum < "$WORK/$arch.tar" | cut -c1-16), tagged $BASE; not the official image"
 }

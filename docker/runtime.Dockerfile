@@ -8,7 +8,7 @@ FROM ${BASE} AS build
 # A folder of wheels in wheels/ and PIP_NO_INDEX=1 build without a network (make images-test does).
 ARG PIP_NO_INDEX=
 ARG PIP_FIND_LINKS=
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY edgepeft edgepeft
@@ -16,7 +16,7 @@ COPY profiles profiles
 COPY bench/scenarios bench/scenarios
 # The glob may match nothing; a COPY needs one file that is there.
 COPY docker/README.md docker/wheels* /wheels/
-# pip stays in the stage: the environment has none. Tests and C headers of the packages are not needed to run them.
+# pip stays in the stage: the environment has none. It compiles what it installs, which a read-only root could not keep. Tests and C headers of the packages are not needed to run them.
 RUN python -m venv --without-pip /opt/edgepeft \
  && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: -c constraints.txt hatchling \
  && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation -c constraints.txt '.[serve]' \
@@ -35,6 +35,7 @@ LABEL org.opencontainers.image.title="edgepeft runtime" \
 # The base's own pip and setuptools would be build tools.
 RUN python -m pip uninstall -y pip setuptools wheel 2>/dev/null || true; \
     rm -rf /usr/local/lib/python3.*/ensurepip /usr/local/lib/python3.*/site-packages/pip* \
+      /usr/lib/python3/dist-packages/pip* /usr/lib/python3/dist-packages/setuptools* /usr/lib/python3/dist-packages/wheel* \
  && groupadd --gid 10001 edgepeft \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /cache --shell /usr/sbin/nologin edgepeft \
  && install -d -o 10001 -g 10001 /cache /bundle

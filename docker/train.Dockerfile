@@ -8,7 +8,7 @@ ARG PIP_FIND_LINKS=
 # Where CPU wheels of PyTorch come from: --build-arg PIP_EXTRA_INDEX_URL=...; without one, the package index's own wheel is
 # taken, which brings CUDA on amd64.
 ARG PIP_EXTRA_INDEX_URL=
-ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY edgepeft edgepeft
