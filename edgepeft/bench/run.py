@@ -19,6 +19,7 @@ from edgepeft.bench.metrics import count_metrics
 from edgepeft.bench.plan import plan
 from edgepeft.bench.process import WorkerProcess
 from edgepeft.bench.profile_facts import profile_facts
+from edgepeft.bench.profile_ops import profile_all
 from edgepeft.bench.random_tokenizer import write_random_tokenizer
 from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
@@ -66,6 +67,7 @@ class Request:
     cache: bool = True
     timed: bool = True  # else nothing is measured: with ``counted``, the figures that need no clock
     counted: bool = False
+    profile_ops: bool = False  # with ``timed``: where the time of inference goes, by operator
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def run(
         if against is not None and request.bundle is None:
             _make_random(against, request, subject, stack)
         measured = (against or measure)(units, schedule, launch, threads=threads, progress=progress)
+        operators = profile_all(units, launch) if request.profile_ops else None
     results = result_rows(
         measured,
         scenario=scenario.name,
@@ -156,6 +159,7 @@ def run(
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
         "metrics": metrics,
+        **({} if operators is None else {"operators": operators}),
         "results": results,
     }
     return Outcome(document, tuple(one.failure for one in measured if one.failure), tuple(measured))

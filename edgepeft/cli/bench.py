@@ -75,6 +75,9 @@ def command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
     ] = False,
+    profile_ops: Annotated[
+        bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
+    ] = False,
     suite: Annotated[
         str | None,
         typer.Option(help="speed, sharing or scale: what edgepeft claims, beside its peers, on random weights."),
@@ -87,7 +90,7 @@ def command(
         asked = {
             **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
             **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
-            **{"--deterministic": deterministic or None, "--against": against},
+            **{"--deterministic": deterministic or None, "--against": against, "--profile-ops": profile_ops or None},
             **{"--no-cache": no_cache or None, "--scenario": scenario, "--resume": resume or None},
         }
         if given := [name for name, value in asked.items() if value is not None]:
@@ -102,6 +105,8 @@ def command(
 
     scenarios = tuple(dict.fromkeys(scenario or [_SCENARIO]))
     target = None if json in (None, _STDOUT) else Path(str(json))
+    if deterministic and profile_ops:
+        raise UsageError("--profile-ops takes times, and --deterministic takes none; leave one out.")
     if resume and target is None:
         raise UsageError("--resume continues the file of --json; name it.")
     request = Request(
@@ -124,6 +129,7 @@ def command(
         cache=not no_cache,
         timed=not deterministic,
         counted=True,
+        profile_ops=profile_ops,
     )
     allowed = share_of("--max-regression", max_regression)
     if against is None:

@@ -14,7 +14,7 @@ from edgepeft.bench.compare import Comparison, Verdict
 from edgepeft.bench.metric_gate import MetricVerdict
 from edgepeft.bench.statistics import Ratio
 
-__all__ = ["bench_table", "comparison_table", "metrics_table"]
+__all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
 
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 
@@ -31,7 +31,42 @@ def bench_table(document: Mapping[str, Any]) -> RenderableType:
         table.add_column(header, justify="right", overflow="fold")
     for row in document["results"]:
         table.add_row(*(Text(cell) for cell in _cells(row)))
-    return Group(table, *_lines(_conditions(document)), *_lines(_warnings(document), "yellow"))
+    operators = [operators_table(entry) for entry in document.get("operators", [])]
+    return Group(table, *_lines(_conditions(document)), *operators, *_lines(_warnings(document), "yellow"))
+
+
+def operators_table(entry: Mapping[str, Any]) -> RenderableType:
+    """Where one batch's time goes, by operator and by layer."""
+    ceilings = entry["ceilings"]
+    title = (
+        f"{entry['of']}, {entry['rows']} rows, {entry['tokens']} tokens: time by operator; ceilings "
+        f"{ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s, {ceilings['bytes_per_s'] / 1e9:.1f} GB/s"
+    )
+    whole = sum(one["seconds"] for one in entry["by_type"])
+    tables = []
+    for heading, groups in (("operator", entry["by_type"]), ("layer", entry["by_layer"])):
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column(heading, overflow="fold")
+        for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
+            table.add_column(header, justify="right")
+        for one in groups:
+            table.add_row(Text(one["name"]), *_operator_cells(one, whole))
+        tables.append(table)
+        title = ""
+    return Group(*tables, Text(f"outside of operators: {1000 * entry['outside_s']:.2f} ms"))
+
+
+def _operator_cells(one: Mapping[str, Any], whole: float) -> list[str]:
+    gap = "-" if one["gap"] is None else f"{one['gap']:.2f}"
+    return [
+        f"{one['count']}",
+        f"{1000 * one['seconds']:.2f}",
+        f"{one['seconds'] / whole:.1%}" if whole else "-",
+        f"{one['flops'] / 1e9:.2f}",
+        f"{one['bytes'] / 1e6:.1f}",
+        f"{1000 * one['floor_s']:.2f}",
+        gap,
+    ]
 
 
 def metrics_table(document: Mapping[str, Any]) -> RenderableType:
