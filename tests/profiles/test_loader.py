@@ -64,8 +64,8 @@ def test_a_profile_cannot_be_changed():
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_known():
-    with pytest.raises(UnknownName, match=r"no profile is called 'rpi5'. Did you mean 'rpi4'?"):
-        load_profile("rpi5")
+    with pytest.raises(UnknownName, match=r"no profile is called 'rpi6'. Did you mean 'rpi"):
+        load_profile("rpi6")
 
 
 @pytest.mark.parametrize("name", ["../profiles/rpi4", "", ".", "rpi4/", "/etc/passwd", "README"])
@@ -130,3 +130,11 @@ def test_a_file_that_is_no_profile_at_all_is_a_data_error(tmp_path, content):
 
 def test_known_profiles_are_sorted_names():
     assert list(known_profiles()) == sorted(known_profiles())
+
+
+def test_a_profile_is_graded_by_what_its_own_rows_say():
+    grades = {name: load_profile(name).grade for name in known_profiles()}
+    assert grades["rpi4"] == "B" and grades["rpi5"] == "C" and grades["iphone11"] == "D"
+    assert load_profile("rpi4").model_copy(update={"calibrations": ()}).grade == "E"
+    row = load_profile("rpi4").calibrations[0].model_copy(update={"runtime": "onnxruntime"})
+    assert load_profile("rpi4").model_copy(update={"calibrations": (row,)}).grade == "A"
