@@ -20,6 +20,7 @@ from edgepeft.bench.plan import plan
 from edgepeft.bench.process import WorkerProcess
 from edgepeft.bench.profile_facts import profile_facts
 from edgepeft.bench.profile_ops import profile_all
+from edgepeft.bench.provenance import provenance
 from edgepeft.bench.random_tokenizer import write_random_tokenizer
 from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
@@ -31,6 +32,7 @@ from edgepeft.profiles.host import host_facts
 from edgepeft.profiles.limits import InForce
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
 
@@ -156,6 +158,7 @@ def run(
             profile, limits, next((one.in_force for one in measured if one.in_force), None), notes
         ),
         "model": _model(subject),
+        **provenance(),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
         "metrics": metrics,
@@ -331,4 +334,22 @@ def _model(subject: Subject) -> dict[str, Any]:
         "family": subject.architecture.family,
         "model_type": subject.architecture.model_type,
         "n_parameters": subject.architecture.n_parameters,
+        "tasks": {} if subject.random_weights else _tasks(subject),
+    }
+
+
+def _tasks(subject: Subject) -> dict[str, Any]:
+    """What a bundle's manifest tells of the tasks that were measured: their weight and score."""
+    bundle = Bundle(subject.model.bundle)
+    return {task.name: _told(bundle.entry(task.name)) for task in subject.model.tasks}
+
+
+def _told(entry: TaskEntry) -> dict[str, Any]:
+    metrics: Mapping[str, Any] = entry.metrics or {}
+    return {
+        "method": entry.method,
+        "trainable_parameters": entry.trainable_parameters,
+        "n_bytes": entry.n_bytes,
+        "metric": metrics.get("metric"),
+        "score": metrics.get("test"),
     }
