@@ -8,6 +8,7 @@ import numpy as np
 
 from edgepeft.bench.measure import Measured
 from edgepeft.bench.statistics import percentile
+from edgepeft.bench.watch import throttled_samples
 
 __all__ = ["CHECKS", "warnings_of"]
 
@@ -38,6 +39,8 @@ def _few_samples(one: Measured, rounds: int) -> str | None:
 
 def _no_percentile(one: Measured, rounds: int) -> str | None:
     seconds = _seconds(one)
+    if any(sample.each for sample in one.series.samples):
+        return None  # under a quota: there are more steps than samples, or no percentiles at all
     lacking = [f"p{p}" for p in (50, 90, 99) if seconds and percentile(seconds, p) is None]
     return f"{len(seconds)} samples do not support {', '.join(lacking)}" if lacking else None
 
@@ -60,6 +63,14 @@ def _drift(one: Measured, rounds: int) -> str | None:
     return f"drift: the last third took {change:+.0%} against the first" if abs(change) > _DRIFT else None
 
 
+def _throttled(one: Measured, rounds: int) -> str | None:
+    found = throttled_samples(one.series)
+    if not found:
+        return None
+    reasons = ", ".join(dict.fromkeys(reason for sample in found for reason in sample))
+    return f"throttled: the board held itself back in {len(found)} of {len(one.series.samples)} samples ({reasons})"
+
+
 CHECKS: tuple[Callable[[Measured, int], str | None], ...] = (
     _not_measured,
     _few_rounds,
@@ -67,6 +78,7 @@ CHECKS: tuple[Callable[[Measured, int], str | None], ...] = (
     _no_percentile,
     _noise,
     _drift,
+    _throttled,
 )
 
 

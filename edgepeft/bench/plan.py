@@ -22,6 +22,7 @@ class Role(StrEnum):
     FULL = "full"
     PEER = "peer"
     GEMM = "gemm"
+    REFERENCE = "reference"  # a profile's, while its quota holds
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,24 @@ from typing import Any
 import numpy as np
 
 from edgepeft.bench.batches import Lengths, batches_of, full_length, load_lengths
+from edgepeft.bench.calibrate import StartAt, settled
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.modes import MODES, Setting, setting_of
 from edgepeft.bench.plan import plan
-from edgepeft.bench.process import WorkerProcess
-from edgepeft.bench.profile_facts import profile_facts
+from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.result_file import SCHEMA
 from edgepeft.bench.scenario import Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
-from edgepeft.errors import DoesNotFit, UnknownName, UsageError
-from edgepeft.profiles.cores import thread_count
+from edgepeft.bench.watch import Watched
+from edgepeft.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
+from edgepeft.profiles.board import board_name
+from edgepeft.profiles.energy import Meter
 from edgepeft.profiles.host import host_facts
 from edgepeft.profiles.limits import InForce
 from edgepeft.profiles.loader import load_profile
+from edgepeft.profiles.sensors import ROOT, Sensors
+from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
@@ -33,6 +38,7 @@ ENGINES = ("onnxruntime", "pytorch")
 WORKLOADS = ("infer", "finetune")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
+_GRADES = ("none", "partial", "full")
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
@@ -58,6 +64,7 @@ class Request:
     rounds: int | None = None
     max_seconds: float | None = None
     seed: int = 0
+    mode: str = "limits"
     scenario: str = "offline"
     cache: bool = True
 
@@ -75,61 +82,87 @@ def run(
     *,
     progress: Progress = lambda what, done, total: None,
     start: Start | None = None,
+    start_at: StartAt | None = None,
+    root: Path = ROOT,
 ) -> Outcome:
-    """Measure everything that was asked.  ``start`` makes a worker; tests bring fakes.
+    """Measure everything that was asked.  ``start`` and ``start_at`` make workers; tests bring fakes, and boards.
 
     Raises:
         UsageError: an option that makes no sense; nothing was started.
         EdgepeftError: a worker ended for another reason than memory.
     """
     _check(request)
+    refuse_bad_wheels("onnxruntime")
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
-    limits = profile.limits()
-    threads = thread_count(limits.cores)
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
         subject = _subject(request, stack)
         lengths, notes = _lengths(request, scenario, subject)
         batches = batches_of(lengths.values, request.batch_size or scenario.batch_size)
+        setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         units = plan(
             subject.model,
             engines=request.engines or ENGINES,
             workloads=request.workloads or WORKLOADS,
             batches=batches,
-            threads=threads,
+            threads=setting.threads,
             seed=request.seed,
             peers=request.peers,
-            missing={} if torch_installed() else {"pytorch": _NO_TORCH},
+            missing=_missing(),
             cache=request.cache,
         )
         schedule = _schedule(request, scenario, batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             progress("packing the weights", 0, 1)
             _pack(subject)
-        launch = start or (lambda label, job: WorkerProcess(label, job, limits))
-        measured = measure(units, schedule, launch, threads=threads, progress=progress)
+        sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
+        measured = measure(
+            units,
+            schedule,
+            start or setting.worker,
+            threads=setting.threads,
+            reference=setting.probe,
+            watch=lambda worker: Watched(worker, sensors, meter),
+            progress=progress,
+        )
     rows = result_rows(
         measured,
         scenario=scenario.name,
         lengths=lengths,
         architecture=subject.architecture,
         batches=batches,
-        threads=threads,
+        setting=setting,
+        meter=meter,
         rounds=schedule.rounds,
     )
     document = {
         "schema": SCHEMA,
-        "mode": "limits",
-        "host": _host(measured),
+        "mode": setting.mode,
+        "host": {**_host(measured), "board": board_name(root)},
         "profile": profile_facts(
-            profile, limits, next((one.in_force for one in measured if one.in_force), None), notes
+            profile,
+            setting.limits,
+            _in_force(measured),
+            [*setting.notes, *arithmetic_notes(profile, subject.model), *notes],
         ),
+        **_calibration(setting, measured),
         "model": _model(subject),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
         "results": rows,
     }
     return Outcome(document, tuple(one.failure for one in measured if one.failure))
+
+
+def _missing() -> dict[str, str]:
+    """Engines that cannot be used here, and why."""
+    if not torch_installed():
+        return {"pytorch": _NO_TORCH}
+    try:
+        refuse_bad_wheels("torch")
+    except EdgepeftError as error:
+        return {"pytorch": str(error)}
+    return {}
 
 
 def _pack(subject: Subject) -> None:
@@ -145,6 +178,7 @@ def _check(request: Request) -> None:
     for kind, asked, known in (
         ("engine", request.engines, ENGINES),
         ("workload", request.workloads, WORKLOADS),
+        ("mode", (request.mode,), MODES),
     ):
         for name in asked:
             if name not in known:
@@ -240,7 +274,18 @@ def _host(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _in_force(measured: Sequence[Measured]) -> InForce | None:
-    return next((one.in_force for one in measured if one.in_force), None)
+    """Of the first worker, or of the first that lost some of its limits while it ran."""
+    found = [one.in_force for one in measured if one.in_force]
+    return min(found, key=lambda one: _GRADES.index(one.emulation), default=None)
+
+
+def _calibration(setting: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The document's part on calibration, with how the reference ran in the rounds themselves."""
+    if setting.calibrated is None:
+        return {}
+    series = {one.unit.workload: [sample.seconds for sample in one.reference.samples] for one in measured}
+    errors = {workload: settled(samples, setting.calibrated.target_s) for workload, samples in series.items()}
+    return {"calibration": {**setting.calibrated.to_json(), "in_rounds_s": series, "in_rounds_error": errors}}
 
 
 def _model(subject: Subject) -> dict[str, Any]:

@@ -14,16 +14,23 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgepeft.errors import DoesNotFit
+from edgepeft.profiles.sensors import Conditions
 
 __all__ = ["Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One step's wall and CPU seconds, measured inside the worker."""
+    """One step's wall and CPU seconds, measured inside the worker; the board's condition and energy beside it.
+
+    Under a CPU quota the mean of many steps; ``each`` are those, or some of them.
+    """
 
     seconds: float
     cpu_seconds: float
+    each: tuple[float, ...] = ()
+    conditions: Conditions | None = None
+    joules: float | None = None
 
 
 class Steppable(Protocol):
@@ -79,12 +86,14 @@ def sample_rounds(
     max_seconds: float,
     seed: int,
     clock: Callable[[], float] = time.monotonic,
+    warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Series]:
     """Warm up, then measure ``rounds`` rounds; round r works on batch r modulo ``n_batches``.
 
     A round that has begun is finished, so every unit has the same number of samples; no new one
-    begins once ``max_seconds`` have passed since the first (one is always done).
+    begins once ``max_seconds`` have passed since the first (one is always done).  ``warmed`` is called
+    before the first.
     """
     series = {name: Series() for name in units}
     total = len(warmup_batches) + rounds
@@ -92,6 +101,7 @@ def sample_rounds(
         progress(done, total)
         for name, unit in units.items():
             series[name].add(unit, batch, warmup=True)
+    warmed()
     started = clock()
     for index, order in enumerate(round_orders(list(units), rounds, seed)):
         if index and clock() - started >= max_seconds:

@@ -19,6 +19,7 @@ __all__ = ["command"]
 _WIDTH = 120  # of a table in a file or a log, where rich would take 80
 _STDOUT = "-"
 _SCENARIO = "offline"
+_MODE = "limits"
 
 
 def command(
@@ -28,6 +29,13 @@ def command(
     ] = None,
     *,
     profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")],
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
+            "predicted: nothing runs. On the device itself the first two measure."
+        ),
+    ] = _MODE,
     engine: Annotated[list[str] | None, typer.Option(help="onnxruntime or pytorch; may repeat. Default: both.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="infer or finetune; may repeat. Default: both.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")] = None,
@@ -70,6 +78,7 @@ def command(
             **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
             **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
             **{"--no-cache": no_cache or None, "--scenario": None if scenario == _SCENARIO else scenario},
+            **{"--mode": None if mode == _MODE else mode},
         }
         if given := [name for name, value in asked.items() if value is not None]:
             raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(given)} out.")
@@ -96,6 +105,7 @@ def command(
         rounds=rounds,
         max_seconds=max_seconds,
         seed=seed,
+        mode=mode,
         scenario=scenario,
         cache=not no_cache,
     )

@@ -15,6 +15,12 @@ from edgepeft.bench.statistics import Ratio
 
 __all__ = ["bench_table", "comparison_table"]
 
+_MODES = {
+    "limits": "under {}, cores and memory only",
+    "calibrated": "calibrated to {}",
+    "measured": "measured on {}",
+    "predicted": "predicted for {}",
+}
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 
 
@@ -39,7 +45,7 @@ def _lines(texts: list[str], style: str = "") -> list[Text]:
 def _title(document: Mapping[str, Any]) -> str:
     model = document["model"]
     random = ", random weights" if model["random_weights"] else ""
-    return f"{model['name']}{random} under {document['profile']['name']}"
+    return f"{model['name']}{random} {_MODES[document['mode']].format(document['profile']['name'])}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -112,7 +118,17 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
     )
     lines += [f"peers: {text}" for text in _peer_ratios(document)]
     lines += [f"steps: {text}" for text in _step_ratios(document)]
+    lines += [f"energy: {text}" for text in _energies(document)]
     return [*lines, *profile["notes"]]
+
+
+def _energies(document: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['workload']} {row['engine']} {_what(row)}: {row['energy']['joules_per_instance']:.3g} J an instance, "
+        f"{row['energy']['kind']} ({row['energy']['source']})"
+        for row in document["results"]
+        if row.get("energy")
+    ]
 
 
 def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
