@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from edgepeft.bench.batches import Lengths, batches_of, full_length, load_length
 from edgepeft.bench.calibrate import StartAt, settled
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
-from edgepeft.bench.modes import MODES, Setting, setting_of
+from edgepeft.bench.modes import Setting, setting_of
 from edgepeft.bench.plan import plan
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
+from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.result_file import SCHEMA
 from edgepeft.bench.scenario import Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
 from edgepeft.bench.watch import Watched
-from edgepeft.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
+from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.profiles.board import board_name
 from edgepeft.profiles.energy import Meter
 from edgepeft.profiles.host import host_facts
@@ -34,8 +35,6 @@ from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
 
-ENGINES = ("onnxruntime", "pytorch")
-WORKLOADS = ("infer", "finetune")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _GRADES = ("none", "partial", "full")
@@ -43,30 +42,6 @@ _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
 )
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked; None takes the scenario's value, empty everything there is."""
-
-    profile: str
-    bundle: Path | None = None
-    backbone: str | None = None
-    methods: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    tasks: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ()
-    batch_size: int | None = None
-    length: int | None = None
-    lengths: str | None = None
-    peers: tuple[Path, ...] = ()
-    rounds: int | None = None
-    max_seconds: float | None = None
-    seed: int = 0
-    mode: str = "limits"
-    scenario: str = "offline"
-    cache: bool = True
 
 
 @dataclass(frozen=True)
@@ -91,7 +66,7 @@ def run(
         UsageError: an option that makes no sense; nothing was started.
         EdgepeftError: a worker ended for another reason than memory.
     """
-    _check(request)
+    check_request(request)
     refuse_bad_wheels("onnxruntime")
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
     with ExitStack() as stack:
@@ -111,7 +86,7 @@ def run(
             missing=_missing(),
             cache=request.cache,
         )
-        schedule = _schedule(request, scenario, batches)
+        schedule, arithmetic = _schedule(request, scenario, batches), arithmetic_notes(profile, subject.model)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             progress("packing the weights", 0, 1)
             _pack(subject)
@@ -143,7 +118,7 @@ def run(
             profile,
             setting.limits,
             _in_force(measured),
-            [*setting.notes, *arithmetic_notes(profile, subject.model), *notes],
+            [*setting.notes, *arithmetic, *notes],
         ),
         **_calibration(setting, measured),
         "model": _model(subject),
@@ -172,33 +147,6 @@ def _pack(subject: Subject) -> None:
     weights = Weights(Bundle(subject.model.bundle), cache=True, threads=None)
     weights.prepare()
     weights.close()
-
-
-def _check(request: Request) -> None:
-    for kind, asked, known in (
-        ("engine", request.engines, ENGINES),
-        ("workload", request.workloads, WORKLOADS),
-        ("mode", (request.mode,), MODES),
-    ):
-        for name in asked:
-            if name not in known:
-                raise UnknownName(kind, name, known)
-    for option, number in (("--batch-size", request.batch_size), ("--length", request.length)):
-        if number is not None and number < 1:
-            raise UsageError(f"{option} must be at least 1, got {number}.")
-    if request.rounds is not None and request.rounds < 1:
-        raise UsageError(f"--rounds must be at least 1, got {request.rounds}.")
-    if request.max_seconds is not None and not request.max_seconds > 0:
-        raise UsageError(f"--max-seconds must be above 0, got {request.max_seconds}.")
-    if request.length is not None and request.lengths is not None:
-        raise UsageError("--length and --lengths exclude each other; give one.")
-    if request.bundle is not None and (request.backbone is not None or request.settings):
-        raise UsageError("--backbone and --set make a random model; they do not go with a bundle. Leave one out.")
-    if request.bundle is None and request.tasks:
-        raise UsageError("--task names a task of a bundle; give the bundle's folder, or --method for random weights.")
-    for peer in request.peers:
-        if not peer.is_file():
-            raise UsageError(f"--peer {peer}: there is no such file.")
 
 
 def _subject(request: Request, stack: ExitStack) -> Subject:

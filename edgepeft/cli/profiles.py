@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from edgepeft.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -13,16 +16,31 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_NEW = "new"
+
 
 def command(
     name: Annotated[
         str | None, typer.Argument(help="A profile's name, or the path of a .toml file.", show_default=False)
     ] = None,
+    new_name: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="After `new`: the name of the profile to write.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With `new NAME`: measure the board that this runs on.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="With `new NAME`: the file. Default: NAME.toml.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="With `new NAME`: replace the file.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """List the device profiles, or show every figure of one with its source."""
+    """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
     from edgepeft.profiles.loader import known_profiles, load_profile
 
+    if name == _NEW:
+        _new(new_name, out, measure=measure, force=force, as_json=json)
+        return
+    if new_name is not None or measure or out is not None or force:
+        raise UsageError("a profile is written with: edgepeft profiles new NAME --measure.")
     if name is not None:
         profile = load_profile(name)
         _print_json(_document(profile)) if json else _show(profile)
@@ -32,6 +50,40 @@ def command(
         _print_json({"profiles": [_summary(profile) for profile in profiles]})
     else:
         _list(profiles)
+
+
+def _new(name: str | None, out: Path | None, *, measure: bool, force: bool, as_json: bool) -> None:
+    """Measure this board and write its profile."""
+    import re
+
+    from edgepeft.bench.new_profile import measured_profile
+    from edgepeft.cli._output import log
+    from edgepeft.profiles.loader import load_profile
+    from edgepeft.profiles.write import toml_of
+    from edgepeft.resources import write_atomically
+
+    if name is None or not measure:
+        raise UsageError("give the new profile's name and --measure: edgepeft profiles new my-board --measure.")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise UsageError(f"a profile's name is small letters, digits, dots and dashes, got {name!r}.")
+    target = out or Path(f"{name}.toml")
+    if target.suffix != ".toml":
+        raise UsageError(f"--out {target}: a profile is a .toml file.")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already. Give --force to replace it, or another --out.")
+    console = log()
+    with console.status("measuring") as status:
+        document, notes = measured_profile(
+            name, progress=lambda what, done, total: status.update(f"measuring: {what} ({done + 1} of {total})")
+        )
+    comment = "Measured on the board itself. How to read profiles: profiles/README.md in edgepeft's repository."
+    write_atomically(target, toml_of(document, comment).encode())
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+    if as_json:
+        _print_json(_document(load_profile(target)))
+    else:
+        typer.echo(target)
 
 
 def _summary(profile: Profile) -> dict[str, object]:

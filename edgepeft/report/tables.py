@@ -118,8 +118,26 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
     )
     lines += [f"peers: {text}" for text in _peer_ratios(document)]
     lines += [f"steps: {text}" for text in _step_ratios(document)]
+    lines += [f"predicted: {text}" for text in _predictions(document)]
     lines += [f"energy: {text}" for text in _energies(document)]
     return [*lines, *profile["notes"]]
+
+
+def _predictions(document: Mapping[str, Any]) -> list[str]:
+    return [_prediction(_what(row), row["predicted"]) for row in document["results"] if row.get("predicted")]
+
+
+def _prediction(what: str, found: Mapping[str, Any]) -> str:
+    """One row's, with its interval, or why there is none."""
+    least = "" if found["at_least_s"] is None else f", at least {1000 * found['at_least_s']:,.0f} ms at the fp32 peak"
+    if found["latency_s"] is None:
+        return f"{what}: {found['calibration']}{least}"
+    low, high = found["instances_per_minute_interval"]
+    seconds = [1000 * found["latency_s"], *(1000 * end for end in found["interval_s"])]
+    return (
+        f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {low:,.3g} to {high:,.3g} "
+        f"instances a minute, {found['calibration']}{least}"
+    )
 
 
 def _energies(document: Mapping[str, Any]) -> list[str]:

@@ -1,9 +1,11 @@
-"""Memory copy on one thread, as tinymembench's "standard memcpy" counts it: bytes copied, not bytes read plus written.
+"""Memory copies, as tinymembench's "standard memcpy" counts them: bytes copied, not bytes read plus written.
 
-The block is far beyond any cache. One step is ``REPEATS`` copies.
+The blocks are far beyond any cache. One step is ``REPEATS`` copies of them; each of the job's threads has its own.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 from edgepeft.bench.job import Job, Prepared
 
@@ -18,14 +20,23 @@ BYTES_PER_STEP = _BLOCK * REPEATS
 
 
 def prepare(job: Job) -> Prepared:
-    """Two blocks that are in memory already, and the step that copies one onto the other."""
+    """Blocks that are in memory already, and the step that copies each onto its target."""
     import numpy as np
 
-    source, target = np.ones(_BLOCK // 8), np.zeros(_BLOCK // 8)
-    np.copyto(target, source)  # every page is there from now on
+    n = _BLOCK // 8 // job.threads
+    blocks = [(np.ones(n), np.zeros(n)) for _ in range(job.threads)]
+    pool = ThreadPoolExecutor(job.threads)
+
+    def copies(number: int) -> None:
+        source, target = blocks[number]
+        for _ in range(REPEATS):
+            np.copyto(target, source)  # releases the interpreter's lock
 
     def step(batch: int) -> None:
-        for _ in range(REPEATS):
-            np.copyto(target, source)
+        if job.threads == 1:
+            copies(0)
+        else:
+            list(pool.map(copies, range(job.threads)))
 
+    step(0)  # every page is there from now on
     return Prepared(step)
