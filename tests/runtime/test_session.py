@@ -26,4 +26,5 @@ def test_threads_are_the_least_of_profile_affinity_and_quota(monkeypatch, profil
     options = session_options(profile)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == spins
+    assert options.get_session_config_entry("session.intra_op.spin_duration_us") == "50"  # not long, others may work
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"  # nothing spins between requests

@@ -1,14 +1,15 @@
 """How much memory a run will take, told before its first step, and how much it may take.
 
-Counted are what the process has now, hidden states, each session's weights as ONNX Runtime packs them (a matrix once
-for each product that reads it: a trained layer's twice), the values that are alive at once, and what AdamW keeps.
+Counted are what the process has now, hidden states, each session's weights (the training graph reads them from the
+mapped file, each once; the others pack a matrix once for each product that reads it), the values that are alive at
+once, and what AdamW keeps.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -86,7 +87,7 @@ class Demand:
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
-        self._step = packed_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION
+        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION
         others = (packed_bytes(graph.graph) for graph in (below, whole) if graph is not None)
         self._others = max(others) + pass_bytes + _SESSION
         self._alive: dict[int, int] = {}
@@ -116,15 +117,25 @@ class Demand:
 
 def packed_bytes(graph: onnx.GraphProto) -> int:
     """Of the matrices of the weights file, once for each product that reads them."""
-    stored = {
+    stored = _stored(graph)
+    return sum(stored.get(name, 0) for name in _matrices(graph))
+
+
+def mapped_bytes(graph: onnx.GraphProto) -> int:
+    """Of the matrices of the weights file that some product reads, each once."""
+    stored = _stored(graph)
+    return sum(stored.get(name, 0) for name in set(_matrices(graph)))
+
+
+def _stored(graph: onnx.GraphProto) -> dict[str, int]:
+    return {
         tensor.name: _FLOAT_BYTES * math.prod(tensor.dims)
         for tensor in graph.initializer
         if tensor.data_location == onnx.TensorProto.EXTERNAL
     }
-    return sum(_matrices(graph, stored))
 
 
-def _matrices(graph: onnx.GraphProto, stored: Mapping[str, int]) -> Iterator[int]:
+def _matrices(graph: onnx.GraphProto) -> Iterator[str]:
     writer = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         if node.op_type in _PRODUCTS:
@@ -132,7 +143,7 @@ def _matrices(graph: onnx.GraphProto, stored: Mapping[str, int]) -> Iterator[int
                 name = operand
                 while name in writer and writer[name].op_type in _SAME:
                     name = writer[name].input[0]
-                yield stored.get(name, 0)
+                yield name
 
 
 def _pass_bytes(architecture: Architecture, longest: int) -> int:
