@@ -20,6 +20,9 @@ __all__ = ["command"]
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "bad": "bold red"}
 
 
+_HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try again"}
+
+
 def command(
     try_limits: Annotated[
         bool,
@@ -70,5 +73,5 @@ def _limits(held: list[Held]) -> Table:
     for one in held:
         error = "-" if one.error is None else f"{one.error:+.2%}"
         numbers = (f"{one.asked:,.6g} {one.unit}", f"{one.seen:,.6g} {one.unit}", error)
-        table.add_row(one.what, one.backend, *numbers, "holds" if one.good else "does not hold")
+        table.add_row(one.what, one.backend, *numbers, _HOLDS[one.good])
     return table

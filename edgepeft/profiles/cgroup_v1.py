@@ -43,6 +43,10 @@ class ControllerGroups(Placement):
             raise Unavailable("the child was started without a quota")
         quota.write_v1(folder, cores)
 
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.folders.get("cpu"))
+
     def holds(self, pid: int) -> bool:
         """Whether the process is in every group."""
         return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())

@@ -43,6 +43,10 @@ class UnifiedGroup(Placement):
         """Write ``cpu.max``."""
         quota.write_v2(self.folder, cores)
 
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.folder)
+
     def holds(self, pid: int) -> bool:
         """Whether the process is in the group."""
         return str(pid) in (groups.read(self.folder / "cgroup.procs") or "").split()

@@ -140,12 +140,16 @@ class LimitedProcess:
         self._group_at_start = (self._group_at_start[0], found)
         return found
 
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota so far, and in how many of them the program used it up."""
+        return self._placement.throttled()
+
     def lost(self) -> str | None:
         """What of the limits no longer holds on the running program; None where all is as it was at the start."""
         if self._final is not None or self.popen.poll() is not None:
             return None
         if not self._placement.holds(self.popen.pid):
-            return f"the program is no longer in its group ({self._placement.backend}): it was moved, or that removed"
+            return f"the program is no longer in its group ({self._placement.backend}): it was moved, or the group removed"
         cpus = affinity_of(self.popen.pid)
         if self.limits.cores is not None and len(cpus) > self._cores_at_start:
             return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"

@@ -119,6 +119,10 @@ class Placement:
         """
         raise Unavailable(f"{self.backend} has no CPU quota")
 
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota, and in how many of them it was used up; None where nobody counts."""
+        return None
+
     def holds(self, pid: int) -> bool:
         """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
         return True

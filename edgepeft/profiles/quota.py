@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgepeft.profiles import groups
 
-__all__ = ["SMALLEST_QUOTA", "tightest_v1", "tightest_v2", "write_v1", "write_v2"]
+__all__ = ["SMALLEST_QUOTA", "throttled", "tightest_v1", "tightest_v2", "write_v1", "write_v2"]
 
 _PERIOD_US = 100_000
 SMALLEST_QUOTA = 0.01  # the kernel's shortest quota is 1 ms; of our 100 ms period that is a hundredth
@@ -42,6 +42,15 @@ def tightest_v2(folder: Path | None) -> float | None:
         if quota != "max":
             found.append(int(quota) / int(period))
     return min(found, default=None)
+
+
+def throttled(folder: Path | None) -> tuple[int, int] | None:
+    """Periods and throttled periods of a group, from ``cpu.stat``, which both versions have; None without it."""
+    text = groups.read(folder / "cpu.stat") if folder is not None else None
+    counts = dict(line.split() for line in (text or "").splitlines())
+    if "nr_periods" not in counts or "nr_throttled" not in counts:
+        return None
+    return int(counts["nr_periods"]), int(counts["nr_throttled"])
 
 
 def write_v1(folder: Path, cores: float) -> None:

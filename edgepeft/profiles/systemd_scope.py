@@ -62,6 +62,10 @@ class Scope(Placement):
         user = [] if os.geteuid() == 0 else ["--user"]
         _probe([*command, *user, f"{self.unit}.scope", f"CPUQuota={_percent(cores)}"])
 
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.cpu_folder if self.files is groups.V1 else self.folder)
+
     def holds(self, pid: int) -> bool:
         """Whether the process is in the scope."""
         folder = self.folder

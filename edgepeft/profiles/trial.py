@@ -25,6 +25,7 @@ MEMORY_TOLERANCE, SHARE_TOLERANCE = 0.01, 0.02
 _MEMORY = 256 << 20
 _SHARE_SECONDS = 5.0  # 50 periods
 _SETTLE_SECONDS = 0.5
+_ALWAYS = 0.95  # of the periods: a spinning program uses up its quota in each, unless others take the processors
 _LOOKS, _LOOK_SECONDS = 100, 0.01
 
 _GROW = "blocks = []\nwhile True: blocks.append(bytes(1 << 18) + b'x')"
@@ -42,7 +43,10 @@ os.wait()
 
 @dataclass(frozen=True)
 class Held:
-    """One limit as it was asked for and as it was seen to hold. ``error`` is relative; None for a count."""
+    """One limit as it was asked for and as it was seen to hold. ``error`` is relative; None for a count.
+
+    ``good`` is None where the host was too busy to tell: a program that gets less than its quota was not stopped by it.
+    """
 
     what: str
     backend: str
@@ -50,7 +54,7 @@ class Held:
     seen: float
     unit: str
     error: float | None
-    good: bool
+    good: bool | None
 
 
 def try_limits(
@@ -117,11 +121,14 @@ def _share(quota: float, backends: Sequence[Prepare], seconds: float) -> Held:
     cores = usable_cores()
     with _spinning(cores, Limits(cores=cores, cpu_quota=quota), backends) as (process, pids):
         time.sleep(_SETTLE_SECONDS)
-        before, began = _used(pids), time.monotonic()
+        before, began, counted = _used(pids), time.monotonic(), process.throttled()
         time.sleep(seconds)
-        used, took = _used(pids) - before, time.monotonic() - began
+        used, took, stopped = _used(pids) - before, time.monotonic() - began, process.throttled()
     error = used / took / quota - 1
-    good = process.in_force.cpu_quota is not None and abs(error) <= SHARE_TOLERANCE
+    good: bool | None = process.in_force.cpu_quota is not None and abs(error) <= SHARE_TOLERANCE
+    if not good and error < 0 and counted is not None and stopped is not None:
+        periods, throttled = stopped[0] - counted[0], stopped[1] - counted[1]
+        good = None if throttled < _ALWAYS * periods else good
     return Held("CPU share", process.in_force.backend, quota, used / took, "cores", error, good)
 
 
