@@ -26,7 +26,7 @@ from edgepeft.profiles.sensors import ROOT
 
 __all__ = ["MODES", "Setting", "setting_of"]
 
-MODES = ("limits", "calibrated")
+MODES = ("limits", "calibrated", "predicted")
 _NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
 
 

@@ -103,6 +103,7 @@ def measured_profile(
         "figures": dict(_figures(bench, cores, root, (made, with_runtime), progress)),
     }
     document |= _reference(bench, cores, with_runtime, progress)
+    document["calibrations"] = [_calibration(document["figures"], with_runtime)]
     notes = _throttling(bench.seen)
     if notes:
         document["about"] += f" {notes[0]}"

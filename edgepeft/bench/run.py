@@ -17,6 +17,7 @@ from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
 from edgepeft.bench.modes import Setting, setting_of
 from edgepeft.bench.plan import plan
+from edgepeft.bench.predicted import predicted_document
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.result_file import SCHEMA
@@ -74,6 +75,10 @@ def run(
         subject = _subject(request, stack)
         lengths, notes = _lengths(request, scenario, subject)
         batches = batches_of(lengths.values, request.batch_size or scenario.batch_size)
+        if request.mode == "predicted":
+            made = predicted_document(subject, profile, scenario=scenario.name, lengths=lengths, batches=batches)
+            made["profile"]["notes"] += notes
+            return Outcome({**made, "model": _model(subject), "flops_counted": _COUNTED}, ())
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         units = plan(
             subject.model,

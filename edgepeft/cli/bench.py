@@ -43,7 +43,8 @@ def command(
         list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A hyperparameter of --method: name=value; may repeat.")
+        list[str] | None,
+        typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat."),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
@@ -90,11 +91,11 @@ def command(
     from edgepeft.cli._settings import settings_of
 
     request = Request(
-        profile=profile,
+        profile=_variant(profile, set_ or []),
         bundle=bundle,
         backbone=backbone,
         methods=tuple(method or ()),
-        settings=settings_of(set_ or []),
+        settings=settings_of([text for text in set_ or [] if not _is_of_profile(text)]),
         tasks=tuple(task or ()),
         engines=tuple(dict.fromkeys(engine or ())),
         workloads=tuple(dict.fromkeys(workload or ())),
@@ -119,6 +120,18 @@ def command(
     _show(outcome.document, json)
     if outcome.failures:
         raise DoesNotFit("; ".join(str(failure) for failure in outcome.failures))
+
+
+def _is_of_profile(setting: str) -> bool:
+    from edgepeft.profiles.variants import SETTABLE
+
+    return setting.partition("=")[0] in SETTABLE
+
+
+def _variant(profile: str, settings: list[str]) -> str:
+    """``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``."""
+    own = ",".join(filter(_is_of_profile, settings))
+    return f"{profile}{',' if ':' in profile else ':'}{own}" if own else profile
 
 
 def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> None:

@@ -149,7 +149,7 @@ class LimitedProcess:
         if self._final is not None or self.popen.poll() is not None:
             return None
         if not self._placement.holds(self.popen.pid):
-            return f"the program is no longer in its group ({self._placement.backend}): it was moved, or the group removed"
+            return f"the program left its group ({self._placement.backend}): it was moved, or the group removed"
         cpus = affinity_of(self.popen.pid)
         if self.limits.cores is not None and len(cpus) > self._cores_at_start:
             return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from edgepeft.errors import DataError, UnknownName, UsageError
 from edgepeft.profiles import schema
 from edgepeft.profiles.schema import Profile
+from edgepeft.profiles.variants import with_settings
 from edgepeft.resources import data_folder
 
 __all__ = ["known_profiles", "load_profile"]
@@ -24,6 +25,8 @@ _TABLES: dict[str, type[BaseModel]] = {
     "figures": schema.Amount,
     "latencies": schema.Latency,
     "reference": schema.Reference,
+    "sweeps": schema.Sweep,
+    "calibrations": schema.Calibration,
 }
 
 
@@ -33,19 +36,21 @@ def known_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A shipped profile by name, or the file at a path that ends in ``.toml``.
+    """A shipped profile by name, or the file at a path that ends in ``.toml``; ``rpi4:memory=2GB`` is its variant.
 
     Raises:
         UnknownName: no shipped profile of that name.
-        UsageError: no such file.
+        UsageError: no such file; no such variant.
         DataError: a file that is no profile; the message names file, key and the nearest known key.
     """
-    asked = str(name_or_path)
+    asked, colon, settings = str(name_or_path).partition(":")
     if asked.endswith(_SUFFIX):
-        return _read(Path(asked).expanduser())
-    if asked not in known_profiles():
+        found = _read(Path(asked).expanduser())
+    elif asked in known_profiles():
+        found = _read(data_folder("profiles") / f"{asked}{_SUFFIX}")
+    else:
         raise UnknownName("profile", asked, known_profiles())
-    return _read(data_folder("profiles") / f"{asked}{_SUFFIX}")
+    return with_settings(found, settings.split(",")) if colon else found
 
 
 def _read(path: Path) -> Profile:

@@ -12,10 +12,25 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgepeft.profiles.placement import Limits
+from edgepeft.profiles.work import GraphKind
 
-__all__ = ["Amount", "Cores", "Figure", "Flags", "Kind", "Latency", "Memory", "Profile", "Reference"]
+__all__ = [
+    "Amount",
+    "Calibration",
+    "Cores",
+    "Figure",
+    "Flags",
+    "Grade",
+    "Kind",
+    "Latency",
+    "Memory",
+    "Profile",
+    "Reference",
+    "Sweep",
+]
 
 Kind = Literal["measured", "spec", "derived", "unsourced"]
+Grade = Literal["A", "B", "C", "D", "E"]
 _BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _SMALLEST_MEMORY, _LARGEST_MEMORY = 2**20, 2**50  # outside of these the unit was mistaken
 
@@ -54,10 +69,14 @@ class Cores(Figure):
 
 
 class Memory(Figure):
-    """How much memory the device has; its unit says whether powers of two or of ten are meant."""
+    """How much memory the device has; its unit says whether powers of two or of ten are meant.
+
+    ``variants``: the sizes that are sold, in the same unit; ``--set memory=`` takes one of them.
+    """
 
     value: int | float = Field(gt=0)
     unit: Literal["B", "MB", "GB", "MiB", "GiB"]
+    variants: Annotated[tuple[int | float, ...], Field(strict=False)] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -68,6 +87,8 @@ class Memory(Figure):
     def _is_plausible(self) -> Self:
         if not _SMALLEST_MEMORY <= self.size_bytes <= _LARGEST_MEMORY:
             raise ValueError(f"{self.value} {self.unit} is no device's memory; is the unit right?")
+        if self.variants and self.value not in self.variants:
+            raise ValueError(f"{self.value} {self.unit} is none of the variants {', '.join(map(str, self.variants))}")
         return self
 
 
@@ -86,9 +107,13 @@ class Amount(Figure):
 
 
 class Latency(_Sourced):
-    """A published latency at batch 1, in milliseconds: something to check predictions with."""
+    """A published latency at batch 1, in milliseconds: something to check predictions with.
+
+    ``graph``: which of ``edgepeft.profiles.published`` has the model's operators.
+    """
 
     model: str
+    graph: str = ""
     runtime: str
     precision: str = ""
     threads: int | None = Field(default=None, ge=1)
@@ -138,6 +163,45 @@ class Reference(_Part):
         return asked == (row.model, row.runtime, row.precision, row.threads)
 
 
+class Sweep(_Sourced):
+    """Many published latencies of one kind of model: a row is the sizes that ``graph`` takes, then milliseconds."""
+
+    graph: str = Field(min_length=1)
+    runtime: str
+    precision: str = ""
+    threads: int | None = Field(default=None, ge=1)
+    unit: Literal["ms"]
+    rows: Annotated[tuple[Annotated[tuple[int | float, ...], Field(strict=False)], ...], Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _rows_are_alike(self) -> Self:
+        if len({len(row) for row in self.rows}) != 1 or any(number <= 0 for row in self.rows for number in row):
+            raise ValueError("rows need the same number of positive numbers each, the last in milliseconds")
+        return self
+
+
+class Calibration(_Sourced):
+    """A rate of graphs of one kind with one runtime on this device: seconds = FLOPs of products / value + overhead.
+
+    ``whole``: it was fitted on whole models, so what stands between the products is in it; otherwise that takes its
+    bytes over the memory bandwidth, and ``operator_us`` for each operator.  ``samples`` latencies are behind it, which
+    it misses by ``error_percent`` in the mean.  ``fallback``: runtimes without a row of their own take this one.
+    """
+
+    runtime: str = Field(min_length=1)
+    precision: str = Field(min_length=1)
+    operators: Annotated[GraphKind, Field(strict=False)]
+    threads: int | None = Field(default=None, ge=1)
+    value: int | float = Field(gt=0)
+    unit: Literal["GFLOP/s", "GOP/s"]
+    overhead_ms: int | float = Field(default=0, ge=0)
+    operator_us: int | float = Field(default=0, ge=0)
+    whole: bool = True
+    samples: int = Field(default=1, ge=1)
+    error_percent: int | float | None = Field(default=None, ge=0)
+    fallback: bool = False
+
+
 class Profile(_Part):
     """A device as data: cores, memory and instruction set, which limits need, and published figures."""
 
@@ -151,6 +215,8 @@ class Profile(_Part):
     latencies: Annotated[tuple[Latency, ...], Field(strict=False)] = ()
     reference: Reference | None = None
     boards: Annotated[tuple[str, ...], Field(strict=False)] = ()  # how the device's own kernel calls it, the beginning
+    sweeps: Annotated[tuple[Sweep, ...], Field(strict=False)] = ()
+    calibrations: Annotated[tuple[Calibration, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _reference_is_measured(self) -> Self:
@@ -168,6 +234,22 @@ class Profile(_Part):
     def reference_seconds(self) -> float | None:
         """How long the device takes for its reference; None where no whole encoder was measured on it."""
         return self._reference_rows()[0].value / 1000 if self.reference is not None else None
+
+    @property
+    def grade(self) -> Grade:
+        """How much the profile knows of an encoder's speed: from what is in the file, so that the two cannot disagree.
+
+        A: ONNX Runtime was measured.  B: a whole encoder was, in fp32, with another runtime.  C: one was, in another
+        precision.  D: other kinds of graphs only.  E: no rate at all.
+        """
+        encoders = [row for row in self.calibrations if row.operators is GraphKind.MATRIX]
+        if any(row.runtime == "onnxruntime" for row in encoders):
+            return "A"
+        if any(row.precision == "fp32" for row in encoders):
+            return "B"
+        if encoders:
+            return "C"
+        return "D" if self.calibrations else "E"
 
     @property
     def memory_bytes(self) -> int:

@@ -87,7 +87,7 @@ def test_a_planted_slowdown_exits_4_with_one_json_document(result, tmp_path):
         (["compare", "nowhere.json", "nowhere.json"], 2, "nowhere.json"),
         (["compare", "pyproject.toml", "pyproject.toml"], 1, "not JSON"),
         (["bench"], 2, "--profile"),
-        (["bench", "--profile", "rpi5"], 2, "Did you mean"),
+        (["bench", "--profile", "rpi44"], 2, "Did you mean"),
         (["bench", "nowhere", "--profile", "rpi4"], 2, "not a bundle"),
         (["bench", "--profile", "rpi4", "--method", "lora", "--set", "rank"], 2, "name=value"),
     ],

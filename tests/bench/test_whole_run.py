@@ -247,7 +247,7 @@ def test_an_option_that_makes_no_sense_is_a_usage_error(options, named, fake_sta
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"profile": "rpi5"}, "rpi4"),
+        ({"profile": "rpi44"}, "rpi4"),
         ({"backbone": "roberta"}, "roberta-base"),
         ({"engines": ("onnx",)}, "onnxruntime"),
         ({"workloads": ("train",)}, "finetune"),

@@ -78,7 +78,7 @@ def test_a_program_moved_out_of_its_group_has_lost_its_limits_and_the_end_is_cle
         pid, folder = process.popen.pid, _memory_folder(process)
         groups.write(folder.parent / "cgroup.procs", pid)
         folder.rmdir()  # a group that is removed under us
-        assert "no longer in its group" in process.lost()
+        assert "left its group" in process.lost()
     assert not psutil.pid_exists(pid)
 
 

@@ -15,7 +15,7 @@ from edgepeft.runtime.tuning.memory import Allowed, Demand, allowed_memory
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Subject
 
-__all__ = ["Layout", "lay_out"]
+__all__ = ["Layout", "demand_of", "lay_out"]
 
 
 @dataclass(frozen=True)
@@ -49,24 +49,13 @@ def lay_out(
     if asked is not None and asked > batch_size:
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
-    whole = deployed_graph(bundle, subject)
-    split = split_at_lowest(bundle, subject, whole) if options.prefix_cache else None
+    longest = max(rows["train"].lengths)
+    demand, split = demand_of(bundle, subject, longest, prefix_cache=options.prefix_cache)
     if options.prefix_cache and split is None:
         notes.append(
             f"{subject.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
             "same from step to step, so none is kept."
         )
-    longest = max(rows["train"].lengths)
-    demand = Demand(
-        training=split.training if split else subject.training,
-        deployed=split.deployed if split else whole,
-        below=split.below if split else None,
-        whole=whole,
-        architecture=bundle.architecture,
-        trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
-        n_outputs=subject.n_outputs,
-        longest=longest,
-    )
     states = sum(split.n_bytes(rows[part]) for part in ("train", "eval")) if split else 0
     in_file = states > 0 and demand.n_bytes(asked or batch_size, states) > allowed.n_bytes
     if in_file:
@@ -80,6 +69,23 @@ def lay_out(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
         )
     return Layout(micro_batch, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
+
+
+def demand_of(bundle: Bundle, subject: Subject, longest: int, *, prefix_cache: bool) -> tuple[Demand, Split | None]:
+    """What a run on rows of at most ``longest`` tokens takes, and where its graphs are cut."""
+    whole = deployed_graph(bundle, subject)
+    split = split_at_lowest(bundle, subject, whole) if prefix_cache else None
+    demand = Demand(
+        training=split.training if split else subject.training,
+        deployed=split.deployed if split else whole,
+        below=split.below if split else None,
+        whole=whole,
+        architecture=bundle.architecture,
+        trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
+        n_outputs=subject.n_outputs,
+        longest=longest,
+    )
+    return demand, split
 
 
 def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: Allowed) -> str:

@@ -1,0 +1,91 @@
+"""``edgepeft cost``: FLOPs and bytes of a bundle, operator by operator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._output import log, print_json, table_console
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.cost import Cost
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    *,
+    task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: the bare backbone.")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of each text, none of them padding. Default: 128.")] = None,
+    batch: Annotated[int, typer.Option(help="Texts in a run.")] = 1,
+    nodes: Annotated[bool, typer.Option("--nodes", help="A row for each node instead of each operator.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, every node in it.")] = False,
+) -> None:
+    """Count what a run costs; no weight is read. docs/cost.md says how each operator counts."""
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.cost import bundle_cost
+
+    cost = bundle_cost(Bundle(bundle), task, batch, length)
+    if as_json:
+        print_json(_document(bundle, cost))
+    else:
+        _show(bundle, cost, nodes=nodes)
+    if cost.unknown:
+        log().print(
+            f"note: the FLOPs of {', '.join(cost.unknown)} are not counted; docs/cost.md has no entry for them."
+        )
+
+
+def _document(bundle: Path, cost: Cost) -> dict[str, Any]:
+    return {
+        "schema": "edgepeft.cost/1",
+        "bundle": str(bundle),
+        "task": cost.task,
+        "batch_size": cost.batch_size,
+        "sequence_length": cost.length,
+        "precision": cost.precision,
+        "flops": cost.flops,
+        "product_flops": cost.product_flops,
+        "flops_per_instance": cost.flops / cost.batch_size,
+        "totals": cost.totals(),
+        "by_operator": cost.by_operator(),
+        "nodes": [_node(work) for work in cost.works],
+        "not_counted": list(cost.unknown),
+    }
+
+
+def _node(work: Any) -> dict[str, Any]:
+    sizes = {name: getattr(work, name) for name in ("flops", "read_bytes", "written_bytes", "weight_bytes")}
+    return {"name": work.name, "op": work.op, "class": work.kind.value, **sizes}
+
+
+def _show(bundle: Path, cost: Cost, *, nodes: bool) -> None:
+    from rich import box
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    what = "the bare backbone" if cost.task is None else f"task {cost.task}"
+    title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens, {cost.precision}"
+    numbers = [
+        Column(name, justify="right") for name in ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
+    ]
+    first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
+    table = Table(*first, *numbers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+    if nodes:
+        for work in (work for work in cost.works if work.flops or work.n_bytes):
+            table.add_row(Text(work.name), work.op, *_numbers(_node(work), cost.flops))
+    else:
+        for row in cost.by_operator():
+            table.add_row(row["op"], row["class"], str(row["n"]), *_numbers(row, cost.flops))
+    table.add_section()
+    table.add_row("all", *[""] * (len(first) - 1), *_numbers(cost.totals(), cost.flops))
+    table_console().print(table)
+
+
+def _numbers(row: dict[str, Any], flops: int) -> list[str]:
+    share = f"{100 * row['flops'] / flops:.2f}" if flops else "-"
+    sizes = (f"{row[name] / 1e6:,.2f}" for name in ("read_bytes", "written_bytes", "weight_bytes"))
+    return [f"{row['flops'] / 1e6:,.2f}", share, *sizes]

@@ -1,0 +1,111 @@
+"""The shape of every value of a graph for given inputs, where shapes follow from the inputs' values.
+
+A packed graph's shapes depend on its mask, and a task's on Shape of values in between.  So the nodes are walked in
+order: integers that follow from the inputs and small constants are computed by ONNX's own reference, of the rest the shape is
+inferred.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import defs, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from edgepeft.errors import BundleError
+from edgepeft.graph.shapes import Spec
+
+__all__ = ["Walked", "walk"]
+
+_INTEGERS = "biu"
+_SMALL = 4096  # numbers of a constant that shapes may depend on; a task's matrices have more
+
+
+class Walked(NamedTuple):
+    """Specs by name; ``computed`` are the integers that follow from the inputs, or from shapes, without weights."""
+
+    specs: dict[str, Spec]
+    computed: frozenset[str]
+
+
+def walk(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> Walked:
+    """Walk a sorted graph.
+
+    Raises:
+        BundleError: an input is not given, or a shape depends on weights.
+    """
+    missing = [value.name for value in model.graph.input if value.name not in inputs]
+    if missing:
+        raise BundleError(f"the graph has an input {missing[0]!r} that this version does not know.")
+    walker = _Walker(model, inputs)
+    for node in model.graph.node:
+        walker.take(node)
+    return Walked(walker.specs, frozenset(walker.values))
+
+
+class _Walker:
+    """What is known after each node."""
+
+    def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> None:
+        self.versions = {opset.domain: opset.version for opset in model.opset_import}
+        self.opsets, self.ir_version = list(model.opset_import), model.ir_version
+        self.values: dict[str, NDArray[Any]] = {}
+        self.specs: dict[str, Spec] = {}
+        self._know(inputs)
+        for tensor in model.graph.initializer:
+            self.specs[tensor.name] = Spec(tensor.data_type, tuple(tensor.dims))
+            if tensor.data_location != onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SMALL:
+                self._know({tensor.name: numpy_helper.to_array(tensor)})
+
+    def take(self, node: onnx.NodeProto) -> None:
+        """One node: computed where all that it reads is known, otherwise its outputs' specs."""
+        given = [name for name in node.input if name]
+        if node.op_type == "Shape":
+            part = slice(*({a.name: a.i for a in node.attribute}.get(end) for end in ("start", "end")))
+            self._know({node.output[0]: np.array(self.specs[given[0]].shape[part], np.int64)})
+        elif all(name in self.values for name in given) and not _is_large_constant(node):
+            evaluator = ReferenceEvaluator(node, opsets=self.versions)
+            found = evaluator.run(None, {name: self.values[name] for name in given})
+            self._know(dict(zip(node.output, map(np.asarray, found), strict=True)))
+        else:
+            self._infer(node, given)
+
+    def _know(self, values: Mapping[str, NDArray[Any]]) -> None:
+        self.specs.update((name, _spec_of(value)) for name, value in values.items())
+        self.values.update((name, value) for name, value in values.items() if value.dtype.kind in _INTEGERS)
+
+    def _infer(self, node: onnx.NodeProto, given: list[str]) -> None:
+        types = {name: helper.make_tensor_type_proto(*self.specs[name]) for name in given}
+        # Those that a shape may depend on: the longest is a Reshape's or Slice's few integers.
+        data = {
+            name: numpy_helper.from_array(self.values[name], name)
+            for name in given
+            if name in self.values and self.values[name].size <= _SMALL
+        }
+        try:
+            schema = defs.get_schema(node.op_type, self.versions[node.domain], node.domain)
+            found = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=self.opsets, ir_version=self.ir_version
+            )
+        except (KeyError, defs.SchemaError, shape_inference.InferenceError) as error:
+            raise BundleError(f"the shape of {node.output[0]} ({node.op_type}) cannot be told: {error}") from error
+        for name in filter(None, node.output):
+            tensor = found[name].tensor_type if name in found else onnx.TypeProto.Tensor()
+            if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+                raise BundleError(f"the shape of {name} ({node.op_type}) depends on weights; it cannot be told.")
+            self.specs[name] = Spec(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
+
+
+def _spec_of(value: NDArray[Any]) -> Spec:
+    return Spec(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def _is_large_constant(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Constant" and any(
+        attribute.HasField("t") and math.prod(attribute.t.dims) > _SMALL for attribute in node.attribute
+    )

@@ -1,0 +1,100 @@
+"""What a bundle's task, or its bare backbone, costs to run: the operators of its graph at given sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.errors import UsageError
+from edgepeft.graph.cost import costs
+from edgepeft.profiles.work import Work, product_flops
+from edgepeft.runtime.bundle import Bundle
+
+__all__ = ["LENGTH", "Cost", "bundle_cost", "inputs_of"]
+
+LENGTH = 128  # the seeds' tables are at this length
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One run of ``batch_size`` rows of ``length`` tokens, none of them padding, in one pass."""
+
+    task: str | None
+    batch_size: int
+    length: int
+    precision: str  # of the backbone's products
+    works: tuple[Work, ...]
+    unknown: tuple[str, ...]
+
+    @property
+    def flops(self) -> int:
+        """Of all operators."""
+        return sum(work.flops for work in self.works)
+
+    @property
+    def product_flops(self) -> int:
+        """Of matrix products and convolutions."""
+        return product_flops(self.works)
+
+    def by_operator(self) -> list[dict[str, Any]]:
+        """A row for each type of operator that does something, the most FLOPs first."""
+        found: dict[tuple[str, str], list[Work]] = {}
+        for work in self.works:
+            if work.flops or work.n_bytes:
+                found.setdefault((work.op, work.kind.value), []).append(work)
+        rows = [{"op": op, "class": kind, **_sums(works)} for (op, kind), works in found.items()]
+        return sorted(rows, key=lambda row: (-row["flops"], -row["read_bytes"], row["op"]))
+
+    def totals(self) -> dict[str, int]:
+        """Of the whole run."""
+        return _sums(self.works)
+
+
+def bundle_cost(bundle: Bundle, task: str | None, batch_size: int = 1, length: int | None = None) -> Cost:
+    """Count a task's graph, or the bare backbone's for None; weights are not read.
+
+    Without a length it is 128, or as many tokens as the model takes.
+
+    Raises:
+        UnknownName: no such task.
+        UsageError: no rows, or longer ones than the model takes.
+        BundleError: a damaged bundle.
+    """
+    if batch_size < 1:
+        raise UsageError(f"--batch must be at least 1; found {batch_size}.")
+    prompt = 0 if task is None else bundle.entry(task).prompt_length
+    longest = bundle.architecture.max_length - prompt
+    length = min(LENGTH, longest) if length is None else length
+    if not 1 <= length <= longest:
+        also = f" beside the task's prompt of {prompt}" if prompt else ""
+        raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens{also}.")
+    found = costs(bundle.graph(task), inputs_of(bundle, task, batch_size, length))
+    precision = bundle.manifest.backbone.weights_dtype
+    return Cost(task, batch_size, length, precision, found.works, found.unknown)
+
+
+def inputs_of(bundle: Bundle, task: str | None, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:
+    """Token ids, mask and token types [batch, length] of rows without padding, as the graph names them."""
+    shape = (batch_size, length)
+    values = {
+        "input_ids": np.full(shape, bundle.architecture.placeholder_token_id, np.int64),
+        "attention_mask": np.ones(shape, np.int64),
+        "token_type_ids": np.zeros(shape, np.int64),
+    }
+    graph = bundle.graph(task).graph
+    return {value.name: values[value.name] for value in graph.input if value.name in values}
+
+
+def _sums(works: Iterable[Work]) -> dict[str, int]:
+    works = list(works)
+    return {
+        "n": len(works),
+        "flops": sum(work.flops for work in works),
+        "read_bytes": sum(work.read_bytes for work in works),
+        "written_bytes": sum(work.written_bytes for work in works),
+        "weight_bytes": sum(work.weight_bytes for work in works),
+    }
