@@ -74,8 +74,11 @@ def setting_of(
     """
     if is_this_board(profile, root):
         name = board_name(root) or cpu_model(root / "proc")
-        notes = (f"measured on the device itself ({name}): nothing is emulated",)
-        return Setting("measured", profile, Limits(), thread_count(), notes)
+        notes = [f"measured on the device itself ({name}): nothing is emulated"]
+        threads = thread_count()
+        if threads < profile.cores.value:
+            notes.append(f"{threads} of its {profile.cores.value} cores can be used here")
+        return Setting("measured", profile, Limits(), threads, tuple(notes))
     limits = profile.limits()
     threads = thread_count(limits.cores)
     if mode == "limits":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from edgepeft.bench.job import Job
 from edgepeft.bench.measure import Progress
@@ -38,6 +39,7 @@ __all__ = ["StartFree", "measured_profile"]
 
 StartFree = Callable[[str, Job], AbstractContextManager[Any]]
 _ROUNDS = 5
+_LOOK_SECONDS, _BUSY = 0.5, 0.15
 _DECIDING = ("atomics", "asimddp", "asimdhp", "fphp")  # what an Arm processor may lack, by the kernel's names
 _RUNTIME = "onnxruntime"
 
@@ -88,7 +90,7 @@ def measured_profile(
     if name in known_profiles():
         raise UsageError(f"a profile {name!r} is shipped with edgepeft; give yours another name.")
     refuse_bad_wheels("onnxruntime")
-    cores = usable_cores()
+    cores, busy = usable_cores(), psutil.cpu_percent(interval=_LOOK_SECONDS) / 100
     bench = _Bench(start or _started, Sensors(root), Meter(root))
     made = f"measured by edgepeft {versions()['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
     with_runtime = f"{made} with ONNX Runtime {versions().get(_RUNTIME, '?')}"
@@ -105,8 +107,9 @@ def measured_profile(
     document |= _reference(bench, cores, with_runtime, progress)
     document["calibrations"] = [_calibration(document["figures"], with_runtime)]
     notes = _throttling(bench.seen)
-    if notes:
-        document["about"] += f" {notes[0]}"
+    if busy > _BUSY:
+        notes.append(f"Other programs kept the processors {busy:.0%} busy when it began: the rates are too low.")
+    document["about"] = " ".join([document["about"], *notes])
     Profile.model_validate(document, strict=False)  # that what is written can be read
     return document, notes
 

@@ -72,6 +72,7 @@ def _limits(held: list[Held]) -> Table:
     table = Table("limit", "by", "asked", "seen", "error", "", box=box.SIMPLE_HEAD)
     for one in held:
         error = "-" if one.error is None else f"{one.error:+.2%}"
-        numbers = (f"{one.asked:,.6g} {one.unit}", f"{one.seen:,.6g} {one.unit}", error)
+        digits = ",.0f" if one.unit == "bytes" else ".3g"
+        numbers = (f"{one.asked:{digits}} {one.unit}", f"{one.seen:{digits}} {one.unit}", error)
         table.add_row(one.what, one.backend, *numbers, _HOLDS[one.good])
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgepeft.profiles import groups
+from edgepeft.profiles.cores import usable_cores
 from edgepeft.profiles.host import cpu_model
 from edgepeft.profiles.loader import known_profiles, load_profile
 from edgepeft.profiles.schema import Profile
@@ -26,9 +27,14 @@ def board_name(root: Path = ROOT) -> str | None:
 
 
 def is_this_board(profile: Profile, root: Path = ROOT) -> bool:
-    """Whether the profile's device is what this runs on; a PC is known by its processor's name."""
-    name = board_name(root) or cpu_model(root / "proc")
-    return any(name.startswith(board) for board in profile.boards)
+    """Whether the profile's device is what this runs on.
+
+    A PC has no name of its own: it needs the processor's whole name, which many have, and as many cores.
+    """
+    name = board_name(root)
+    if name is not None:
+        return any(name.startswith(board) for board in profile.boards)
+    return cpu_model(root / "proc") in profile.boards and usable_cores() == profile.cores.value
 
 
 def profile_of_board(root: Path = ROOT) -> Profile | None:

@@ -91,7 +91,7 @@ def _control_groups(root: Path) -> Iterator[Finding]:
             try:
                 prepare(Limits(memory_bytes=_TRIED, cpu_quota=quota), None).remove()
             except Unavailable as reason:
-                refused.append(f"{name}: {reason}" if quota is None else "")
+                refused.append(str(reason) if quota is None else "")
                 continue
             if quota is None:
                 said, advice = "memory can be limited, a CPU quota cannot", "bench --mode calibrated needs a quota."

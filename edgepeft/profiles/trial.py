@@ -8,6 +8,7 @@ spinning program got in a time that is a multiple of the quota's period, read fr
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -74,7 +75,8 @@ def try_limits(
 
 def _memory(backends: Sequence[Prepare]) -> Held:
     program = [sys.executable, "-c", _GROW]
-    process = LimitedProcess(program, Limits(cores=1, memory_bytes=_MEMORY), backends=backends)
+    limits = Limits(cores=1, memory_bytes=_MEMORY)
+    process = LimitedProcess(program, limits, stderr=subprocess.DEVNULL, backends=backends)
     with process:
         process.popen.wait()
         process.peak_bytes()

@@ -127,6 +127,10 @@ def _predictions(document: Mapping[str, Any]) -> list[str]:
     return [_prediction(_what(row), row["predicted"]) for row in document["results"] if row.get("predicted")]
 
 
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def _prediction(what: str, found: Mapping[str, Any]) -> str:
     """One row's, with its interval, or why there is none."""
     least = "" if found["at_least_s"] is None else f", at least {1000 * found['at_least_s']:,.0f} ms at the fp32 peak"
@@ -135,8 +139,8 @@ def _prediction(what: str, found: Mapping[str, Any]) -> str:
     low, high = found["instances_per_minute_interval"]
     seconds = [1000 * found["latency_s"], *(1000 * end for end in found["interval_s"])]
     return (
-        f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {low:,.3g} to {high:,.3g} "
-        f"instances a minute, {found['calibration']}{least}"
+        f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {_count(low)} to "
+        f"{_count(high)} instances a minute, {found['calibration']}{least}"
     )
 
 

@@ -49,6 +49,7 @@ class Work:
 @pytest.fixture
 def four_cores(monkeypatch):
     monkeypatch.setattr(new_profile, "usable_cores", lambda: 4)
+    monkeypatch.setattr(new_profile.psutil, "cpu_percent", lambda interval: 3.0)
 
 
 @pytest.fixture
@@ -95,6 +96,13 @@ def test_the_board_is_recognised_by_the_profile_it_got(written, tmp_path):
 def test_a_board_that_throttled_gets_that_into_its_file(written, tmp_path):
     profile, notes = written(Board(pi4(tmp_path), throttle_at=4))
     assert notes == ["The board throttled in 1 of 35 samples (throttled); cooled, it is faster."]
+    assert notes[0] in profile.about
+
+
+def test_rates_measured_beside_other_programs_are_said_to_be_too_low(written, tmp_path, monkeypatch):
+    monkeypatch.setattr(new_profile.psutil, "cpu_percent", lambda interval: 62.0)
+    profile, notes = written(Board(pi4(tmp_path)))
+    assert notes == ["Other programs kept the processors 62% busy when it began: the rates are too low."]
     assert notes[0] in profile.about
 
 
