@@ -12,11 +12,17 @@ from edgepeft.errors import UsageError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgepeft.profiles.schema import Figure, Latency, Profile
+    from edgepeft.profiles.schema import Calibration, Figure, Latency, Profile
+    from edgepeft.profiles.validation import LeftOut
 
 __all__ = ["command"]
 
 _NEW = "new"
+_LEFT_OUT: tuple[LeftOut, ...] = ("family", "model")
+_GRADES = (
+    "What is known of an encoder's speed: A, ONNX Runtime was measured; B, another runtime, in fp32; C, in another "
+    "precision; D, other kinds of graphs only; E, nothing."
+)
 
 
 def command(
@@ -31,18 +37,35 @@ def command(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="With `new NAME`: the file. Default: NAME.toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="With `new NAME`: replace the file.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
+    ] = None,
+    validate: Annotated[
+        Path | None,
+        typer.Option(help="Predict every published latency without its model; write devices.md and devices.png there."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
+    from edgepeft.cli._new_profile import write_profile
     from edgepeft.profiles.loader import known_profiles, load_profile
+    from edgepeft.profiles.variants import with_settings
 
     if name == _NEW:
-        _new(new_name, out, measure=measure, force=force, as_json=json)
+        if set_ or validate is not None:
+            raise UsageError("profiles new NAME --measure takes --out, --force and --json only.")
+        written = write_profile(new_name, out, measure=measure, force=force)
+        _print_json(_document(load_profile(written))) if json else typer.echo(written)
         return
     if new_name is not None or measure or out is not None or force:
         raise UsageError("a profile is written with: edgepeft profiles new NAME --measure.")
+    if validate is not None:
+        _validate(name, validate, as_json=json)
+        return
+    if set_ and name is None:
+        raise UsageError("--set makes a variant of one device; name it: edgepeft profiles rpi4 --set memory=2GB.")
     if name is not None:
-        profile = load_profile(name)
+        profile = with_settings(load_profile(name), set_ or ())
         _print_json(_document(profile)) if json else _show(profile)
         return
     profiles = [load_profile(known) for known in known_profiles()]
@@ -52,38 +75,18 @@ def command(
         _list(profiles)
 
 
-def _new(name: str | None, out: Path | None, *, measure: bool, force: bool, as_json: bool) -> None:
-    """Measure this board and write its profile."""
-    import re
+def _validate(name: str | None, folder: Path, *, as_json: bool) -> None:
+    """Write ``docs/devices.md`` and its picture, or print what they say."""
+    from edgepeft.profiles.loader import known_profiles, load_profile
+    from edgepeft.profiles.validation import check
+    from edgepeft.report.devices import write_devices
 
-    from edgepeft.bench.new_profile import measured_profile
-    from edgepeft.cli._output import log
-    from edgepeft.profiles.loader import load_profile
-    from edgepeft.profiles.write import toml_of
-    from edgepeft.resources import write_atomically
-
-    if name is None or not measure:
-        raise UsageError("give the new profile's name and --measure: edgepeft profiles new my-board --measure.")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
-        raise UsageError(f"a profile's name is small letters, digits, dots and dashes, got {name!r}.")
-    target = out or Path(f"{name}.toml")
-    if target.suffix != ".toml":
-        raise UsageError(f"--out {target}: a profile is a .toml file.")
-    if target.exists() and not force:
-        raise UsageError(f"{target} exists already. Give --force to replace it, or another --out.")
-    console = log()
-    with console.status("measuring") as status:
-        document, notes = measured_profile(
-            name, progress=lambda what, done, total: status.update(f"measuring: {what} ({done + 1} of {total})")
-        )
-    comment = "Measured on the board itself. How to read profiles: profiles/README.md in edgepeft's repository."
-    write_atomically(target, toml_of(document, comment).encode())
-    for note in notes:
-        console.print(f"note: {note}", markup=False)
+    profiles = [load_profile(known) for known in ([name] if name else known_profiles())]
+    paths = write_devices(profiles, folder)
     if as_json:
-        _print_json(_document(load_profile(target)))
+        _print_json({how: [one.as_json() for one in check(profiles, how)] for how in _LEFT_OUT})
     else:
-        typer.echo(target)
+        typer.echo("\n".join(map(str, paths)))
 
 
 def _summary(profile: Profile) -> dict[str, object]:
@@ -93,11 +96,12 @@ def _summary(profile: Profile) -> dict[str, object]:
         "cores": profile.cores.value,
         "memory_bytes": profile.memory_bytes,
         "isa": list(profile.isa.value),
+        "grade": profile.grade,
     }
 
 
 def _document(profile: Profile) -> dict[str, object]:
-    return {**profile.model_dump(mode="json"), "memory_bytes": profile.memory_bytes}
+    return {**profile.model_dump(mode="json"), "memory_bytes": profile.memory_bytes, "grade": profile.grade}
 
 
 def _print_json(document: object) -> None:
@@ -110,12 +114,14 @@ def _list(profiles: list[Profile]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "device", "cores", "memory", "instruction set")
+    table = Table("name", "device", "cores", "memory", "grade", "instruction set")
     for profile in profiles:
         memory = f"{profile.memory.value:g} {profile.memory.unit}"
         isa = " ".join(profile.isa.value)
-        table.add_row(profile.name, profile.title, str(profile.cores.value), memory, isa)
-    Console().print(table)
+        table.add_row(profile.name, profile.title, str(profile.cores.value), memory, profile.grade, isa)
+    console = Console()
+    console.print(table)
+    console.print(_GRADES)
 
 
 def _show(profile: Profile) -> None:
@@ -126,7 +132,8 @@ def _show(profile: Profile) -> None:
     console.print(f"[bold]{escape(profile.name)}[/bold]  {escape(profile.title)}")
     if profile.about:
         console.print(escape(profile.about.strip()))
-    for table in (_figures(profile), _latencies(profile)):
+    console.print(f"grade {profile.grade}. {_GRADES}")
+    for table in (_figures(profile), _latencies(profile), _calibrations(profile)):
         if table.row_count:
             console.print(table)
 
@@ -159,5 +166,20 @@ def _latencies(profile: Profile) -> Table:
     return table
 
 
-def _source(part: Figure | Latency) -> str:
+def _calibrations(profile: Profile) -> Table:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    headers = ("rate of", "runtime", "threads", "rate", "beside, ms", "samples", "error", "kind", "source and notes")
+    table = Table(*(Column(header, overflow="fold") for header in headers), title="what predictions are made from")
+    for row in profile.calibrations:
+        runtime = f"{row.runtime} {row.precision}"
+        error = "-" if row.error_percent is None else f"{row.error_percent:g} %"
+        rate, beside = f"{row.value:g} {row.unit}", f"{row.overhead_ms:g}"
+        cells = (row.operators.value, escape(runtime), str(row.threads or "-"), rate, beside, str(row.samples), error)
+        table.add_row(*cells, row.kind, escape(_source(row)))
+    return table
+
+
+def _source(part: Figure | Latency | Calibration) -> str:
     return "; ".join(text for text in (part.source, part.note) if text)
