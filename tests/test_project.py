@@ -52,7 +52,7 @@ def pins(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-latest.txt"])
 def test_constraints_pin_every_requirement_to_a_version_that_it_allows(constraints):
     pinned = pins(constraints)
-    for wanted in requirements("train", "dev"):
+    for wanted in requirements("train", "dev", "serve"):
         name = canonicalize_name(wanted.name)
         if wanted.marker is None or wanted.marker.evaluate():
             assert wanted.specifier.contains(pinned[name]), f"{wanted} against {pinned[name]}"
@@ -114,10 +114,16 @@ def test_the_list_of_texts_for_verification_has_64_different_ones_of_mixed_lengt
     assert any(not text.isascii() for text in texts)
 
 
+def skip_where_serving_is_not_installed(name):
+    if name.startswith("edgepeft.serve.") and not all(map(find_spec, ("httptools", "prometheus_client", "uvicorn"))):
+        pytest.skip("serving is not installed: pip install edgepeft[serve]")
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_all_names_what_is_there(name):
     if find_spec("torch") is None:
         pytest.skip("some modules need PyTorch: pip install edgepeft[train]")
+    skip_where_serving_is_not_installed(name)
     module = importlib.import_module(name)
     declared = getattr(module, "__all__", None)
     if declared is None:  # a package that only holds modules
@@ -129,6 +135,7 @@ def test_all_names_what_is_there(name):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_says_what_it_is(name):
+    skip_where_serving_is_not_installed(name)
     assert (importlib.import_module(name).__doc__ or "").strip()
 
 

@@ -13,20 +13,12 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, MissingPackage, UsageError
 from edgepeft.resources import cache_folder, new_folder, sha256_of
 
 __all__ = ["BUNDLE_FILES", "COMPANIONS", "plain_folder"]
 
-# What travels with the weights, read by us or by transformers.
-BUNDLE_FILES = (
-    "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "1_Pooling/config.json",
-)
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 COMPANIONS = (*BUNDLE_FILES, "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model")
 _NUMPY_TYPES = {

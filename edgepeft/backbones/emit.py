@@ -12,11 +12,19 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.errors import BundleError
 
-__all__ = ["INT8_WEIGHTS_FILE", "IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter", "external_tensor"]
+__all__ = ["BUNDLE_FILES", "INT8_WEIGHTS_FILE", "IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter", "external_tensor"]
 
 OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
 WEIGHTS_FILE, INT8_WEIGHTS_FILE = "model.safetensors", "model.int8.safetensors"
+# What travels with the weights, read by us or by transformers.
+BUNDLE_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "1_Pooling/config.json",
+)
 
 _ONNX_TYPES = {"F32": TensorProto.FLOAT, "I8": TensorProto.INT8}
 

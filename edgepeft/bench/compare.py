@@ -5,28 +5,24 @@ batches differ in length, of the sums over the same batches.  A result has regre
 interval lies below 1 - max_regression.  The same code moves by 7 % between runs minutes apart on a
 shared host, so where both files hold the host's GEMM rate, the ratio per unit of that rate must lie
 below as well: a host that was slower for everything is not a regression (it is said).
+
+Results of other processors, cores, limits or versions are refused, unless ``normalise``: then the ratio
+per unit of the GEMM rate alone is judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from edgepeft.bench.result_file import Result, ResultFile
+from edgepeft.bench.fingerprint import differences
+from edgepeft.bench.metric_gate import MetricVerdict, judge_metrics
+from edgepeft.bench.result_file import THREADS, Key, Result, ResultFile
 from edgepeft.bench.statistics import Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError
 
 __all__ = ["Comparison", "Verdict", "compare"]
 
-# Facts of which a difference makes throughputs incomparable: (where, key).
-_MUST_AGREE = (
-    ("host", "cpu"),
-    ("host", "isa"),
-    ("host", "cores"),
-    ("profile", "name"),
-    ("profile", "limits"),
-)
 _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
 
 
@@ -42,9 +38,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, what only one file has, and what a reader should know."""
+    """All rows, figures that do not depend on time, what only one file has, and what a reader should know."""
 
     verdicts: tuple[Verdict, ...]
+    metrics: tuple[MetricVerdict, ...]
     missing: tuple[str, ...]
     added: tuple[str, ...]
     notes: tuple[str, ...]
@@ -54,37 +51,46 @@ class Comparison:
         """The rows that are slower beyond noise and threshold."""
         return tuple(verdict for verdict in self.verdicts if verdict.regressed)
 
+    @property
+    def grown(self) -> tuple[MetricVerdict, ...]:
+        """The figures that do not depend on time and grew beyond what they may."""
+        return tuple(verdict for verdict in self.metrics if verdict.grown)
 
-def compare(base: ResultFile, new: ResultFile, max_regression: float) -> Comparison:
+    @property
+    def failed(self) -> bool:
+        """Whether a gate stays shut."""
+        return bool(self.regressions or self.grown)
+
+
+def compare(
+    base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool = False, partial: bool = False
+) -> Comparison:
     """Match rows by what they measured and judge each.
 
     Args:
         max_regression: the loss of throughput that is let pass, a fraction in [0, 1).
+        normalise: judge throughput per unit of the GEMM rate of the same run; other hosts are then let pass.
+        partial: judge what both files hold, though the new one lacks rows of the base.
 
     Raises:
-        UsageError: measured on different hosts, under different limits, or nothing in common.
+        UsageError: measured under other conditions, rows of the base missing, or nothing in common.
     """
     if not 0.0 <= max_regression < 1.0:
         raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")
-    _refuse_other_conditions(base, new)
-    old, fresh = base.by_key(), new.by_key()
-    common = [key for key in old if key in fresh and old[key].samples_s and fresh[key].samples_s]
-    if not common:
-        raise UsageError(
-            f"{base.path} and {new.path} have no measured result in common; run both with the same options."
-        )
-    verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression) for key in common)
-    measured_before = [key for key in old if old[key].samples_s and key not in common]
-    measured_now = [key for key in fresh if fresh[key].samples_s and key not in common]
-    return Comparison(
-        verdicts,
-        tuple(old[key].label for key in measured_before),
-        tuple(fresh[key].label for key in measured_now),
-        tuple(_notes(base, new, verdicts)),
-    )
+    _refuse_other_modes(base, new)
+    old, fresh = (_measured(file, normalise) for file in (base, new))
+    common = [key for key in old if key in fresh]
+    missing = tuple(old[key].label for key in old if key not in fresh)
+    added = tuple(fresh[key].label for key in fresh if key not in old)
+    metrics, lacking = judge_metrics(base, new)
+    _refuse_other_work(base, new, (*missing, *lacking), added, any_common=bool(common or metrics), partial=partial)
+    notes = _conditions(base, new, normalise) if common else []
+    verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
+    return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, (*notes, *_notes(base, new, verdicts)))
 
 
-def _refuse_other_conditions(base: ResultFile, new: ResultFile) -> None:
+def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
+    """Not even per unit of GEMM rate: they are different kinds of figures."""
     before, now = (file.document.get("mode") for file in (base, new))
     if before != now:
         raise UsageError(
@@ -93,30 +99,46 @@ def _refuse_other_conditions(base: ResultFile, new: ResultFile) -> None:
         )
     if now == "predicted":
         raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
-    for section, key in _MUST_AGREE:
-        before, now = (_fact(file.document, section, key) for file in (base, new))
-        if before != now:
-            raise UsageError(
-                f"{base.path} and {new.path} cannot be compared: {section} {key} was {before} and is {now}. "
-                "Measure both on the same host under the same limits."
-            )
 
 
-def _fact(document: Mapping[str, Any], section: str, key: str) -> Any:
-    found = document.get(section)
-    fact = found.get(key) if isinstance(found, Mapping) else None
-    if key == "limits" and document.get("mode") == "calibrated":
-        return _without_quotas(fact)  # found anew each time, so that the host's speed drops out
-    return fact
+def _measured(file: ResultFile, normalise: bool) -> dict[Key, Result]:
+    """Rows with samples, by what they measured; per unit of GEMM rate, the number of threads drops out."""
+    rows = file.by_key(without={THREADS} if normalise else frozenset())
+    return {key: row for key, row in rows.items() if row.samples_s}
 
 
-def _without_quotas(limits: Any) -> Any:
-    if not isinstance(limits, Mapping):
-        return limits
-    return {name: _without_quotas(value) for name, value in limits.items() if name != "cpu_quota"}
+def _refuse_other_work(
+    base: ResultFile, new: ResultFile, missing: Sequence[str], added: Sequence[str], *, any_common: bool, partial: bool
+) -> None:
+    """A gate that silently judged less than the baseline holds would be none."""
+    if any_common and (partial or not missing):
+        return
+    listed = "".join(f"\n  only in {base.path}: {label}" for label in missing)
+    listed += "".join(f"\n  only in {new.path}: {label}" for label in added)
+    if not any_common:
+        raise UsageError(
+            f"{base.path} and {new.path} have no measured result in common; run both with the same options.{listed}"
+        )
+    raise UsageError(
+        f"{new.path} lacks results that {base.path} has; measure the same tasks and lengths, take a new baseline, "
+        f"or judge what both hold with --partial.{listed}"
+    )
 
 
-def _verdict(old: Result, fresh: Result, base: ResultFile, new: ResultFile, max_regression: float) -> Verdict:
+def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:
+    """What differs around the two runs, to be said; refused where times would mean nothing."""
+    found = differences(base, new)
+    if found and not normalise:
+        raise UsageError(
+            f"{base.path} and {new.path} cannot be compared: {'; '.join(map(str, found))}. Measure both on the same "
+            "host under the same limits with the same packages, or judge per unit of the GEMM rate: --normalise."
+        )
+    return [f"{difference} (per unit of the GEMM rate it is judged all the same)" for difference in found]
+
+
+def _verdict(
+    old: Result, fresh: Result, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
+) -> Verdict:
     least = 1.0 - max_regression
     ratio = _ratio(old, fresh)
     speeds = base.gemm_gflops(old.workload), new.gemm_gflops(fresh.workload)
@@ -124,7 +146,12 @@ def _verdict(old: Result, fresh: Result, base: ResultFile, new: ResultFile, max_
     if all(speeds):
         per_gemm = _scaled(ratio, ratio_of_medians((1.0,), (1.0,), *speeds)) if old.mixed else None
         per_gemm = per_gemm or ratio_of_medians(old.samples_s, fresh.samples_s, *speeds)
-    judged = [ratio] if per_gemm is None else [ratio, per_gemm]
+    if normalise and per_gemm is None:
+        raise UsageError(
+            f"--normalise needs the host's GEMM rate beside {fresh.label}; {base.path} or {new.path} has none. "
+            "Measure it again with this version."
+        )
+    judged = [one for one in (ratio if not normalise else None, per_gemm) if one is not None]
     return Verdict(fresh, ratio, per_gemm, all(one.high < least for one in judged))
 
 
@@ -151,7 +178,4 @@ def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> li
         host = 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value
         if abs(host - 1.0) > _HOST_MOVED:
             notes.append(f"{workload}: the host's GEMM rate was {host - 1.0:+.1%} against the base run")
-    before, now = (_fact(file.document, "host", "versions") for file in (base, new))
-    if before != now:
-        notes.append("package versions differ between the runs")
     return notes

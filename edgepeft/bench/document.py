@@ -10,11 +10,12 @@ import numpy as np
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.bench.batches import Lengths
-from edgepeft.bench.checks import warnings_of
+from edgepeft.bench.checks import comparable, warnings_of
 from edgepeft.bench.flops import flops_per_instance
 from edgepeft.bench.measure import Measured
 from edgepeft.bench.modes import Setting
 from edgepeft.bench.plan import Role
+from edgepeft.bench.robust import described
 from edgepeft.bench.sampler import Series
 from edgepeft.bench.statistics import (
     CONFIDENCE,
@@ -67,6 +68,7 @@ def _subject(one: Measured) -> dict[str, Any]:
         "task": task,
         "peer": unit.peer,
         "prompt_length": unit.prompt_length or None,
+        "variant": unit.variant,
     }
 
 
@@ -94,6 +96,7 @@ def _figures(one: Measured, architecture: Architecture, rounds: int, *, percenti
         "warmup_s": [sample.seconds for sample in one.series.warmup],
         "sample_batches": one.series.batches,
         "instances_per_minute": instances_per_minute(sizes, seconds) if seconds else None,
+        "statistics": described(seconds, alike=bool(comparable(one))),
         "latency_s": {f"p{p}": percentile(_single(one.series), p) if percentiles else None for p in (50, 90, 99)},
         "peak_rss_bytes": one.peak_rss_bytes,
         "cpu_s": sum(sample.cpu_seconds for sample in one.series.samples) if seconds else None,
@@ -104,7 +107,7 @@ def _figures(one: Measured, architecture: Architecture, rounds: int, *, percenti
 
 
 def _flops(one: Measured, architecture: Architecture) -> float | None:
-    if one.unit.job is None:
+    if one.unit.job is None or one.unit.role is Role.REQUESTS:
         return None
     rows = [n for batch in one.unit.job.batches for n in _tokens(one, batch)]
     return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is Role.FULL)
@@ -152,7 +155,12 @@ def _described(lengths: Lengths, batches: Sequence[Sequence[int]]) -> dict[str, 
 def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
     """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round)."""
     job = one.unit.job
-    if job is None or not one.series.samples or len(one.gemm.samples) != len(one.series.samples):
+    if (
+        job is None
+        or one.unit.role is Role.REQUESTS
+        or not one.series.samples
+        or len(one.gemm.samples) != len(one.series.samples)
+    ):
         return None
     fractions = []
     full = one.unit.role is Role.FULL
@@ -193,8 +201,8 @@ def _peer_name(one: Measured, other: Measured) -> str | None:
     mine, theirs = one.unit, other.unit
     if one is other or mine.workload != theirs.workload:
         return None
-    if theirs.role is Role.PEER:
-        return f"peer:{theirs.peer}"
+    if theirs.role in (Role.PEER, Role.REQUESTS):
+        return f"peer:{theirs.peer}" if theirs.role is Role.PEER else f"variant:{theirs.variant}"
     if theirs.engine != mine.engine:
         same = (theirs.role, theirs.task, theirs.prompt_length) == (mine.role, mine.task, mine.prompt_length)
         if not same and theirs.role is Role.FULL:

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
+from edgepeft.bench.host_load import HostLoad, load_between, snapshot
 from edgepeft.bench.job import Job
 from edgepeft.bench.plan import Role, Unit
-from edgepeft.bench.sampler import Sample, Series, Steppable, sample_rounds
+from edgepeft.bench.sampler import Rule, Sample, Series, Steppable, sample_rounds
+from edgepeft.bench.stopping import precise, steady
 from edgepeft.errors import DoesNotFit
 from edgepeft.profiles.limits import InForce
 
@@ -57,6 +60,18 @@ class Schedule:
     rounds: int
     max_seconds: float
     seed: int
+    min_rounds: int | None = None  # with ``precision``: no more than these where all medians are known that well
+    precision: float | None = None
+    more_warmup: int = 0  # rounds, until steps are steady
+
+    def rule(self, group: Sequence[Measured]) -> Rule:
+        """When to stop early; what a batch weighs is its number of tokens."""
+        jobs = [one.unit.job for one in group if one.unit.job]
+        work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
+        if self.precision is None or self.min_rounds is None:
+            return Rule(more_warmup=self.more_warmup, steady=steady)
+        enough = partial(precise, work=work, precision=self.precision)
+        return Rule(self.min_rounds, enough, self.more_warmup, steady)
 
 
 @dataclass
@@ -72,6 +87,8 @@ class Measured:
     in_force: InForce | None = None
     notes: tuple[str, ...] = ()
     failure: DoesNotFit | None = None
+    interrupted: bool = False
+    load: HostLoad | None = None
 
 
 def measure(
@@ -94,7 +111,10 @@ def measure(
     measured = {unit.label: Measured(unit) for unit in units}
     for workload in dict.fromkeys(unit.workload for unit in units):
         group = [one for one in measured.values() if one.unit.workload == workload and one.unit.job]
-        if group:
+        if any(one.interrupted for one in measured.values()):
+            for one in group:
+                one.interrupted = True
+        elif group:
             probes = _probes(workload, group, threads, reference)
             _measure_together(workload, group, probes, schedule, start, watch=watch, progress=progress)
     return list(measured.values())
@@ -118,6 +138,7 @@ def _measure_together(
             worker = _started(one, start, stack)
             if worker is not None:
                 workers[label] = worker
+        before = snapshot()
         series = sample_rounds(
             {label: watch(worker) for label, worker in workers.items()},
             n_batches=schedule.n_batches,
@@ -127,10 +148,13 @@ def _measure_together(
             seed=schedule.seed,
             warmed=lambda: _throttle(workers.values()),
             progress=lambda done, total: progress(workload, done, total),
+            rule=schedule.rule(group),
         )
+        load = load_between(before, snapshot(), _cpu_seconds(series.values()))
         for label, one in everyone.items():
             if label in workers:
                 _gather(one, workers[label], series[label])
+                one.load = load
     for one in group:
         for name, probe in probes.items():
             setattr(one, name, probe.series)
@@ -151,6 +175,11 @@ def _probes(workload: str, group: Sequence[Measured], threads: int, reference: J
     return {name: Measured(unit) for name, unit in found.items()}
 
 
+def _cpu_seconds(series: Iterable[Series]) -> float:
+    """Of all steps."""
+    return sum(sample.cpu_seconds * sample.repeats for one in series for sample in (*one.warmup, *one.samples))
+
+
 def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
     """The unit's worker, loaded; None if it does not fit."""
     assert one.unit.job is not None
@@ -166,7 +195,7 @@ def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
 
 
 def _gather(one: Measured, worker: Worker, series: Series) -> None:
-    one.series, one.failure = series, series.failure
-    if one.failure is None:
+    one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
+    if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
         one.peak_rss_bytes = worker.finish()
         one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now

@@ -22,6 +22,7 @@ class Role(StrEnum):
     FULL = "full"
     PEER = "peer"
     GEMM = "gemm"
+    REQUESTS = "requests"  # what a sample is, ``variant`` says
     REFERENCE = "reference"  # a profile's, while its quota holds
 
 
@@ -59,6 +60,7 @@ class Unit:
     job: Job | None = None
     unavailable: str | None = None
     prompt_length: int = 0  # tokens that each row has more than its text
+    variant: str | None = None  # how requests are put, where the scenario compares ways
 
     @property
     def method(self) -> str | None:
@@ -71,6 +73,7 @@ class Unit:
         what = {
             Role.TASK: f"task {self.task.name}" if self.task else "",
             Role.PEER: f"peer {self.peer}",
+            Role.REQUESTS: f"requests: {self.variant}",
             Role.LENGTHENED: f"backbone on {self.prompt_length} tokens more",
         }
         return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}"

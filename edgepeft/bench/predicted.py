@@ -13,7 +13,9 @@ from edgepeft.bench.job import Job
 from edgepeft.bench.plan import Task
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.result_file import SCHEMA
+from edgepeft.bench.scenario import Kind, Scenario
 from edgepeft.bench.subject import Subject
+from edgepeft.errors import UsageError
 from edgepeft.graph.cost import costs
 from edgepeft.profiles.host import host_facts
 from edgepeft.profiles.placement import Limits
@@ -29,16 +31,22 @@ _NOTHING_RAN = "predicted from the graph's operators and the profile's rates: no
 
 
 def predicted_document(
-    subject: Subject, profile: Profile, *, scenario: str, lengths: Lengths, batches: Sequence[Sequence[int]]
+    subject: Subject, profile: Profile, *, scenario: Scenario, lengths: Lengths, batches: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """The result's document: a row for each task and for the bare backbone, without samples."""
+    """The result's document: a row for each task and for the bare backbone, without samples.
+
+    Raises:
+        UsageError: a scenario that is not of batches.
+    """
+    if scenario.kind is not Kind.BATCHES:
+        raise UsageError(f"scenario {scenario.name} is not of batches; --mode predicted predicts those only.")
     shape = {
         "batch_size": len(batches[0]),
         "sequence_length": lengths.values[0] if lengths.uniform else round(lengths.mean, 2),
         "lengths": {"source": lengths.source, "described": lengths.described, "n_batches": len(batches)},
     }
     tasks: list[Task | None] = [*subject.model.tasks, None]
-    rows = [{"scenario": scenario, **shape, **_row(subject, profile, task, batches)} for task in tasks]
+    rows = [{"scenario": scenario.name, **shape, **_row(subject, profile, task, batches)} for task in tasks]
     notes = [_NOTHING_RAN, *dict.fromkeys(note for row in rows for note in row["predicted"]["notes"])]
     told = [*notes, *arithmetic_notes(profile, subject.model)]
     return {
@@ -46,6 +54,8 @@ def predicted_document(
         "mode": "predicted",
         "host": {**host_facts(), "gemm_gflops": None},
         "profile": profile_facts(profile, Limits(), None, told),
+        "schedule": {},
+        "metrics": [],
         "results": rows,
     }
 
@@ -61,6 +71,7 @@ def _row(subject: Subject, profile: Profile, task: Task | None, batches: Sequenc
         "task": task.name if task else None,
         "peer": None,
         "prompt_length": prompt or None,
+        "variant": None,
         "threads": profile.cores.value,
         "samples_s": [],
         "instances_per_minute": _throughput(found, batches),

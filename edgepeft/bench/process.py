@@ -37,9 +37,10 @@ class WorkerProcess:
         # Its standard error, in a file: a pipe that nobody reads would block it.
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = LimitedProcess(
-            [sys.executable, "-m", "edgepeft.bench.worker"],
+            # -P: a checkout in the current folder must not come before the package that is meant.
+            [sys.executable, "-P", "-m", "edgepeft.bench.worker"],
             limits,
-            env=_environment(job.threads),
+            env=_environment(job.threads, job.package),
             stderr=self._said,
             text=True,
         )
@@ -81,7 +82,7 @@ class WorkerProcess:
         self._ask(json.dumps({"step": batch, "span_s": self._span}))
         answer = self._answer()
         each = tuple(map(float, answer.get("each", ())))
-        return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]), each)
+        return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]), each, int(answer.get("repeats", 1)))
 
     def finish(self) -> int:
         """End it in good order; its peak resident size in bytes."""
@@ -152,9 +153,9 @@ class WorkerProcess:
         )
 
 
-def _environment(threads: int) -> dict[str, str]:
-    """Thread counts for libraries that look there, no telemetry, no network, our package on the path."""
-    package = str(Path(edgepeft.__file__).resolve().parent.parent)
+def _environment(threads: int, package: str) -> dict[str, str]:
+    """Thread counts for libraries that look there, no telemetry, no network, our package or another on the path."""
+    package = package or str(Path(edgepeft.__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,

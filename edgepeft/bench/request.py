@@ -37,6 +37,9 @@ class Request:
     mode: str = "limits"
     scenario: str = "offline"
     cache: bool = True
+    timed: bool = True  # else nothing is measured: with ``counted``, the figures that need no clock
+    counted: bool = False
+    profile_ops: bool = False  # with ``timed``: where the time of inference goes, by operator
 
 
 def check_request(request: Request) -> None:
@@ -55,6 +58,8 @@ def check_request(request: Request) -> None:
                 raise UnknownName(kind, name, known)
     if request.mode == "predicted":
         _check_predictable(request)
+    if request.mode != "limits" and (request.profile_ops or not request.timed):
+        raise UsageError(f"--profile-ops and --deterministic are about this host; leave --mode {request.mode} out.")
     _check_numbers(request)
     _check_model(request)
 
@@ -82,7 +87,8 @@ def _check_model(request: Request) -> None:
 
 
 def _check_predictable(request: Request) -> None:
-    if not set(request.engines) <= {"onnxruntime"} or not set(request.workloads) <= {"infer"} or request.peers:
+    infers = not request.workloads or "infer" in request.workloads
+    if not set(request.engines) <= {"onnxruntime"} or not infers or request.peers:
         raise UsageError(
             "--mode predicted predicts inference with ONNX Runtime; another --engine, --workload or a --peer must run."
         )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["SCHEMA", "Key", "Result", "ResultFile"]
+__all__ = ["SCHEMA", "THREADS", "Key", "Metrics", "Result", "ResultFile"]
 
 Key = tuple[Any, ...]
 _KEY_FIELDS = (
@@ -22,10 +22,12 @@ _KEY_FIELDS = (
     "task",
     "peer",
     "prompt_length",
+    "variant",
     "batch_size",
     "sequence_length",
     "threads",
 )
+THREADS = _KEY_FIELDS.index("threads")  # its place in a key
 _MAX_BYTES = 100_000_000
 SCHEMA = "edgepeft.bench/1"
 
@@ -42,12 +44,21 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Metrics:
+    """Figures that do not depend on time, of one task or of the whole bundle."""
+
+    label: str
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class ResultFile:
     """A checked result; ``document`` is the JSON as it was read."""
 
     path: Path
     document: Mapping[str, Any]
     results: tuple[Result, ...]
+    metrics: tuple[Metrics, ...] = ()
 
     @classmethod
     def open(cls, path: Path) -> ResultFile:
@@ -58,18 +69,22 @@ class ResultFile:
             DataError: not JSON, not this schema, or samples that no clock gives.
         """
         document = _parsed(path)
-        rows = document.get("results")
-        if not isinstance(rows, list) or not rows:
+        rows, counted = document.get("results"), document.get("metrics", [])
+        if not isinstance(rows, list) or not isinstance(counted, list) or not (rows or counted):
             raise DataError(f"{path} holds no results; it must come from `edgepeft bench --json`.")
-        return cls(path, document, tuple(_result(row, number, path) for number, row in enumerate(rows)))
+        results = tuple(_result(row, number, path) for number, row in enumerate(rows))
+        return cls(path, document, results, tuple(_metrics(entry, path) for entry in counted))
 
-    def by_key(self) -> dict[Key, Result]:
-        """Rows by what they measured.
+    def by_key(self, *, without: Collection[int] = ()) -> dict[Key, Result]:
+        """Rows by what they measured; ``without`` are places in the key that are left out.
 
         Raises:
             DataError: two rows measured the same.
         """
-        found = {result.key: result for result in self.results}
+        found = {
+            tuple(value for place, value in enumerate(result.key) if place not in without): result
+            for result in self.results
+        }
         if len(found) != len(self.results):
             raise DataError(f"{self.path} holds two results of one kind; it was put together by hand.")
         return found
@@ -97,8 +112,28 @@ def _parsed(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path} is not JSON ({error}); it must come from `edgepeft bench --json`.") from error
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, Mapping) else type(document).__name__
-        raise DataError(f"{path}: schema {SCHEMA!r} is needed, found {found!r}.")
+        raise DataError(f"{path}: schema {SCHEMA!r} is needed, found {found!r}{_other_schema(found)}.")
     return document
+
+
+def _other_schema(found: object) -> str:
+    """What to do about a file of another version."""
+    name, _, version = str(found).partition("/")
+    if name != SCHEMA.partition("/")[0]:
+        return ""
+    age = "a newer" if version.isdigit() and int(version) > int(SCHEMA.partition("/")[2]) else "another"
+    return f", which {age} edgepeft wrote; take the baseline anew with this version (bench/baselines/README.md)"
+
+
+def _metrics(entry: Any, path: Path) -> Metrics:
+    """One entry of ``metrics``: what it is of, and its figures."""
+    values = entry.get("values") if isinstance(entry, Mapping) else None
+    if not isinstance(values, Mapping) or not isinstance(entry.get("of"), str):
+        raise DataError(f"{path}: an entry of metrics does not say what it is of, or holds no values.")
+    for name, value in values.items():
+        if not _is_number(value) or value < 0:
+            raise DataError(f"{path}: {name} of {entry['of']} must be a number of 0 or more, found {value!r}.")
+    return Metrics(entry["of"], {str(name): float(value) for name, value in values.items()})
 
 
 def _result(row: Any, number: int, path: Path) -> Result:
@@ -127,9 +162,13 @@ def _positive(values: Any, what: str) -> tuple[float, ...]:
 
 
 def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_number(value: Any) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     try:
-        return math.isfinite(value) and value > 0
+        return math.isfinite(value)
     except OverflowError:  # JSON's integers have no limit
         return False

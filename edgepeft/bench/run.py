@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 
+from edgepeft.bench.against import SideBySide
 from edgepeft.bench.batches import Lengths, batches_of, full_length, load_lengths
 from edgepeft.bench.calibrate import StartAt, settled
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.metrics import count_metrics
 from edgepeft.bench.modes import Setting, setting_of
 from edgepeft.bench.plan import plan
 from edgepeft.bench.predicted import predicted_document
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
+from edgepeft.bench.profile_ops import profile_all
+from edgepeft.bench.random_tokenizer import write_random_tokenizer
 from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
+from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
-from edgepeft.bench.scenario import Scenario, load_scenario
+from edgepeft.bench.scenario import Kind, Order, Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
 from edgepeft.bench.watch import Watched
 from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
@@ -34,11 +39,11 @@ from edgepeft.profiles.sensors import ROOT, Sensors
 from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
+__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
 
+_GRADES = ("none", "partial", "full")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
-_GRADES = ("none", "partial", "full")
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
@@ -47,10 +52,11 @@ _COUNTED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The document, and what did not fit the profile's memory."""
+    """The document, what did not fit the profile's memory, and what was measured, row by row."""
 
     document: dict[str, Any]
     failures: tuple[DoesNotFit, ...]
+    measured: tuple[Measured, ...] = ()
 
 
 def run(
@@ -59,9 +65,12 @@ def run(
     progress: Progress = lambda what, done, total: None,
     start: Start | None = None,
     start_at: StartAt | None = None,
+    against: SideBySide | None = None,
     root: Path = ROOT,
 ) -> Outcome:
     """Measure everything that was asked.  ``start`` and ``start_at`` make workers; tests bring fakes, and boards.
+
+    ``against``: another version of edgepeft, measured in the same rounds.
 
     Raises:
         UsageError: an option that makes no sense; nothing was started.
@@ -74,38 +83,59 @@ def run(
         progress("preparing the model", 0, 1)
         subject = _subject(request, stack)
         lengths, notes = _lengths(request, scenario, subject)
-        batches = batches_of(lengths.values, request.batch_size or scenario.batch_size)
+        rows = request.batch_size or scenario.batch_size
+        batches = batches_of(_ordered(lengths.values, scenario), rows)
         if request.mode == "predicted":
-            made = predicted_document(subject, profile, scenario=scenario.name, lengths=lengths, batches=batches)
+            made = predicted_document(subject, profile, scenario=scenario, lengths=lengths, batches=batches)
             made["profile"]["notes"] += notes
             return Outcome({**made, "model": _model(subject), "flops_counted": _COUNTED}, ())
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
-        units = plan(
-            subject.model,
-            engines=request.engines or ENGINES,
-            workloads=request.workloads or WORKLOADS,
-            batches=batches,
-            threads=setting.threads,
-            seed=request.seed,
-            peers=request.peers,
-            missing=_missing(),
-            cache=request.cache,
-        )
+        threads = setting.threads
+        if request.bundle is None and scenario.kind is not Kind.BATCHES:
+            write_random_tokenizer(subject.architecture, subject.model.bundle, seed=request.seed)
+        metrics = count_metrics(subject.model, batches[0], seed=request.seed) if request.counted else []
+        if scenario.kind is Kind.BATCHES or not request.timed:
+            units = plan(
+                subject.model,
+                engines=request.engines or ENGINES,
+                workloads=_workloads(request, scenario) if request.timed else (),
+                batches=batches,
+                threads=threads,
+                seed=request.seed,
+                peers=request.peers,
+                missing=_missing(),
+                cache=request.cache,
+            )
+        else:
+            units = plan_requests(
+                scenario,
+                subject.model,
+                lengths=lengths.values,
+                rows=rows,
+                threads=threads,
+                seed=request.seed,
+                cache=request.cache,
+            )
+            batches = units[0].job.batches if units[0].job else batches
         schedule, arithmetic = _schedule(request, scenario, batches), arithmetic_notes(profile, subject.model)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             progress("packing the weights", 0, 1)
             _pack(subject)
+        launch = start or setting.worker
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
-        measured = measure(
+        if against is not None and request.bundle is None:
+            _make_random(against, request, subject, stack)
+        measured = (against or measure)(
             units,
             schedule,
-            start or setting.worker,
-            threads=setting.threads,
+            launch,
+            threads=threads,
             reference=setting.probe,
             watch=lambda worker: Watched(worker, sensors, meter),
             progress=progress,
         )
-    rows = result_rows(
+        operators = profile_all(units, launch) if request.profile_ops else None
+    results = result_rows(
         measured,
         scenario=scenario.name,
         lengths=lengths,
@@ -129,9 +159,30 @@ def run(
         "model": _model(subject),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
-        "results": rows,
+        "metrics": metrics,
+        **({} if operators is None else {"operators": operators}),
+        "results": results,
     }
-    return Outcome(document, tuple(one.failure for one in measured if one.failure))
+    return Outcome(document, tuple(one.failure for one in measured if one.failure), tuple(measured))
+
+
+def _make_random(against: SideBySide, request: Request, subject: Subject, stack: ExitStack) -> None:
+    """The other version's own graph of the same random model."""
+    against.make_random(
+        subject.model.bundle,
+        stack,
+        request.backbone or _DEFAULT_ARCHITECTURE,
+        methods=list(request.methods),
+        settings=dict(request.settings),
+        seed=request.seed,
+        trainable=_trains(request),
+    )
+
+
+def _trains(request: Request) -> bool:
+    """Whether tasks are fine-tuned with ONNX Runtime, which needs training graphs."""
+    trains = "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
+    return request.timed and trains
 
 
 def _missing() -> dict[str, str]:
@@ -167,7 +218,7 @@ def _subject(request: Request, stack: ExitStack) -> Subject:
         methods=request.methods,
         settings=request.settings,
         seed=request.seed,
-        trainable="finetune" in (request.workloads or WORKLOADS) and "onnxruntime" in (request.engines or ENGINES),
+        trainable=_trains(request),
     )
     _require_trainable(request, subject)
     return subject
@@ -188,12 +239,13 @@ def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Le
     """Lengths that the model takes, and what to say about them."""
     prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
     longest = subject.architecture.max_length - prompt
-    if request.lengths is None:
+    source = request.lengths or (scenario.lengths if request.length is None else None)
+    if source is None:
         length = request.length or scenario.sequence_length
         if length > longest:
             raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
         return full_length(length, request.batch_size or scenario.batch_size), []
-    lengths = load_lengths(request.lengths, seed=request.seed)
+    lengths = load_lengths(source, seed=request.seed)
     cut = sum(n > longest for n in lengths.values)
     said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
     return lengths.clamped(longest), [said] if cut else []
@@ -201,6 +253,31 @@ def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Le
 
 def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
+
+
+def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
+    return sorted(lengths) if scenario.order is Order.SORTED else lengths
+
+
+def workloads_of(request: Request) -> tuple[str, ...]:
+    """What will be measured: the scenario's workloads that were asked for.
+
+    Raises:
+        UnknownName: no such scenario.
+        UsageError: the scenario has none of them.
+    """
+    return _workloads(request, load_scenario(request.scenario))
+
+
+def _workloads(request: Request, scenario: Scenario) -> tuple[str, ...]:
+    """Those of the scenario that were asked for."""
+    found = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)
+    if not found:
+        raise UsageError(
+            f"scenario {scenario.name} measures {' and '.join(scenario.workloads)}, not "
+            f"{' or '.join(request.workloads)}; leave --workload out."
+        )
+    return found
 
 
 def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
@@ -213,6 +290,9 @@ def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[i
         rounds=request.rounds or scenario.rounds,
         max_seconds=request.max_seconds or scenario.max_seconds,
         seed=request.seed,
+        min_rounds=None if request.rounds else scenario.min_rounds,  # who names a number gets it
+        precision=None if request.rounds else scenario.precision,
+        more_warmup=scenario.max_warmup_rounds - scenario.warmup_rounds,
     )
 
 

@@ -7,28 +7,30 @@ bring their own.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgepeft.errors import DoesNotFit
+from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.profiles.sensors import Conditions
 
-__all__ = ["Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
+__all__ = ["Rule", "Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
 
 
 @dataclass(frozen=True)
 class Sample:
     """One step's wall and CPU seconds, measured inside the worker; the board's condition and energy beside it.
 
-    Under a CPU quota the mean of many steps; ``each`` are those, or some of them.
+    Under a CPU quota the mean of many steps; ``each`` are those, or some of their ``repeats``.
     """
 
     seconds: float
     cpu_seconds: float
     each: tuple[float, ...] = ()
+    repeats: int = 1
     conditions: Conditions | None = None
     joules: float | None = None
 
@@ -44,13 +46,16 @@ class Steppable(Protocol):
 class Series:
     """All samples of one unit, in order; sample i worked on batch ``batches[i]``.
 
-    ``failure``: it hit the memory limit and was left out of the rounds that followed.
+    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``interrupted``: somebody
+    pressed Ctrl-C; what is here was done before.
     """
 
     warmup: list[Sample] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     failure: DoesNotFit | None = None
+    interrupted: bool = False
+    enough: bool = False  # it ended before all rounds because they were
 
     def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
         """Step once, unless the unit has failed before."""
@@ -61,6 +66,11 @@ class Series:
         except DoesNotFit as error:
             self.failure = error
             return
+        if not 0.0 < sample.seconds < math.inf:  # NaN is not either
+            raise EdgepeftError(
+                f"a step took {sample.seconds} s: the clock went backwards or stands still, and nothing can be "
+                "measured with it. Is it a virtual machine that was paused?"
+            )
         if warmup:
             self.warmup.append(sample)
         else:
@@ -77,6 +87,27 @@ def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[list[
         yield order
 
 
+def _never(series: Mapping[str, Series]) -> bool:
+    return False
+
+
+def _always(series: Mapping[str, Series]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When to stop before all rounds are done: after ``least`` of them, as soon as they are ``enough``.
+
+    Up to ``more_warmup`` further rounds of warming up are done until they are ``steady``.
+    """
+
+    least: int = 1
+    enough: Callable[[Mapping[str, Series]], bool] = _never
+    more_warmup: int = 0
+    steady: Callable[[Mapping[str, Series]], bool] = _always
+
+
 def sample_rounds(
     units: Mapping[str, Steppable],
     *,
@@ -88,26 +119,50 @@ def sample_rounds(
     clock: Callable[[], float] = time.monotonic,
     warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    rule: Rule | None = None,
 ) -> dict[str, Series]:
     """Warm up, then measure ``rounds`` rounds; round r works on batch r modulo ``n_batches``.
 
     A round that has begun is finished, so every unit has the same number of samples; no new one
-    begins once ``max_seconds`` have passed since the first (one is always done).  ``warmed`` is called
-    before the first.
+    begins once ``max_seconds`` have passed since the first (one is always done), or ``rule`` is content.
+    After Ctrl-C, what was measured is returned.  ``warmed`` is called before the first round.
     """
+    rule = rule or Rule()
     series = {name: Series() for name in units}
     total = len(warmup_batches) + rounds
     for done, batch in enumerate(warmup_batches):
         progress(done, total)
         for name, unit in units.items():
             series[name].add(unit, batch, warmup=True)
-    warmed()
-    started = clock()
-    for index, order in enumerate(round_orders(list(units), rounds, seed)):
-        if index and clock() - started >= max_seconds:
+    for _ in range(rule.more_warmup):
+        if rule.steady(series):
             break
-        progress(len(warmup_batches) + index, total)
-        for name in order:
-            series[name].add(units[name], index % n_batches)
+        for name, unit in units.items():
+            series[name].add(unit, warmup_batches[-1], warmup=True)
+    warmed()
+    passed, before = 0.0, clock()
+    try:
+        for index, order in enumerate(round_orders(list(units), rounds, seed)):
+            now = clock()
+            passed, before = passed + max(0.0, now - before), now  # a clock that was set back adds nothing
+            if index and passed >= max_seconds:
+                break
+            if index >= rule.least and rule.enough(series):
+                for one in series.values():
+                    one.enough = True
+                break
+            progress(len(warmup_batches) + index, total)
+            for name in order:
+                series[name].add(units[name], index % n_batches)
+    except KeyboardInterrupt:
+        _cut_off(series)
     progress(total, total)
     return series
+
+
+def _cut_off(series: Mapping[str, Series]) -> None:
+    """Whole rounds only, so that ratios stay within rounds."""
+    whole = min((len(one.samples) for one in series.values() if one.failure is None), default=0)
+    for one in series.values():
+        one.interrupted = True
+        del one.samples[whole:], one.batches[whole:]

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -101,7 +102,8 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
         each.append(ended - before)
     n = len(each)
     used = time.process_time() - cpu
-    return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": each[:: -(-n // _MOST_EACH)]}
+    told = each[:: -(-n // _MOST_EACH)]
+    return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": told, "repeats": n}
 
 
 def _described(error: Exception) -> dict[str, Any]:
@@ -119,6 +121,7 @@ def main() -> None:
     """Keep the reply channel to ourselves, then serve."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which keeps what was measured
     os.dup2(2, 1)  # a library's print must not end up between the replies
     serve(sys.stdin, replies)
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from edgepeft.bench.run import Request
 
 __all__ = ["command"]
 
 _WIDTH = 120  # of a table in a file or a log, where rich would take 80
 _STDOUT = "-"
 _SCENARIO = "offline"
+_INTERRUPTED = 130
 _MODE = "limits"
 
 
@@ -57,7 +61,12 @@ def command(
     peer: Annotated[
         list[Path] | None, typer.Option(help="Another encoder as ONNX, measured in the same rounds; may repeat.")
     ] = None,
-    scenario: Annotated[str, typer.Option(help="How work arrives.")] = _SCENARIO,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what an interrupted run wrote to --json, measure the rest.")
+    ] = False,
     rounds: Annotated[int | None, typer.Option(help="Samples of each. Default: 30.")] = None,
     max_seconds: Annotated[
         float | None, typer.Option(help="Begin no new round after this time, for each workload. Default: 600.")
@@ -65,6 +74,18 @@ def command(
     seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds."),
+    ] = None,
+    max_regression: Annotated[str, typer.Option(help="With --against: the smallest loss that matters.")] = "5%",
+    launches: Annotated[int, typer.Option(help="With --against: how often every process is started anew.")] = 2,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
+    ] = False,
+    profile_ops: Annotated[
+        bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
     ] = False,
     suite: Annotated[
         str | None,
@@ -78,8 +99,9 @@ def command(
         asked = {
             **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
             **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
-            **{"--no-cache": no_cache or None, "--scenario": None if scenario == _SCENARIO else scenario},
+            **{"--deterministic": deterministic or None, "--against": against, "--profile-ops": profile_ops or None},
             **{"--mode": None if mode == _MODE else mode},
+            **{"--no-cache": no_cache or None, "--scenario": scenario, "--resume": resume or None},
         }
         if given := [name for name, value in asked.items() if value is not None]:
             raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(given)} out.")
@@ -87,9 +109,16 @@ def command(
         return
     if plot is not None:
         raise UsageError("--plot draws a suite's figures; give --suite.")
-    from edgepeft.bench.run import Request, run
+    from edgepeft.bench.run import Request
     from edgepeft.cli._settings import settings_of
+    from edgepeft.cli._shares import share_of
 
+    scenarios = tuple(dict.fromkeys(scenario or [_SCENARIO]))
+    target = None if json in (None, _STDOUT) else Path(str(json))
+    if deterministic and profile_ops:
+        raise UsageError("--profile-ops takes times, and --deterministic takes none; leave one out.")
+    if resume and target is None:
+        raise UsageError("--resume continues the file of --json; name it.")
     request = Request(
         profile=_variant(profile, set_ or []),
         bundle=bundle,
@@ -107,19 +136,77 @@ def command(
         max_seconds=max_seconds,
         seed=seed,
         mode=mode,
-        scenario=scenario,
+        scenario=scenarios[0],
         cache=not no_cache,
+        timed=not deterministic,
+        counted=True,
+        profile_ops=profile_ops,
     )
+    if against is not None and mode != _MODE:
+        raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
+    allowed = share_of("--max-regression", max_regression)
+    if against is None:
+        failures = _session(request, scenarios, target, resume=resume, shown=json)
+    else:
+        if len(scenarios) > 1 or resume:
+            raise UsageError("--against measures one scenario, in one run; leave --resume and further --scenario out.")
+        if deterministic:
+            raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
+        failures = _against(request, against, launches, allowed, json)
+    if failures:
+        raise DoesNotFit("; ".join(str(failure) for failure in failures))
+
+
+def _session(
+    request: Request, scenarios: Sequence[str], target: Path | None, *, resume: bool, shown: str | None
+) -> Sequence[DoesNotFit]:
+    """Measure, keeping the JSON after every scenario; what did not fit."""
+    from edgepeft.bench.session import earlier_result, run_session
+    from edgepeft.resources import write_json
+
+    def keep(document: dict[str, Any]) -> None:
+        if target is not None:
+            write_json(target, document)
+
+    earlier = earlier_result(target) if resume and target is not None else None
     with _progress() as bar:
-        current = bar.add_task("starting", total=None)
+        session = run_session(request, scenarios, keep=keep, earlier=earlier, progress=_shower(bar))
+    _show(session.document, shown)
+    if session.interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    return session.failures
 
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(current, description=what, completed=done, total=total, refresh=True)
 
-        outcome = run(request, progress=show)
-    _show(outcome.document, json)
-    if outcome.failures:
-        raise DoesNotFit("; ".join(str(failure) for failure in outcome.failures))
+def _against(request: Request, asked: str, launches: int, allowed: float, shown: str | None) -> Sequence[DoesNotFit]:
+    """Measure two versions in the same rounds; what did not fit.
+
+    Raises:
+        ThroughputRegression: this one is slower.
+    """
+    from edgepeft.bench.against import SideBySide
+    from edgepeft.bench.run import run
+
+    with ExitStack() as stack:
+        side = SideBySide.open(asked, stack, launches=launches)
+        bar = stack.enter_context(_progress())
+        outcome = run(request, progress=_shower(bar), against=side)
+        slower = side.annotate(outcome.document, outcome.measured, allowed)
+    _show(outcome.document, shown)
+    if slower:
+        raise ThroughputRegression(
+            f"slower than {asked} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
+        )
+    return outcome.failures
+
+
+def _shower(bar: Progress) -> Callable[[str, int, int], None]:
+    """What shows a step of the work."""
+    current = bar.add_task("starting", total=None)
+
+    def show(what: str, done: int, total: int) -> None:
+        bar.update(current, description=what, completed=done, total=total, refresh=True)
+
+    return show
 
 
 def _is_of_profile(setting: str) -> bool:
@@ -152,12 +239,7 @@ def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> Non
             write_json(file, document)
 
     with _progress() as bar:
-        current = bar.add_task("starting", total=None)
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.update(current, description=what, completed=done, total=total, refresh=True)
-
-        document = run_suite(SuiteRequest(*asked), progress=show, keep=keep)
+        document = run_suite(SuiteRequest(*asked), progress=_shower(bar), keep=keep)
     if target == _STDOUT:
         print_json(document)
     else:

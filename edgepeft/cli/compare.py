@@ -1,66 +1,83 @@
-"""``edgepeft compare``: the throughput gate of a CI job."""
+"""``edgepeft compare``: the gate of a CI job."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.errors import ThroughputRegression, UsageError
+from edgepeft.cli._output import print_json, table_console
+from edgepeft.errors import ThroughputRegression
 
 if TYPE_CHECKING:
     from edgepeft.bench.compare import Comparison
 
 __all__ = ["command"]
 
-_WIDTH = 120  # of a table in a file or a log, where rich would take 80
-
 
 def command(
     base: Annotated[Path, typer.Argument(help="An earlier result of `edgepeft bench --json`.", metavar="BASE.json")],
     new: Annotated[Path, typer.Argument(help="The result to judge.", metavar="NEW.json")],
     max_regression: Annotated[str, typer.Option(help="Loss of throughput that is let pass: 5%, or 0.05.")] = "5%",
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Judge per unit of each run's GEMM rate; hosts may then differ.")
+    ] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Judge what both hold, though NEW lacks results of BASE.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="Append markdown there, for example to $GITHUB_STEP_SUMMARY.")
+    ] = None,
+    benchmark_json: Annotated[
+        Path | None, typer.Option(help="Write NEW's throughput for github-action-benchmark (customBiggerIsBetter).")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Compare two benchmark results; exit 4 when the new one is slower beyond noise."""
-    from rich.console import Console
-
+    """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
     from edgepeft.bench.compare import compare
     from edgepeft.bench.result_file import ResultFile
-    from edgepeft.cli._output import print_json
+    from edgepeft.cli._shares import share_of
+    from edgepeft.report import ci
     from edgepeft.report.tables import comparison_table
+    from edgepeft.resources import write_atomically, write_json
 
-    allowed = _fraction(max_regression)
-    comparison = compare(ResultFile.open(base), ResultFile.open(new), allowed)
+    allowed = share_of("--max-regression", max_regression)
+    fresh = ResultFile.open(new)
+    comparison = compare(ResultFile.open(base), fresh, allowed, normalise=normalise, partial=partial)
+    if junit is not None:
+        write_atomically(junit, ci.junit_xml(comparison))
+    if summary is not None:
+        before = summary.read_bytes() if summary.is_file() else b""
+        write_atomically(summary, before + ci.step_summary(comparison, allowed).encode())
+    if benchmark_json is not None:
+        write_json(benchmark_json, ci.benchmark_json(fresh))
     if json:
         print_json(_document(comparison, allowed))
     else:
-        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-        console.print(comparison_table(comparison))
+        table_console().print(comparison_table(comparison))
+    if comparison.failed:
+        raise ThroughputRegression(_said(comparison, base, allowed))
+
+
+def _said(comparison: Comparison, base: Path, allowed: float) -> str:
+    found = []
     if comparison.regressions:
         labels = "; ".join(verdict.result.label for verdict in comparison.regressions)
-        raise ThroughputRegression(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}.")
-
-
-def _fraction(text: str) -> float:
-    """``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at."""
-    try:
-        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1.0:
-        raise UsageError(f"--max-regression {text!r}: give a share such as 5% or 0.05, under 100%.")
-    return value
+        found.append(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}")
+    if comparison.grown:
+        labels = "; ".join(f"{each.name} of {each.of} {each.change:+.2%}" for each in comparison.grown)
+        found.append(f"does more than {base}: {labels}")
+    return ". ".join(found) + "."
 
 
 def _document(comparison: Comparison, allowed: float) -> dict[str, Any]:
     return {
         "schema": "edgepeft.compare/1",
         "max_regression": allowed,
-        "regressed": bool(comparison.regressions),
+        "regressed": comparison.failed,
         "results": [
             {
                 "result": verdict.result.label,
@@ -70,6 +87,7 @@ def _document(comparison: Comparison, allowed: float) -> dict[str, Any]:
             }
             for verdict in comparison.verdicts
         ],
+        "metrics": [{**asdict(each), "grown": each.grown} for each in comparison.metrics],
         "missing": list(comparison.missing),
         "added": list(comparison.added),
         "notes": list(comparison.notes),

@@ -16,12 +16,18 @@ __all__ = ["command"]
 
 def command(
     bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    key: Annotated[
+        Path | None, typer.Option(metavar="PUBLIC_KEY", help="See that the owner of this Ed25519 key signed it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check a bundle's hashes and graphs, and replay each task's check file."""
     from edgepeft.runtime.audit import audit
     from edgepeft.runtime.manifest import Manifest
+    from edgepeft.runtime.signature import check_signature
 
+    if key is not None:
+        check_signature(bundle, key)
     with stages(1 + len(Manifest.read(bundle).tasks)) as stage:
         findings = audit(bundle, lambda subject: stage(subject).__enter__())
     failed = [finding for finding in findings if finding.problem]

@@ -16,7 +16,7 @@ from torch import nn
 
 from edgepeft import __version__
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.convert import BUNDLE_FILES
+from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
@@ -31,7 +31,7 @@ from edgepeft.export.training_graph import refuse_generated
 from edgepeft.export.weights import write_weights
 from edgepeft.graph.half import store_in_half
 from edgepeft.methods.base import Method
-from edgepeft.resources import new_folder
+from edgepeft.resources import new_folder, sha256_of
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
 from edgepeft.runtime.manifest import (
     BackboneEntry,
@@ -168,10 +168,12 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
     sha256 = write_weights(graph, backbone, folder, weights)
     content = graph.SerializeToString(deterministic=True)
     (folder / BACKBONE_FILE).write_bytes(content)
+    files = {}
     for name in BUNDLE_FILES:
         if (backbone.folder / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(backbone.folder / name, folder / name)
+            files[name] = sha256_of(folder / name)
     # The checker follows the external data only from a path.
     onnx.checker.check_model(str(folder / BACKBONE_FILE))
     manifest = Manifest(
@@ -184,6 +186,7 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
             checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
             sites=backbone.family.bindings(backbone.architecture),
         ),
+        files=files,
         versions=_versions(),
     )
     manifest.write(folder)

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from edgepeft.bench.compare import Comparison, Verdict
+from edgepeft.bench.metric_gate import MetricVerdict
 from edgepeft.bench.statistics import Ratio
 
-__all__ = ["bench_table", "comparison_table"]
+__all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
 
 _MODES = {
     "limits": "under {}, cores and memory only",
@@ -25,7 +26,9 @@ _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last colum
 
 
 def bench_table(document: Mapping[str, Any]) -> RenderableType:
-    """Rows, then what they were measured under, then warnings."""
+    """Rows, then what they were measured under, then warnings; what was counted, where nothing was timed."""
+    if not document["results"]:
+        return metrics_table(document)
     table = Table(title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("workload", "engine", "what", "method"):
         table.add_column(header, overflow="fold")
@@ -34,7 +37,54 @@ def bench_table(document: Mapping[str, Any]) -> RenderableType:
         table.add_column(header, justify="right", overflow="fold")
     for row in document["results"]:
         table.add_row(*(Text(cell) for cell in _cells(row)))
-    return Group(table, *_lines(_conditions(document)), *_lines(_warnings(document), "yellow"))
+    operators = [operators_table(entry) for entry in document.get("operators", [])]
+    return Group(table, *_lines(_conditions(document)), *operators, *_lines(_warnings(document), "yellow"))
+
+
+def operators_table(entry: Mapping[str, Any]) -> RenderableType:
+    """Where one batch's time goes, by operator and by layer."""
+    ceilings = entry["ceilings"]
+    title = (
+        f"{entry['of']}, {entry['rows']} rows, {entry['tokens']} tokens: time by operator; ceilings "
+        f"{ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s, {ceilings['bytes_per_s'] / 1e9:.1f} GB/s"
+    )
+    whole = sum(one["seconds"] for one in entry["by_type"])
+    tables = []
+    for heading, groups in (("operator", entry["by_type"]), ("layer", entry["by_layer"])):
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column(heading, overflow="fold")
+        for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
+            table.add_column(header, justify="right")
+        for one in groups:
+            table.add_row(Text(one["name"]), *_operator_cells(one, whole))
+        tables.append(table)
+        title = ""
+    return Group(*tables, Text(f"outside of operators: {1000 * entry['outside_s']:.2f} ms"))
+
+
+def _operator_cells(one: Mapping[str, Any], whole: float) -> list[str]:
+    gap = "-" if one["gap"] is None else f"{one['gap']:.2f}"
+    return [
+        f"{one['count']}",
+        f"{1000 * one['seconds']:.2f}",
+        f"{one['seconds'] / whole:.1%}" if whole else "-",
+        f"{one['flops'] / 1e9:.2f}",
+        f"{one['bytes'] / 1e6:.1f}",
+        f"{1000 * one['floor_s']:.2f}",
+        gap,
+    ]
+
+
+def metrics_table(document: Mapping[str, Any]) -> RenderableType:
+    """Figures that need no clock: a row for the bundle, the backbone and each task."""
+    names = list(dict.fromkeys(name for entry in document["metrics"] for name in entry["values"]))
+    table = Table("of", title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for entry in document["metrics"]:
+        values = [entry["values"].get(name) for name in names]
+        table.add_row(Text(entry["of"]), *("-" if value is None else f"{value:,}" for value in values))
+    return table
 
 
 def _lines(texts: list[str], style: str = "") -> list[Text]:
@@ -45,7 +95,7 @@ def _lines(texts: list[str], style: str = "") -> list[Text]:
 def _title(document: Mapping[str, Any]) -> str:
     model = document["model"]
     random = ", random weights" if model["random_weights"] else ""
-    return f"{model['name']}{random} {_MODES[document['mode']].format(document['profile']['name'])}"
+    return f"{model['name']}{random} {_MODES[document.get('mode', 'limits')].format(document['profile']['name'])}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -74,6 +124,8 @@ def _compared(row: Mapping[str, Any]) -> str:
 def _what(row: Mapping[str, Any]) -> str:
     if row["peer"]:
         return f"peer {row['peer']}"
+    if row.get("variant"):
+        return str(row["variant"])
     if row["task"]:
         return str(row["task"])
     if row["workload"] == "finetune":
@@ -120,6 +172,7 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
     lines += [f"steps: {text}" for text in _step_ratios(document)]
     lines += [f"predicted: {text}" for text in _predictions(document)]
     lines += [f"energy: {text}" for text in _energies(document)]
+    lines += [f"against {document['against']['base']}: {text}" for text in _against(document)]
     return [*lines, *profile["notes"]]
 
 
@@ -159,6 +212,16 @@ def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
         for row in document["results"]
         for name in row["ratio_to"]
         if name.startswith("peer:") and not row["peer"]
+    ]
+
+
+def _against(document: Mapping[str, Any]) -> list[str]:
+    """Throughput over the other version's, from the same rounds."""
+    return [
+        f"{row['workload']} {row['engine']} {_what(row)} runs at {found['value']:.3f} [{found['low']:.3f}, "
+        f"{found['high']:.3f}] x its throughput: {found['verdict']}"
+        for row in document["results"]
+        if (found := row.get("against")) is not None
     ]
 
 
@@ -202,7 +265,29 @@ def comparison_table(comparison: Comparison) -> RenderableType:
         table.add_row(*(Text(cell) for cell in cells))
     lines = [f"missing from the new file: {label}" for label in comparison.missing]
     lines += [f"only in the new file: {label}" for label in comparison.added]
-    return Group(table, *_lines([*lines, *comparison.notes], "yellow"))
+    parts = [*([table] if comparison.verdicts else []), *([_counted(comparison)] if comparison.metrics else [])]
+    return Group(*parts, *_lines([*lines, *comparison.notes], "yellow"))
+
+
+def _counted(comparison: Comparison) -> RenderableType:
+    """What changed of the figures that need no clock."""
+    changed = [verdict for verdict in comparison.metrics if verdict.change]
+    same = len(comparison.metrics) - len(changed)
+    if not changed:
+        return Text(f"{same} figures that need no clock (nodes, operations, bytes, sizes): all as before")
+    table = Table(title="figures that need no clock", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("of", "figure", "before", "now", "change", "verdict"):
+        table.add_column(header, overflow="fold")
+    for verdict in changed:
+        numbers = (f"{verdict.before:,.0f}", f"{verdict.now:,.0f}", f"{verdict.change:+.2%}")
+        table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, _grown(verdict))))
+    return Group(table, Text(f"{same} others are as before"))
+
+
+def _grown(verdict: MetricVerdict) -> str:
+    if verdict.grown:
+        return "grew"
+    return "less: take a new baseline" if verdict.shrunk else "within its allowance"
 
 
 def _interval(ratio: Ratio) -> str:

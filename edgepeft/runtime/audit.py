@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import EdgepeftError, VerificationFailed
 from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash
 from edgepeft.runtime.manifest import Verification
@@ -54,6 +55,9 @@ def _check_backbone(runtime: Runtime) -> None:
     bundle = runtime.bundle
     expect_hash(bundle.weights, bundle.manifest.backbone.sha256.weights)
     expect_hash(bundle.folder / BACKBONE_FILE, bundle.manifest.backbone.sha256.graph)
+    for name in BUNDLE_FILES:  # never a name that the manifest makes up
+        if name in bundle.manifest.files:
+            expect_hash(bundle.folder / name, bundle.manifest.files[name])
     onnx.checker.check_model(str(bundle.folder / BACKBONE_FILE))
     values = {name for node in bundle.backbone_graph.graph.node for name in node.output}
     missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]

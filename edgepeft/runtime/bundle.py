@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -15,6 +16,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.graph.external import check_external
 from edgepeft.graph.splice import splice
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
@@ -52,12 +54,26 @@ class Bundle:
     @cached_property
     def family(self) -> Family:
         """The backbone's family."""
-        return family_of(read_config(self.folder / "config.json"))
+        return family_of(self._config)
 
     @cached_property
     def architecture(self) -> Architecture:
         """The backbone's sizes and sites, from its config."""
-        return self.family.architecture(read_config(self.folder / "config.json"))
+        return self.family.architecture(self._config)
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return read_config(self._sound("config.json"))
+
+    def _sound(self, name: str) -> Path:
+        """A file that the manifest has a hash of, unless the bundle is of before there were any.
+
+        Raises:
+            BundleError: missing or altered.
+        """
+        if name in self.manifest.files:
+            self._expect_hash(self.folder / name, self.manifest.files[name])
+        return self.folder / name
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -101,7 +117,7 @@ class Bundle:
         """
         path = self.folder / BACKBONE_FILE
         self._expect_hash(path, self.manifest.backbone.sha256.graph)
-        return read_graph(path)
+        return read_graph(path, self.manifest.backbone.weights_file)
 
     def entry(self, task: str) -> TaskEntry:
         """The manifest's entry.
@@ -144,7 +160,7 @@ class Bundle:
 
     def encoder(self) -> TextEncoder:
         """The bundle's tokenizer."""
-        return TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
+        return TextEncoder(self._sound("tokenizer.json"), self.architecture.inputs, self.architecture.pad_token_id)
 
 
 def expect_hash(path: Path, expected: str) -> None:
@@ -164,16 +180,18 @@ def expect_hash(path: Path, expected: str) -> None:
         )
 
 
-def read_graph(path: Path) -> onnx.ModelProto:
-    """An ONNX file, weights that lie outside not loaded.
+def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
+    """An ONNX file, weights that lie outside not loaded; they may lie in ``weights``, a file beside it.
 
     Raises:
-        BundleError: missing, or not an ONNX model.
+        BundleError: missing, not an ONNX model, or one that wants to read another file.
     """
     try:
-        return onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
         raise BundleError(f"{path} is missing, truncated or not an ONNX model.") from error
+    check_external(model, weights, path)
+    return model
 
 
 def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:

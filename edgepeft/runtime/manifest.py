@@ -177,6 +177,7 @@ class Manifest(_Model):
     backbone: BackboneEntry
     tasks: dict[str, TaskEntry] = {}
     templates: dict[str, TemplateEntry] = {}
+    files: dict[str, FileHash] = {}  # of config and tokenizer; older bundles say none
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:

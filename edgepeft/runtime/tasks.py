@@ -19,6 +19,7 @@ import onnx
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.errors import BundleError, UsageError
+from edgepeft.graph.external import check_external
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
@@ -70,6 +71,9 @@ def prepare_task(
         VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
     delta = onnx.load_model_from_string(graph)
+    check_external(delta, None, where)
+    if training is not None:
+        check_external(onnx.load_model_from_string(training), bundle.weights.name, where)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
     sites = bundle.manifest.backbone.sites

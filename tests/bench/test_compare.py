@@ -121,17 +121,40 @@ def test_rows_are_matched_by_what_they_measured_not_by_their_order(result):
     assert [round(v.ratio.value, 6) for v in comparison.verdicts] == [1.0, 1.0]
 
 
-def test_rows_that_one_file_lacks_are_said(result):
+def test_rows_that_the_new_file_lacks_are_refused_and_listed(result):
     both, gone, fresh = row([1.0] * 5), row([1.0] * 5, task="gone"), row([1.0] * 5, task="fresh")
-    comparison = compare(result(both, gone), result(both, fresh), 0.05)
+    with pytest.raises(UsageError, match=r"(?s)lacks.*only in .*gone.*only in .*fresh"):
+        compare(result(both, gone), result(both, fresh), 0.05)
+
+
+def test_partial_judges_what_both_files_hold_and_says_what_one_lacks(result):
+    both, gone, fresh = row([1.0] * 5), row([1.0] * 5, task="gone"), row([1.0] * 5, task="fresh")
+    comparison = compare(result(both, gone), result(both, fresh), 0.05, partial=True)
+    assert len(comparison.verdicts) == 1
     assert [("gone" in label) for label in comparison.missing] == [True]
     assert [("fresh" in label) for label in comparison.added] == [True]
 
 
-def test_a_row_that_could_not_be_measured_any_more_is_missing(result):
+def test_rows_that_only_the_new_file_has_are_said(result):
+    both, fresh = row([1.0] * 5), row([1.0] * 5, task="fresh")
+    assert [("fresh" in label) for label in compare(result(both), result(both, fresh), 0.05).added] == [True]
+
+
+@pytest.mark.parametrize("other", [{"sequence_length": 64}, {"task": "b"}, {"lengths": {"source": "sst2"}}])
+def test_results_of_other_tasks_and_lengths_are_not_compared(result, other):
+    with pytest.raises(UsageError, match="in common"):
+        compare(result(row([1.0] * 5, task="a")), result(row([1.0] * 5, **{"task": "a", **other})), 0.05)
+
+
+def test_a_row_that_could_not_be_measured_any_more_is_refused(result):
     both, measured = row([1.0] * 5), row([1.0] * 5, task="t")
-    comparison = compare(result(both, measured), result(both, {**measured, "samples_s": []}), 0.05)
-    assert len(comparison.missing) == 1
+    with pytest.raises(UsageError, match="lacks"):
+        compare(result(both, measured), result(both, {**measured, "samples_s": []}), 0.05)
+
+
+def test_zero_samples_on_both_sides_are_nothing_to_compare(result):
+    with pytest.raises(UsageError, match="in common"):
+        compare(result(row([])), result(row([])), 0.05)
 
 
 def test_nothing_in_common_is_a_usage_error(result):
@@ -145,11 +168,52 @@ def test_nothing_in_common_is_a_usage_error(result):
         ({"host": {**HOST, "cpu": "Other CPU"}}, "Other CPU"),
         ({"profile": {**PROFILE, "name": "iphone11"}}, "iphone11"),
         ({"profile": {**PROFILE, "limits": {"in_force": {"cores": 1}}}}, "limits"),
+        ({"host": {**HOST, "cores": {"usable": 4}}}, "cores"),
+        ({"host": {**HOST, "versions": {"onnxruntime": "1.30"}}}, "onnxruntime's version was 1.31 and is 1.30"),
     ],
 )
 def test_other_hosts_and_limits_are_refused_by_what_differs(result, top, named):
     with pytest.raises(UsageError, match=named):
         compare(result(row([1.0] * 9)), result(row([1.0] * 9), **top), 0.05)
+
+
+def test_another_version_of_edgepeft_is_what_a_comparison_is_about(result):
+    versions = [{"onnxruntime": "1.31", "edgepeft": version} for version in ("0.1", "0.2")]
+    base, new = (result(row([1.0] * 9), host={**HOST, "versions": found}) for found in versions)
+    assert not compare(base, new, 0.05).failed
+
+
+def other_host(gemm, **fields):
+    return {"host": {**HOST, "cpu": "Other CPU", **fields, "gemm_samples_gflops": {"infer": gemm}}}
+
+
+def test_normalised_results_of_another_host_are_judged_per_unit_of_its_gemm_rate(result):
+    base = result(row(noisy(1.0, seed=1)), gemm=noisy(100.0, seed=2))
+    half = result(row(noisy(2.0, seed=3)), **other_host(noisy(50.0, seed=4)))
+    slower = result(row(noisy(2.4, seed=3)), **other_host(noisy(50.0, seed=4)))
+    fine = compare(base, half, 0.05, normalise=True)
+    assert not fine.failed
+    assert fine.verdicts[0].per_gemm.value == pytest.approx(1.0, rel=0.03)
+    assert any("Other CPU" in note for note in fine.notes)
+    assert len(compare(base, slower, 0.05, normalise=True).regressions) == 1
+
+
+def test_normalised_a_faster_host_does_not_hide_slower_code(result):
+    # Twice as fast a host, the same time: half the work per unit of its speed.
+    base = result(row(noisy(1.0, seed=1)), gemm=noisy(100.0, seed=2))
+    new = result(row(noisy(1.0, seed=3)), **other_host(noisy(200.0, seed=4)))
+    assert len(compare(base, new, 0.05, normalise=True).regressions) == 1
+
+
+def test_normalised_rows_match_whatever_their_threads(result):
+    base = result(row(noisy(1.0, seed=1), threads=2), gemm=noisy(100.0, seed=2))
+    new = result(row(noisy(0.5, seed=3), threads=4), **other_host(noisy(200.0, seed=4)))
+    assert not compare(base, new, 0.05, normalise=True).failed
+
+
+def test_without_a_gemm_rate_nothing_can_be_normalised(result):
+    with pytest.raises(UsageError, match="GEMM rate"):
+        compare(result(row([1.0] * 9)), result(row([1.0] * 9)), 0.05, normalise=True)
 
 
 def test_an_impossible_threshold_is_a_usage_error(result):
@@ -174,6 +238,10 @@ def test_an_impossible_threshold_is_a_usage_error(result):
         b'{"schema": "edgepeft.bench/1", "results": {"a": 1}}',
         b'{"schema": "edgepeft.bench/1", "results": [3]}',
         b'{"schema": "edgepeft.bench/1", "results": [{}]}',
+        b'{"schema": "edgepeft.bench/1", "results": [], "metrics": [3]}',
+        b'{"schema": "edgepeft.bench/1", "results": [], "metrics": [{"of": "a", "values": {"n": NaN}}]}',
+        b'{"schema": "edgepeft.bench/1", "results": [], "metrics": [{"of": "a", "values": {"n": -1}}]}',
+        b'{"schema": "edgepeft.bench/1", "results": [], "metrics": [{"values": {"n": 1}}]}',
     ],
 )
 def test_a_file_that_is_no_result_is_refused_by_name(tmp_path, content):

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.bench.sampler import Sample, round_orders, sample_rounds
-from edgepeft.errors import DoesNotFit
+from edgepeft.bench.sampler import Rule, Sample, round_orders, sample_rounds
+from edgepeft.errors import DoesNotFit, EdgepeftError
 
 
 class FakeClock:
@@ -101,3 +101,71 @@ def test_progress_ends_at_its_total(clock):
     run([FakeUnit("a", clock, [])], clock, warmup_batches=[0], progress=lambda d, t: seen.append((d, t)))
     assert seen[0] == (0, 5)
     assert seen[-1] == (5, 5)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_step_that_took_no_time_is_an_error_and_no_sample(clock, seconds):
+    class Odd(FakeUnit):
+        def step(self, batch):
+            return Sample(seconds, 1.0)
+
+    with pytest.raises(EdgepeftError, match="clock"):
+        run([Odd("a", clock, [])], clock)
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_a_run(clock):
+    class Jumps(FakeUnit):
+        def step(self, batch):
+            sample = super().step(batch)
+            if self.steps == 3:
+                self.clock.now -= 1000.0
+            return sample
+
+    found = run([Jumps("a", clock, [], 1.0)], clock, rounds=100, max_seconds=6.0)
+    # 1 s a round; the third jumps back and counts as none.
+    assert len(found["a"].samples) == 7
+
+
+def test_measuring_ends_as_soon_as_it_is_enough_but_not_before_the_least(clock):
+    asked = []
+
+    def enough(series):
+        asked.append(len(series["a"].samples))
+        return len(series["a"].samples) >= 12
+
+    found = run([FakeUnit("a", clock, [])], clock, rounds=100, rule=Rule(least=10, enough=enough))
+    assert asked == [10, 11, 12]
+    assert len(found["a"].samples) == 12
+    assert found["a"].enough
+
+
+def test_rounds_that_ran_out_were_not_enough(clock):
+    assert not run([FakeUnit("a", clock, [])], clock, rounds=5)["a"].enough
+
+
+def test_warming_up_goes_on_until_steady_and_not_for_ever(clock):
+    log = []
+
+    def steady(series):
+        return len(series["a"].warmup) >= 4
+
+    found = run(
+        [FakeUnit("a", clock, log)], clock, warmup_batches=[2, 1], n_batches=3, rule=Rule(more_warmup=9, steady=steady)
+    )
+    assert [batch for _, batch in log[:4]] == [2, 1, 1, 1]
+    assert len(found["a"].warmup) == 4
+    never = run([FakeUnit("a", clock, [])], clock, warmup_batches=[0], rule=Rule(more_warmup=3, steady=lambda s: False))
+    assert len(never["a"].warmup) == 4
+
+
+def test_after_ctrl_c_whole_rounds_are_kept(clock):
+    class Stopped(FakeUnit):
+        def step(self, batch):
+            if self.steps == 3:
+                raise KeyboardInterrupt
+            return super().step(batch)
+
+    found = run([FakeUnit("a", clock, []), Stopped("b", clock, [])], clock, rounds=10)
+    assert len(found["a"].samples) == len(found["b"].samples) == len(found["a"].batches) == 3
+    assert found["a"].interrupted
+    assert found["b"].interrupted

@@ -31,7 +31,7 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.runtime.versions import TRAINING
 
     task, bundle = job.task or "", Bundle(Path(job.bundle))
-    training = TrainingStep(read_graph(bundle.current(task, TRAINING)), bundle.folder, job.threads)
+    training = TrainingStep(read_graph(bundle.current(task, TRAINING), bundle.weights.name), bundle.folder, job.threads)
     tensors = _tensors(bundle.delta_graph(task), training.facts)
     optimizer = AdamW(dict.fromkeys(tensors, LEARNING_RATE))
     source = np.random.default_rng(job.seed)

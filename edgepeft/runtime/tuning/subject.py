@@ -132,7 +132,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
     expect_hash(path, entry.train_sha256)
     check = bundle.current(task, CHECK)
     expect_hash(check, entry.check_sha256)
-    training = read_graph(path)
+    training = read_graph(path, bundle.weights.name)
     return Subject(
         task=task,
         delta=bundle.delta_graph(task),
@@ -172,7 +172,7 @@ def from_template(
     return Subject(
         task=task,
         delta=with_labels(graph, task, data.labels or (), data.pairs, options.seed),
-        training=read_graph(paths[TRAINING]),
+        training=read_graph(paths[TRAINING], bundle.weights.name),
         training_bytes=paths[TRAINING].read_bytes(),
         check=read_check(paths[CHECK].read_bytes(), str(paths[CHECK]))[0],
         data=data,

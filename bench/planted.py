@@ -1,0 +1,203 @@
+"""Does the gate find what it should?  Plants slowdowns of known size and prints how often they are found.
+
+    python bench/planted.py [--repeats 20] [--rounds 30] [--percents 0 3 5 10 20] [--json table.json]
+
+Each time, two bundles of random weights and two copies of this version of edgepeft are measured side by side, as
+`edgepeft bench --against` does; the new side has the slowdown.  Half of them are an extra operator in the graph (a
+product of as many operations as the share asks for), half a sleep in the step.  At 0 % both sides are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+import edgepeft
+from edgepeft.bench.against import SideBySide
+from edgepeft.bench.metrics import count_metrics
+from edgepeft.bench.revision import open_revision
+from edgepeft.bench.run import Request, run
+from edgepeft.bench.subject import Subject, random_subject
+from edgepeft.resources import sha256_of, write_json
+from edgepeft.runtime.manifest import Manifest
+
+ARCHITECTURE = "all-MiniLM-L6-v2"
+BATCH, LENGTH = 8, 64
+LEAST = 0.05  # what the gate is asked for
+KINDS = ("operator", "sleep")
+
+
+def main() -> None:
+    """Measure and print."""
+    arguments = _arguments()
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="edgepeft-planted-") as work:
+        plain = random_subject(ARCHITECTURE, _made(Path(work) / "plain"))
+        step_s = _step_seconds(plain)
+        for percent in arguments.percents:
+            for repeat in range(arguments.repeats):
+                kind = KINDS[repeat % 2]
+                began = time.monotonic()
+                found = _one(plain, percent / 100, step_s if kind == "sleep" else None, arguments, seed=repeat)
+                rows.append({"percent": percent, "kind": kind, "seconds": time.monotonic() - began, **found})
+                print(f"{percent:3d} % {kind:8s} {found['verdict']:6s} {found['value']:.3f}", file=sys.stderr)
+                if arguments.json:
+                    write_json(arguments.json, {"repeats": arguments.repeats, "runs": rows})
+    print(_table(rows))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--launches", type=int, default=2)
+    parser.add_argument("--profile", default="rpi4")
+    parser.add_argument("--percents", type=int, nargs="+", default=[0, 3, 5, 10, 20])
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) -> Request:
+    return Request(
+        profile=profile,
+        bundle=bundle,
+        engines=("onnxruntime",),
+        workloads=("infer",),
+        batch_size=BATCH,
+        length=LENGTH,
+        rounds=rounds,
+        seed=seed,
+    )
+
+
+def _step_seconds(subject: Subject) -> float:
+    (row,) = run(_request(subject.model.bundle, 10)).document["results"]
+    return float(np.median(row["samples_s"]))
+
+
+def _one(
+    plain: Subject, share: float, step_s: float | None, arguments: argparse.Namespace, seed: int
+) -> dict[str, object]:
+    """One comparison; the new side is slower by ``share`` of a step, asleep if its seconds are given."""
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-planted-")))
+        bundle = shutil.copytree(plain.model.bundle, work / "new", copy_function=_linked)
+        if step_s is None and share:
+            _add_operator(bundle, plain, share)
+        base = _package(work / "base")
+        side = SideBySide(open_revision(str(base), work), arguments.launches)
+        side.bundles[str(bundle)] = str(plain.model.bundle)
+        with _sleeping(share * (step_s or 0.0)):
+            outcome = run(_request(bundle, arguments.rounds, arguments.profile, seed), against=side)
+        side.annotate(outcome.document, outcome.measured, LEAST)
+        found = outcome.document["results"][0]["against"]
+    return {name: found[name] for name in ("verdict", "value", "low", "high")}
+
+
+def _linked(source: str, target: str) -> None:
+    """The weights are large and stay as they are; a graph that is written anew replaces its link."""
+    Path(target).hardlink_to(source)
+
+
+def _package(folder: Path) -> Path:
+    """This version, copied: the base."""
+    source = Path(edgepeft.__file__).parent
+    shutil.copytree(source, folder / "edgepeft", ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+@contextmanager
+def _sleeping(seconds: float) -> Iterator[None]:
+    """Workers of the new side sleep that long in every step; those of the base are another package's."""
+    worker = Path(edgepeft.__file__).parent / "bench" / "workloads"
+    with tempfile.TemporaryDirectory(prefix="edgepeft-sleep-") as work:
+        if not seconds:
+            yield
+            return
+        copied = _package(Path(work))
+        file = copied / worker.relative_to(Path(edgepeft.__file__).parent.parent) / "infer_onnxruntime.py"
+        code = file.read_text(encoding="utf-8")
+        planted = code.replace(
+            "        inputs = job.batch(batch)\n",
+            f"        time.sleep({seconds!r})\n        inputs = job.batch(batch)\n",
+            1,
+        )
+        if planted == code:
+            raise SystemExit("the step of infer_onnxruntime.py is not where this script looks for it")
+        file.write_text(
+            planted.replace(
+                "from __future__ import annotations\n", "from __future__ import annotations\n\nimport time\n", 1
+            )
+        )
+        before = edgepeft.__file__
+        edgepeft.__file__ = str(copied / "edgepeft" / "__init__.py")  # where workers find the package
+        try:
+            yield
+        finally:
+            edgepeft.__file__ = before
+
+
+def _add_operator(bundle: Path, plain: Subject, share: float) -> None:
+    """A product on the last hidden state whose operations are that share of the graph's."""
+    path = bundle / "backbone.onnx"
+    model = onnx.load(path, load_external_data=False)
+    whole = next(e for e in count_metrics(plain.model, [LENGTH] * BATCH) if e["of"].startswith("backbone"))
+    rows = 4  # what count_metrics counts
+    hidden, tokens = plain.architecture.hidden_size, rows * LENGTH
+    width = max(1, round(share * whole["values"]["flops"] / (2 * tokens * hidden)))
+    node = next(n for n in reversed(model.graph.node) if n.op_type == "LayerNormalization")
+    value = node.output[0]
+    weight = np.random.default_rng(0).standard_normal((hidden, width)).astype(np.float32) / hidden
+    model.graph.initializer.append(numpy_helper.from_array(weight, "planted.weight"))
+    zero = numpy_helper.from_array(np.float32(0.0), "planted.zero")
+    model.graph.initializer.append(zero)
+    renamed = f"{value}.before"
+    node.output[0] = renamed
+    place = list(model.graph.node).index(node) + 1
+    planted = [
+        helper.make_node("MatMul", [renamed, "planted.weight"], ["planted.product"], "planted"),
+        # Its result must be needed, and change nothing: the least of a row times zero.
+        helper.make_node("ReduceMin", ["planted.product"], ["planted.least"], "planted.least", keepdims=0),
+        helper.make_node("Mul", ["planted.least", "planted.zero"], ["planted.none"], "planted.none"),
+        helper.make_node("Add", [renamed, "planted.none"], [value], "planted.add"),
+    ]
+    for offset, one in enumerate(planted):
+        model.graph.node.insert(place + offset, one)
+    path.unlink()  # it is a link to the plain one
+    path.write_bytes(model.SerializeToString())
+    manifest = Manifest.read(bundle)
+    hashes = manifest.backbone.sha256.model_copy(update={"graph": sha256_of(path)})
+    entry = manifest.backbone.model_copy(update={"sha256": hashes})
+    (bundle / "edgepeft.json").unlink()
+    manifest.model_copy(update={"backbone": entry}).write(bundle)
+
+
+def _table(rows: list[dict[str, object]]) -> str:
+    lines = ["| planted | kind | times | found slower | median ratio |", "|---|---|---|---|---|"]
+    for percent in dict.fromkeys(row["percent"] for row in rows):
+        for kind in (*KINDS, "both"):
+            own = [row for row in rows if row["percent"] == percent and kind in ("both", row["kind"])]
+            if own:
+                found = sum(row["verdict"] == "slower" for row in own)
+                ratio = float(np.median([float(str(row["value"])) for row in own]))
+                lines.append(f"| {percent} % | {kind} | {len(own)} | {found} | {ratio:.3f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+// The service's own page: all tasks on one text, and what the service is doing. Asks nobody but the service.
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const POINTS = 120; // seconds of the curve
+const SHOWN = 6; // labels of a task
+const rates = [];
+let tasks = [];
+let batch = 64; // rows of a request; a service with a lower limit says so
+
+function make(name, text, className) {
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text; // never as markup: labels come from a bundle
+  if (className) node.className = className;
+  return node;
+}
+
+async function call(path, body) {
+  const headers = {};
+  const token = sessionStorage.getItem("token");
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers });
+  $("token-form").hidden = answer.status !== 401;
+  const found = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(found.error.message), { code: found.error.code });
+  return found;
+}
+
+async function loadTasks() {
+  tasks = (await call("/v1/tasks")).tasks;
+  $("summary").textContent = tasks.length === 1 ? "1 task" : `${tasks.length} tasks`;
+  $("pair").hidden = !tasks.some((task) => task.pairs);
+}
+
+function answerCard(task, answer) {
+  const card = make("article", undefined, "card answer");
+  const title = make("h3");
+  title.append(make("b", task.name), make("span", task.method));
+  card.append(title);
+  if (answer.error) {
+    const problem = make("p", answer.error.message);
+    problem.setAttribute("role", "alert");
+    card.append(problem);
+  } else if (answer.prediction.label === undefined) {
+    card.append(make("p", answer.prediction.value.toFixed(3), "value"));
+  } else {
+    card.append(scoreList(answer.prediction.scores));
+  }
+  return card;
+}
+
+function scoreList(scores) {
+  const list = make("ol");
+  const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
+  for (const [label, score] of sorted.slice(0, SHOWN)) {
+    const line = make("li");
+    const bar = make("i");
+    bar.style.width = `${100 * score}%`;
+    line.append(bar, make("span", label), make("span", `${(100 * score).toFixed(1)} %`));
+    list.append(line);
+  }
+  if (sorted.length > SHOWN) list.append(make("li", `and ${sorted.length - SHOWN} more`));
+  return list;
+}
+
+async function ask(text, second) {
+  const rows = tasks.map((task) => {
+    const row = { text, task: task.name };
+    if (task.pairs && second) row.second = second;
+    return row;
+  });
+  const answers = [];
+  while (answers.length < rows.length) {
+    try {
+      answers.push(...(await call("/v1/predict", { rows: rows.slice(answers.length, answers.length + batch) })).answers);
+    } catch (error) {
+      if (error.code !== "too_many_rows" || batch === 1) throw error;
+      batch = Math.ceil(batch / 2);
+    }
+  }
+  return answers;
+}
+
+$("ask").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  $("go").disabled = true;
+  $("error").hidden = true;
+  try {
+    await loadTasks();
+    const begin = performance.now();
+    const answers = await ask($("text").value, $("second").value);
+    $("took").textContent = `${tasks.length === 1 ? "1 task" : `${tasks.length} tasks`} in ${(performance.now() - begin).toFixed(1)} ms`;
+    $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i])));
+  } catch (error) {
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+  } finally {
+    $("go").disabled = false;
+  }
+});
+
+$("text").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
+});
+
+$("token-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  sessionStorage.setItem("token", $("token").value.trim());
+  $("token").value = "";
+  await loadTasks().catch(() => {});
+});
+
+const ms = (value) => (value === null ? "–" : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
+
+function draw(now, before) {
+  // From one second to the next, so that the curve moves at once.
+  const rate = before ? (now.rows - before.rows) / Math.max(now.uptime_s - before.uptime_s, 0.1) : 0;
+  rates.push(Math.max(0, rate));
+  if (rates.length > POINTS) rates.shift();
+  const top = Math.max(1, ...rates);
+  const first = POINTS - rates.length;
+  $("curve").setAttribute("points", rates.map((r, i) => `${((first + i) * 600) / (POINTS - 1)},${78 - (76 * r) / top}`).join(" "));
+  $("top").textContent = top.toFixed(top < 10 ? 1 : 0);
+}
+
+let before = null;
+async function poll() {
+  try {
+    const now = await call("/v1/status");
+    $("rate").textContent = `${now.rows_per_s.toFixed(1)} rows/s`;
+    $("p50").textContent = ms(now.latency_p50_ms);
+    $("p90").textContent = ms(now.latency_p90_ms);
+    $("memory").textContent = `${(now.memory_bytes / 2 ** 20).toFixed(0)} MiB`;
+    $("queued").textContent = `${now.queued_rows} rows`;
+    $("rows").textContent = `${now.rows} rows`;
+    if (before && now.uptime_s < before.uptime_s) before = null; // the service was restarted
+    draw(now, before);
+    before = now;
+  } catch (error) {
+    $("rate").textContent = error.code === "unauthorized" ? "–" : "no answer";
+  }
+  setTimeout(poll, 1000);
+}
+
+loadTasks().catch((error) => {
+  $("error").textContent = error.message;
+  $("error").hidden = error.code === "unauthorized";
+});
+poll();

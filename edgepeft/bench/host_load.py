@@ -1,0 +1,72 @@
+"""What else the host did while a workload was measured: other load, time stolen by a hypervisor, swapping, heat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["HostLoad", "Snapshot", "load_between", "snapshot"]
+
+_IDLE = ("idle", "iowait", "steal", "guest", "guest_nice")  # guest time is in user time already
+_SYS = Path("/sys")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters of the whole host at one moment, in seconds, bytes and events."""
+
+    at: float
+    busy_s: float
+    stolen_s: float
+    swapped_bytes: int
+    heat_events: int
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """Between two snapshots: cores that others used or took, bytes swapped, times the processor held back for heat."""
+
+    other_cores: float
+    stolen_cores: float
+    swapped_bytes: int
+    heat_events: int
+
+
+def snapshot(clock: Callable[[], float] = time.monotonic, sys: Path = _SYS) -> Snapshot:
+    """The counters now; what a system does not count is 0."""
+    times = psutil.cpu_times()._asdict()
+    try:
+        swap = psutil.swap_memory()
+        swapped = int(swap.sin) + int(swap.sout)
+    except (OSError, RuntimeError):  # a container without /proc/vmstat
+        swapped = 0
+    busy = sum(seconds for name, seconds in times.items() if name not in _IDLE)
+    return Snapshot(clock(), busy, times.get("steal", 0.0), swapped, _heat(sys))
+
+
+def _heat(sys: Path) -> int:
+    found = sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
+    events = 0
+    for path in found:
+        try:
+            events += int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return events
+
+
+def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | None:
+    """What was not ours: ``own_s`` CPU seconds were.  None where no time passed, or the clock went backwards."""
+    seconds = after.at - before.at
+    if seconds <= 0:
+        return None
+    return HostLoad(
+        max(0.0, (after.busy_s - before.busy_s - own_s) / seconds),
+        max(0.0, (after.stolen_s - before.stolen_s) / seconds),
+        max(0, after.swapped_bytes - before.swapped_bytes),
+        max(0, after.heat_events - before.heat_events),
+    )

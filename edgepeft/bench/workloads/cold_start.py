@@ -1,0 +1,46 @@
+"""A cold start: a step is a new process that opens the bundle and answers one text.
+
+It is a child of the worker, so the profile's limits hold for it too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from edgepeft.bench.job import Job, Prepared
+from edgepeft.errors import EdgepeftError
+
+__all__ = ["ENGINE", "WORKLOAD", "prepare"]
+
+ENGINE = "onnxruntime"
+WORKLOAD = "infer"
+
+_ANSWER = """
+import json, sys
+from edgepeft.runtime.runtime import Runtime
+asked = json.loads(sys.argv[1])
+with Runtime(asked["bundle"], threads=asked["threads"], cache=asked["cache"]) as runtime:
+    if asked["task"] is None:
+        runtime.predict_mixed([None], asked["texts"])
+    else:
+        runtime.predict(asked["task"], asked["texts"])
+"""
+
+
+def prepare(job: Job) -> Prepared:
+    """Nothing is loaded here: every step loads it."""
+    from edgepeft.bench.random_tokenizer import texts_of
+
+    texts = texts_of(job.batches[0], seed=job.seed)
+    asked = {"bundle": job.bundle, "task": job.task, "threads": job.threads, "cache": job.cache, "texts": texts}
+    command = [sys.executable, "-P", "-c", _ANSWER, json.dumps(asked)]
+
+    def step(batch: int) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+            raise EdgepeftError(f"the new process failed: {last[:300]}")
+
+    return Prepared(step)

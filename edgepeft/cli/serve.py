@@ -1,0 +1,77 @@
+"""``edgepeft serve``: a bundle's tasks over HTTP."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log
+from edgepeft.errors import MissingPackage
+
+__all__ = ["command"]
+
+
+def command(
+    *,
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    host: Annotated[str, typer.Option(help="Where to listen. Other machines need --token-file.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that every request must carry.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Answer other machines without a token.")] = False,
+    allow_tuning: Annotated[
+        bool, typer.Option("--allow-tuning", help="Let clients fine-tune tasks and so change the bundle.")
+    ] = False,
+    require_signature: Annotated[
+        Path | None, typer.Option(metavar="PUBLIC_KEY", help="Serve only what the owner of this key signed.")
+    ] = None,
+    max_wait_ms: Annotated[float, typer.Option(min=0, max=1000, help="A row waits for others to run with.")] = 5,
+    max_batch: Annotated[int, typer.Option(min=1, max=1024, help="Rows that run together.")] = 32,
+    max_rows: Annotated[int, typer.Option(min=1, help="Rows of one request.")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Rows that wait; more are refused with 429.")] = 256,
+    deadline: Annotated[float, typer.Option(min=0.001, max=3600, help="Seconds a request may take.")] = 30,
+    max_body_kib: Annotated[int, typer.Option(min=1, help="Size of a request's body.")] = 1024,
+    max_text: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
+    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+    ] = False,
+    no_watch: Annotated[
+        bool, typer.Option("--no-watch", help="Read the bundle again on SIGHUP only, not when its files change.")
+    ] = False,
+) -> None:
+    """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
+    try:
+        from edgepeft.serve.server import run
+        from edgepeft.serve.settings import Limits, Settings, read_token
+    except ImportError as error:
+        raise MissingPackage(f"serving needs the package {error.name}: pip install 'edgepeft[serve]'.") from error
+
+    limits = Limits(
+        body_bytes=max_body_kib << 10,
+        text_characters=max_text,
+        rows=max_rows,
+        queued_rows=queue,
+        batch_rows=max_batch,
+        wait_s=max_wait_ms / 1000,
+        deadline_s=deadline,
+    )
+    settings = Settings(
+        bundle=bundle,
+        host=host,
+        port=port,
+        token=None if token_file is None else read_token(token_file),
+        insecure=insecure,
+        allow_tuning=allow_tuning,
+        public_key=require_signature,
+        threads=threads,
+        cache=not no_cache,
+        watch=not no_watch,
+        limits=limits,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    run(settings, lambda address: log().print(f"serving {bundle} on {address}"))

@@ -1,0 +1,23 @@
+"""``edgepeft sign``: an Ed25519 signature of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")],
+) -> None:
+    """Sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
+    from edgepeft.runtime.signature import sign_bundle
+
+    path = sign_bundle(bundle, key)
+    log().print(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")

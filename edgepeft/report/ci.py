@@ -1,0 +1,127 @@
+"""A comparison as CI systems read it: JUnit XML, a step summary in markdown, github-action-benchmark's JSON.
+
+Sources: Jenkins' junit-10.xsd; GitHub, "Workflow commands", adding a job summary; benchmark-action/github-action-
+benchmark, README, tool ``customBiggerIsBetter``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from xml.etree import ElementTree
+
+from edgepeft.bench.compare import Comparison, Verdict
+from edgepeft.bench.metric_gate import MetricVerdict
+from edgepeft.bench.result_file import ResultFile
+from edgepeft.bench.statistics import Ratio
+
+__all__ = ["benchmark_json", "junit_xml", "step_summary"]
+
+_MOST_ROWS = 200  # of a step summary: GitHub cuts it off at 1 MiB
+
+
+def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
+    """One test case a row and a figure; a regression is a failure."""
+    suite = ElementTree.Element("testsuite", name=name)
+    for verdict in comparison.verdicts:
+        case = _case(suite, "throughput", verdict.result.label, verdict.regressed, _told(verdict))
+        ElementTree.SubElement(case, "system-out").text = _printable(_told(verdict))
+    for metric in comparison.metrics:
+        _case(suite, "deterministic", f"{metric.name} of {metric.of}", metric.grown, _changed(metric))
+    for label in comparison.missing:
+        case = ElementTree.SubElement(suite, "testcase", classname="throughput", name=_printable(label))
+        ElementTree.SubElement(case, "skipped", message="the new result does not have it")
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(comparison.regressions) + len(comparison.grown)))
+    suite.set("skipped", str(len(comparison.missing)))
+    ElementTree.indent(suite)
+    return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def _case(suite: ElementTree.Element, kind: str, name: str, failed: bool, told: str) -> ElementTree.Element:
+    case = ElementTree.SubElement(suite, "testcase", classname=kind, name=_printable(name))
+    if failed:
+        ElementTree.SubElement(case, "failure", message=_printable(told), type="regression")
+    return case
+
+
+def _printable(text: str) -> str:
+    """Without characters that XML cannot hold, however escaped."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def step_summary(comparison: Comparison, max_regression: float) -> str:
+    """Markdown: the verdict first, then a table, then what to know."""
+    failed = len(comparison.regressions) + len(comparison.grown)
+    head = f"**{failed} regression{'s' * (failed != 1)}**" if failed else "No regression"
+    lines = [f"### edgepeft compare: {head}", "", f"Allowed loss of throughput: {max_regression:.1%}.", ""]
+    if comparison.verdicts:
+        lines += ["| | result | new over base (95 %) | per host GEMM |", "|---|---|---|---|"]
+        rows = sorted(comparison.verdicts, key=lambda verdict: (not verdict.regressed, verdict.ratio.value))
+        lines += [_line(verdict) for verdict in rows[:_MOST_ROWS]]
+        lines += ["", *([f"{len(rows) - _MOST_ROWS} more rows."] if len(rows) > _MOST_ROWS else [])]
+    changed = [metric for metric in comparison.metrics if metric.change]
+    if changed:
+        lines += ["| | figure | before | now | change |", "|---|---|---|---|---|"]
+        lines += [_metric_line(metric) for metric in changed[:_MOST_ROWS]]
+    elif comparison.metrics:
+        lines.append(f"{len(comparison.metrics)} figures that need no clock: all as before.")
+    lines += ["", *(f"- {_cell(note)}" for note in _notes(comparison))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _line(verdict: Verdict) -> str:
+    mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
+    per_gemm = _interval(verdict.per_gemm) if verdict.per_gemm else "-"
+    return f"| {mark} | {_cell(verdict.result.label)} | {_interval(verdict.ratio)} | {per_gemm} |"
+
+
+def _metric_line(metric: MetricVerdict) -> str:
+    mark = "grew" if metric.grown else "ok"
+    name = _cell(f"{metric.name} of {metric.of}")
+    return f"| {mark} | {name} | {metric.before:,.0f} | {metric.now:,.0f} | {metric.change:+.2%} |"
+
+
+def _notes(comparison: Comparison) -> Iterable[str]:
+    yield from (f"missing from the new result: {label}" for label in comparison.missing)
+    yield from (f"only in the new result: {label}" for label in comparison.added)
+    yield from comparison.notes
+
+
+def _cell(text: str) -> str:
+    """A name from a file must not become markup of the table."""
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]<>|#!" else c for c in text)
+    return " ".join(escaped.split())
+
+
+def benchmark_json(file: ResultFile) -> list[dict[str, Any]]:
+    """Throughput of every row that was measured, for ``customBiggerIsBetter``."""
+    rows = zip(file.results, file.document["results"], strict=True)
+    return [
+        {
+            "name": result.label,
+            "unit": "instances/min",
+            "value": row["instances_per_minute"],
+            "extra": f"{len(result.samples_s)} samples on {_host(file)}",
+        }
+        for result, row in rows
+        if result.samples_s and isinstance(row.get("instances_per_minute"), (int, float))
+    ]
+
+
+def _host(file: ResultFile) -> str:
+    host = file.document.get("host")
+    return str(host.get("cpu", "an unnamed host")) if isinstance(host, dict) else "an unnamed host"
+
+
+def _told(verdict: Verdict) -> str:
+    per_gemm = f", per unit of the host's GEMM rate {_interval(verdict.per_gemm)}" if verdict.per_gemm else ""
+    return f"new over base throughput {_interval(verdict.ratio)}{per_gemm}"
+
+
+def _changed(metric: MetricVerdict) -> str:
+    return f"{metric.before:,.0f} became {metric.now:,.0f} ({metric.change:+.2%})"
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

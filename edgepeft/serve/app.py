@@ -1,0 +1,137 @@
+"""The application: routes, page and documentation behind the guard, with what starts and stops with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from edgepeft.errors import EdgepeftError
+from edgepeft.resources import package_data
+from edgepeft.serve.batcher import Batcher, Closing
+from edgepeft.serve.guard import Guard
+from edgepeft.serve.metrics import Metrics
+from edgepeft.serve.openapi import openapi_document
+from edgepeft.serve.problems import HANDLERS, Json
+from edgepeft.serve.routes import ROUTES, Serving
+from edgepeft.serve.service import Service
+from edgepeft.serve.settings import Settings
+from edgepeft.serve.tuning import Jobs
+
+__all__ = ["create_app", "reload_soon"]
+
+log = logging.getLogger("edgepeft.serve")
+
+_WATCH_S = 1.0
+_STATIC = ("page.html", "page.css", "page.js", "docs.html", "docs.js", "icon.svg")
+
+
+def create_app(settings: Settings) -> Starlette:
+    """The ASGI application.
+
+    Raises:
+        UsageError, BundleError, VerificationFailed: the bundle cannot be served.
+    """
+    service = Service(settings)
+    metrics = Metrics()
+    batcher = Batcher(service.answer, settings.limits, metrics.batch)
+    serving = Serving(settings, service, batcher, metrics, Jobs(settings.bundle, settings.threads))
+    for name, about, value in (
+        ("edgepeft_queued_rows", "Rows that wait.", lambda: batcher.queued_rows),
+        ("edgepeft_tasks", "Tasks of the bundle.", lambda: len(service.manifest.tasks)),
+        ("edgepeft_truncated_rows", "Answers that read a cut text, so far.", lambda: service.truncated_rows),
+        ("edgepeft_ready", "Whether it answers.", lambda: serving.state == "ok"),
+    ):
+        metrics.gauge(name, about, value)
+    folder = package_data("serve")
+    document = openapi_document(ROUTES, token=settings.token is not None)
+
+    async def page(_: Request) -> Response:
+        return FileResponse(folder / "page.html")
+
+    async def docs(_: Request) -> Response:
+        return FileResponse(folder / "docs.html")
+
+    async def openapi(_: Request) -> Response:
+        return Json(document)
+
+    routes: list[Route | Mount] = [Route(e.path, e.call, methods=[e.method]) for e in ROUTES]
+    routes += [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)]
+    routes.append(Mount("/static", StaticFiles(directory=folder)))
+    open_paths = ["/", "/docs", "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
+    guard: Any = Middleware(Guard, settings=settings, metrics=metrics, open_paths=open_paths)
+    handlers: Any = HANDLERS
+    app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=_lifespan)
+    app.state.serving = serving
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    serving: Serving = app.state.serving
+    loop = asyncio.get_running_loop()
+    serving.batcher.start()
+    serving.jobs.on_done(lambda: loop.call_soon_threadsafe(reload_soon, serving))
+    _in_background(serving, _warm(serving))
+    if serving.settings.watch:
+        _in_background(serving, _watch(serving))
+    try:
+        yield
+    finally:
+        serving.state = "stopping"
+        for task in serving.tasks:
+            task.cancel()
+        await asyncio.to_thread(serving.jobs.close)
+        await asyncio.to_thread(serving.batcher.close)
+        serving.service.close()
+
+
+def _in_background(serving: Serving, work: Any) -> None:
+    task = asyncio.get_running_loop().create_task(work)
+    serving.tasks.add(task)  # the loop itself holds tasks weakly
+    task.add_done_callback(serving.tasks.discard)
+
+
+async def _warm(serving: Serving) -> None:
+    with contextlib.suppress(Closing):
+        problems = await serving.batcher.between(serving.service.warm)
+        for task, problem in problems.items():
+            log.error("task %s cannot be run: %s", task, problem)
+        if serving.state == "starting":
+            serving.state = "ok"
+        log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - len(problems))
+
+
+async def _watch(serving: Serving) -> None:
+    while True:
+        await asyncio.sleep(_WATCH_S)
+        if serving.service.changed:
+            await _reload(serving)
+
+
+def reload_soon(serving: Serving) -> None:
+    """Read the bundle again between two batches; from the loop's thread."""
+    _in_background(serving, _reload(serving))
+
+
+async def _reload(serving: Serving) -> None:
+    try:
+        changed = await serving.batcher.between(serving.service.reload)
+        await serving.batcher.between(serving.service.warm)
+    except Closing:
+        return
+    except EdgepeftError as error:
+        serving.metrics.reloads.labels("failed").inc()
+        log.error("the bundle was not read again, what was open goes on answering: %s", error)
+    else:
+        serving.metrics.reloads.labels("done").inc()
+        log.info("read again; changed: %s", ", ".join(changed) or "nothing")

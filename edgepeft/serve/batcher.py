@@ -1,0 +1,248 @@
+"""Micro-batching: rows of all requests that are there run together, whatever their tasks.
+
+One thread runs batches.  While it is busy the queue fills, and the next batch takes what has come.  When it is free,
+the first row waits at most ``wait_s`` for others, and only while a client that was active lately has nothing in the
+queue: a single client never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypeVar
+
+from edgepeft.runtime.runtime import Answer, Readable
+from edgepeft.serve.settings import Limits
+
+__all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
+
+T = TypeVar("T")
+Run = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[Answer]]
+
+_ACTIVE_S = 1.0  # after its last request a client is expected to send another
+_MOST_RETRY_S = 60
+_SMOOTHING = 0.2  # of the measured rate: the last ten batches or so count
+
+
+class QueueFull(Exception):
+    """There is no room for the request's rows; ``retry_after_s`` is when there should be."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class DeadlinePassed(Exception):
+    """The answer did not come in time."""
+
+
+class Closing(Exception):
+    """The service is about to stop and takes nothing new."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One request's rows; compared by identity."""
+
+    tasks: Sequence[str | None]
+    texts: Sequence[Readable]
+    client: Hashable
+    arrived: float
+    future: asyncio.Future[Sequence[Answer]]
+
+
+class Batcher:
+    """A bounded queue and the thread that empties it with ``run``; ``observe`` hears each batch's rows and seconds."""
+
+    def __init__(self, run: Run, limits: Limits, observe: Callable[[int, float], object] = lambda *_: None) -> None:
+        self._run_rows, self.limits, self._observe = run, limits, observe
+        self._jobs: deque[_Job] = deque()
+        self._calls: deque[Callable[[], None]] = deque()  # what runs between batches
+        self._clients: dict[Hashable, float] = {}  # when each sent its last request
+        self._rate = 0.0  # rows per second, while busy
+        self._closing = False
+        self._ready = threading.Condition()  # of everything above
+        self._thread = threading.Thread(target=self._work, name="edgepeft-batches", daemon=True)
+
+    def start(self) -> None:
+        """Begin to run batches."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take nothing new, answer what is queued, end the thread."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait; those of the running batch do not count."""
+        with self._ready:
+            return self._rows
+
+    @property
+    def _rows(self) -> int:
+        return sum(len(job.texts) for job in self._jobs)
+
+    async def submit(
+        self,
+        tasks: Sequence[str | None],
+        texts: Sequence[Readable],
+        *,
+        client: Hashable = None,
+        deadline_s: float | None = None,
+    ) -> Sequence[Answer]:
+        """The answers of ``tasks[i]`` to ``texts[i]``.
+
+        Raises:
+            QueueFull: there are too many rows already.
+            DeadlinePassed: no answer within ``deadline_s`` seconds (at most the limit).
+            Closing: the service stops.
+        """
+        limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
+        job = _Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future())
+        with self._ready:
+            if self._closing:
+                raise Closing
+            if self._rows + len(texts) > self.limits.queued_rows:
+                raise QueueFull(self._retry_after())
+            self._clients[client] = job.arrived
+            self._jobs.append(job)
+            self._ready.notify()
+        try:
+            async with asyncio.timeout(limit):
+                return await job.future
+        except TimeoutError:
+            raise DeadlinePassed from None
+        finally:
+            self._withdraw(job)
+
+    async def between(self, call: Callable[[], T]) -> T:
+        """What ``call`` gives, run by the thread of the batches while none runs.
+
+        Raises:
+            Closing: the service stops.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def called() -> None:
+            try:
+                result = call()
+            except Exception as error:
+                _deliver(loop, [(future, error)])
+            else:
+                _deliver(loop, [(future, result)])
+
+        with self._ready:
+            if self._closing:
+                raise Closing
+            self._calls.append(called)
+            self._ready.notify()
+        return await future
+
+    def _withdraw(self, job: _Job) -> None:
+        if not job.future.done() or job.future.cancelled():
+            with self._ready, contextlib.suppress(ValueError):  # it runs already
+                self._jobs.remove(job)
+
+    def _retry_after(self) -> int:
+        seconds = self._rows / self._rate if self._rate else 1.0
+        return min(_MOST_RETRY_S, max(1, math.ceil(seconds)))
+
+    def _work(self) -> None:
+        while True:
+            batch = self._next()
+            if batch is None:
+                return
+            for call in batch if isinstance(batch, tuple) else ():
+                call()
+            if isinstance(batch, list):
+                begin = monotonic()
+                self._run(batch)
+                self._measure(sum(len(job.texts) for job in batch), monotonic() - begin)
+
+    def _measure(self, rows: int, seconds: float) -> None:
+        with self._ready:
+            now = rows / max(seconds, 1e-6)
+            self._rate = now if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * now
+        self._observe(rows, seconds)
+
+    def _next(self) -> list[_Job] | tuple[Callable[[], None], ...] | None:
+        """The next batch, or what is to run before it; None when there is nothing more to do."""
+        with self._ready:
+            while True:
+                while not self._jobs and not self._calls:
+                    if self._closing:
+                        return None
+                    self._ready.wait()
+                if self._calls:
+                    calls = tuple(self._calls)
+                    self._calls.clear()
+                    return calls
+                until = self._jobs[0].arrived + self.limits.wait_s
+                while self._others_expected() and not self._calls and (left := until - monotonic()) > 0:
+                    self._ready.wait(left)
+                if batch := self._take():
+                    return batch
+
+    def _others_expected(self) -> bool:
+        if self._closing or not self._jobs or self._rows >= self.limits.batch_rows:
+            return False
+        now = monotonic()
+        self._clients = {client: at for client, at in self._clients.items() if now - at < _ACTIVE_S}
+        return len({job.client for job in self._jobs}) < len(self._clients)
+
+    def _take(self) -> list[_Job]:
+        """Requests in their order, as many as fit into a batch; the first in any case."""
+        batch: list[_Job] = []
+        rows = 0
+        while self._jobs and (not batch or rows + len(self._jobs[0].texts) <= self.limits.batch_rows):
+            job = self._jobs.popleft()
+            batch.append(job)
+            rows += len(job.texts)
+        return batch
+
+    def _run(self, batch: Sequence[_Job]) -> None:
+        """One run for all; where it fails, each request alone, so that it fails for nobody else."""
+        try:
+            found = list(
+                self._run_rows([t for job in batch for t in job.tasks], [t for job in batch for t in job.texts])
+            )
+        except Exception as error:
+            if len(batch) == 1:
+                _deliver(batch[0].future.get_loop(), [(batch[0].future, error)])
+                return
+            for job in batch:
+                self._run([job])
+            return
+        answers = []
+        for job in batch:
+            answers.append((job.future, found[: len(job.texts)]))
+            del found[: len(job.texts)]
+        _deliver(batch[0].future.get_loop(), answers)
+
+
+def _deliver(
+    loop: asyncio.AbstractEventLoop,
+    results: Sequence[tuple[asyncio.Future[Any], Any]],
+) -> None:
+    def set_all() -> None:
+        for future, result in results:
+            if future.done():  # its deadline passed
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(set_all)

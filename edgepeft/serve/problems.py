@@ -1,0 +1,106 @@
+"""Errors as answers: a status, a code and a sentence, never a path, a version or a traceback."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edgepeft.errors import BundleError, DataError, EdgepeftError, UnknownName
+from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
+
+__all__ = ["HANDLERS", "Json", "Refused", "explain", "fault", "problem"]
+
+log = logging.getLogger("edgepeft.serve")
+
+
+class Json(JSONResponse):
+    """ASCII only: a lone surrogate, which a client may send, has no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        """The document's bytes."""
+        return json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode()
+
+
+class Refused(Exception):
+    """A request that is not answered, with what the client hears."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.headers = status, code, message, headers
+
+
+_OF_HTTP = {404: ("not_found", "there is nothing here; see /docs"), 405: ("method_not_allowed", "see /docs")}
+
+
+def fault(code: str, message: str) -> dict[str, str]:
+    """The ``error`` of an answer."""
+    return {"code": code, "message": message}
+
+
+def problem(refused: Refused) -> Json:
+    """The answer to a request that was refused."""
+    return Json({"error": fault(refused.code, refused.message)}, refused.status, dict(refused.headers or {}))
+
+
+def explain(error: EdgepeftError, task: str | None) -> Refused:
+    """What a client may know of an error; the rest goes to the log, since messages name files."""
+    if isinstance(error, UnknownName):
+        return Refused(404, "unknown_task", str(error))
+    if isinstance(error, DataError):
+        return Refused(422, "no_token", "a text has no token that the backbone knows.")
+    log.error("task %s: %s", task, error)
+    if isinstance(error, BundleError):
+        return Refused(503, "task_unavailable", f"task {task} cannot be run here; the service's log says why.")
+    return Refused(500, "internal", "the service failed; its log says why.")
+
+
+def _of_http(error: HTTPException) -> Refused:
+    code, message = _OF_HTTP.get(error.status_code, ("refused", "see /docs"))
+    return Refused(error.status_code, code, message, error.headers)
+
+
+def _of_full_queue(error: QueueFull) -> Refused:
+    retry = {"Retry-After": str(error.retry_after_s)}
+    return Refused(429, "queue_full", f"the queue is full; try again in {error.retry_after_s} s.", retry)
+
+
+def _invalid(error: ValidationError) -> Refused:
+    """The first thing that is wrong; what was sent is not repeated."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return Refused(400, "not_json", "the body is not JSON.")
+    known = {"rows", "text", "second", "task", "label", "template", "steps", "epochs", "lr", "head_lr", "batch_size"}
+    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in known)
+    return Refused(422, "invalid", f"{where or 'the body'}: {first['msg']}.")
+
+
+def _handled(tell: Callable[[Any], Refused]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(_: Request, error: Exception) -> Response:
+        return problem(tell(error))
+
+    return handle
+
+
+_STOPPING = Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"})
+
+# Starlette looks for the handler of the nearest class; what has none but the last is logged with its traceback.
+HANDLERS = {
+    kind: _handled(tell)
+    for kind, tell in (
+        (Refused, lambda error: error),
+        (HTTPException, _of_http),
+        (ValidationError, _invalid),
+        (QueueFull, _of_full_queue),
+        (DeadlinePassed, lambda _: Refused(504, "deadline_passed", "there was no answer within the deadline.")),
+        (Closing, lambda _: _STOPPING),
+        (EdgepeftError, lambda error: explain(error, None)),
+        (Exception, lambda _: Refused(500, "internal", "the service failed; its log says why.")),
+    )
+}

@@ -1,0 +1,258 @@
+"""What the service answers: one table of routes, and a function for each."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.runtime.manifest import check_task_name
+from edgepeft.runtime.prediction import Prediction
+from edgepeft.runtime.runtime import Answer, Readable
+from edgepeft.serve import schemas
+from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.metrics import CONTENT_TYPE_LATEST, Metrics
+from edgepeft.serve.problems import Json, Refused, explain, fault
+from edgepeft.serve.service import Service
+from edgepeft.serve.settings import Settings
+from edgepeft.serve.tuning import Jobs
+
+__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+DEADLINE_HEADER = "X-Deadline-Ms"
+
+
+@dataclass
+class Serving:
+    """What the routes work on, as ``request.app.state.serving``."""
+
+    settings: Settings
+    service: Service
+    batcher: Batcher
+    metrics: Metrics
+    jobs: Jobs
+    state: str = "starting"  # or ok, or stopping
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A route with what its documentation says: the models of its request and answer."""
+
+    method: str
+    path: str
+    call: Callable[[Request], Awaitable[Response]]
+    about: str
+    answer: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    status: int = 200
+    refusals: tuple[int, ...] = ()
+
+
+def _serving(request: Request) -> Serving:
+    found: Serving = request.app.state.serving
+    return found
+
+
+async def _body(request: Request, model: type[Model]) -> Model:
+    return model.model_validate_json(await request.body())
+
+
+async def tasks(request: Request) -> Response:
+    """The tasks of the bundle."""
+    serving = _serving(request)
+    manifest = serving.service.manifest
+    found = [
+        {"name": n, "method": e.method, "labels": e.labels, "pairs": e.pairs, "max_length": e.max_length}
+        for n, e in manifest.tasks.items()
+    ]
+    return Json({"tasks": found, "templates": sorted(manifest.templates), "tuning": serving.settings.allow_tuning})
+
+
+async def predict(request: Request) -> Response:
+    """One task on one text, a pair, or a list."""
+    serving, task = _serving(request), request.path_params["task"]
+    serving.service.manifest.task(task)  # before the body is looked at
+    asked = await _body(request, schemas.PredictRequest)
+    answers = await _answers(request, [task] * len(asked.texts), asked.texts)
+    for answer in answers:
+        if isinstance(answer, EdgepeftError):
+            raise explain(answer, task)
+    return Json({"predictions": [answer.as_json() for answer in answers if isinstance(answer, Prediction)]})
+
+
+async def predict_mixed(request: Request) -> Response:
+    """Rows of any tasks in one batch."""
+    asked = await _body(request, schemas.MixedRequest)
+    named = [row.task for row in asked.rows]
+    answers = await _answers(request, named, [(row.text, row.second) for row in asked.rows])
+    return Json({"answers": [_mixed(answer, task) for answer, task in zip(answers, named, strict=True)]})
+
+
+def _mixed(answer: Answer, task: str | None) -> dict[str, Any]:
+    if isinstance(answer, EdgepeftError):
+        refused = explain(answer, task)
+        return {"error": fault(refused.code, refused.message)}
+    if isinstance(answer, Prediction):
+        return {"prediction": answer.as_json()}
+    return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
+
+
+async def _answers(request: Request, named: Sequence[str | None], texts: Sequence[Readable]) -> Sequence[Answer]:
+    serving = _serving(request)
+    if serving.state == "starting":
+        raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
+    _check_texts(serving, texts)
+    begin = monotonic()
+    client = None if request.client is None else (request.client.host, request.client.port)
+    answers = await serving.batcher.submit(named, texts, client=client, deadline_s=_deadline(request))
+    good = [a.task if isinstance(a, Prediction) else "" for a in answers if not isinstance(a, EdgepeftError)]
+    serving.metrics.answered(Counter(good), monotonic() - begin)
+    return answers
+
+
+def _check_texts(serving: Serving, texts: Sequence[Readable]) -> None:
+    limits = serving.settings.limits
+    if len(texts) > limits.rows:
+        raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {len(texts)}.")
+    for row, text in enumerate(texts):
+        longest = len(text) if isinstance(text, str) else max(len(part or "") for part in text)
+        if longest > limits.text_characters:
+            raise Refused(
+                413, "text_too_long", f"row {row}: a text may have {limits.text_characters} characters, not {longest}."
+            )
+
+
+def _deadline(request: Request) -> float | None:
+    given = request.headers.get(DEADLINE_HEADER)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and 0 < len(given) <= 9 and int(given) > 0):
+        raise Refused(400, "invalid", f"{DEADLINE_HEADER} is a number of milliseconds.")
+    return int(given) / 1000
+
+
+async def tune(request: Request) -> Response:
+    """Fine-tune a task, or a new one from a template, in the background."""
+    serving, task = _serving(request), request.path_params["task"]
+    if not serving.settings.allow_tuning:
+        raise Refused(403, "tuning_is_off", "tuning is off; the service is started with --allow-tuning to allow it.")
+    asked = await _body(request, schemas.TuneRequest)
+    manifest = serving.service.manifest
+    if asked.template is None:
+        manifest.task(task)
+    else:
+        manifest.template(asked.template)
+        try:
+            check_task_name(task)
+        except UsageError as error:
+            raise Refused(422, "invalid", str(error)) from None
+    _check_texts_of_rows(serving, asked)
+    return Json(await asyncio.to_thread(serving.jobs.start, task, asked), 202)
+
+
+def _check_texts_of_rows(serving: Serving, asked: schemas.TuneRequest) -> None:
+    most = serving.settings.limits.text_characters
+    for row, each in enumerate(asked.rows):
+        numeric = isinstance(each.label, float) and not math.isfinite(each.label)
+        if numeric or max(len(each.text), len(each.second or ""), len(str(each.label))) > most:
+            raise Refused(422, "invalid", f"rows.{row}: a text may have {most} characters, and a label is finite.")
+
+
+async def job(request: Request) -> Response:
+    """How a fine-tuning run stands."""
+    return Json(_serving(request).jobs.state(request.path_params["job"]))
+
+
+async def stop_job(request: Request) -> Response:
+    """Stop a fine-tuning run; the bundle stays as it was."""
+    return Json(_serving(request).jobs.stop(request.path_params["job"]), 202)
+
+
+async def status(request: Request) -> Response:
+    """What the service is doing now."""
+    serving = _serving(request)
+    metrics = serving.metrics
+    rate, middle, high = metrics.recent()
+    return Json(
+        {
+            "ready": serving.state == "ok",
+            "tasks": len(serving.service.manifest.tasks),
+            "uptime_s": round(monotonic() - metrics.started, 1),
+            "rows": metrics.total_rows,
+            "rows_per_s": round(rate, 2),
+            "latency_p50_ms": None if middle is None else round(middle * 1000, 2),
+            "latency_p90_ms": None if high is None else round(high * 1000, 2),
+            "queued_rows": serving.batcher.queued_rows,
+            "memory_bytes": metrics.memory_bytes(),
+        }
+    )
+
+
+async def healthz(_: Request) -> Response:
+    """Whether the process answers at all."""
+    return Json({"status": "ok"})
+
+
+async def readyz(request: Request) -> Response:
+    """Whether it has opened the bundle and goes on."""
+    state = _serving(request).state
+    return Json({"status": state}, 200 if state == "ok" else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """Counters for Prometheus."""
+    return Response(_serving(request).metrics.text(), media_type=None, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+_ASKED = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+
+# The routes that carry a literal ':' come first: `{task}` alone would swallow it.
+ROUTES = (
+    Endpoint("GET", "/v1/tasks", tasks, "All tasks.", schemas.Tasks),
+    Endpoint(
+        "POST",
+        "/v1/tasks/{task}:predict",
+        predict,
+        "Answers of one task to a text, a pair, or a list of them.",
+        schemas.Predictions,
+        schemas.PredictRequest,
+        refusals=_ASKED,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/predict",
+        predict_mixed,
+        "Rows of any tasks in one batch; a row without a task gets the backbone's embedding.",
+        schemas.Answers,
+        schemas.MixedRequest,
+        refusals=_ASKED,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/tasks/{task}:tune",
+        tune,
+        "Fine-tune a task on rows, or start one from a template (needs --allow-tuning).",
+        schemas.Job,
+        schemas.TuneRequest,
+        202,
+        (*_ASKED, 409),
+    ),
+    Endpoint("GET", "/v1/jobs/{job}", job, "How a fine-tuning run stands.", schemas.Job, refusals=(404,)),
+    Endpoint("DELETE", "/v1/jobs/{job}", stop_job, "Stop a fine-tuning run.", schemas.Job, None, 202, (404,)),
+    Endpoint("GET", "/v1/status", status, "Throughput, latency and memory now.", schemas.Status),
+    Endpoint("GET", "/healthz", healthz, "Whether the process answers.", schemas.Health),
+    Endpoint("GET", "/readyz", readyz, "Whether it is ready to be asked.", schemas.Health, refusals=(503,)),
+    Endpoint("GET", "/metrics", metrics, "Counters for Prometheus, as text."),
+)

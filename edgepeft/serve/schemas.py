@@ -1,0 +1,186 @@
+"""What requests and answers look like; the OpenAPI document is made from these."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+__all__ = [
+    "Answers",
+    "Health",
+    "Job",
+    "MixedRequest",
+    "MixedRow",
+    "PredictRequest",
+    "Predictions",
+    "Problem",
+    "Row",
+    "Status",
+    "Task",
+    "Tasks",
+    "TuneRequest",
+    "TuneRow",
+]
+
+# As a task's name in a manifest: also a file's name, so nothing else may stand in it.
+TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$", examples=["mood"])]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key is an error, not a default
+
+
+class Row(_Asked):
+    """A text, or a pair of texts for a task that was trained on pairs."""
+
+    text: str
+    second: str | None = None
+
+
+class PredictRequest(_Asked):
+    """Either one text (with ``second``: a pair), or ``rows``: texts, pairs, or both."""
+
+    text: str | None = Field(default=None, examples=["We laughed all evening."])
+    second: str | None = None
+    rows: list[str | Row] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> PredictRequest:
+        if (self.text is None) == (self.rows is None) or (self.rows is not None and self.second is not None):
+            raise ValueError("give text (and second for a pair), or rows")
+        return self
+
+    @property
+    def texts(self) -> list[str | tuple[str, str | None]]:
+        """What to read, in order."""
+        if self.rows is None:
+            return [(self.text or "", self.second)]
+        return [row if isinstance(row, str) else (row.text, row.second) for row in self.rows]
+
+
+class MixedRow(Row):
+    """A row with its task; without one it gets the backbone's embedding."""
+
+    task: TaskName | None = None
+
+
+class MixedRequest(_Asked):
+    """Rows of any tasks, answered in one batch."""
+
+    rows: list[MixedRow] = Field(min_length=1)
+
+
+class TuneRow(Row):
+    """A row to learn from; a number where the task is one."""
+
+    label: str | int | float
+
+
+class TuneRequest(_Asked):
+    """What to fine-tune on; the options are those of ``edgepeft tune``."""
+
+    rows: list[TuneRow] = Field(min_length=1)
+    template: TaskName | None = Field(default=None, description="Start a new task of this name from a template.")
+    steps: int | None = Field(default=None, ge=1, le=100_000)
+    epochs: int | None = Field(default=None, ge=1, le=1000)
+    lr: float | None = Field(default=None, gt=0, le=10)
+    head_lr: float | None = Field(default=None, gt=0, le=10)
+    batch_size: int | None = Field(default=None, ge=1, le=1024)
+    seed: int = Field(default=0, ge=0, lt=2**32)
+
+
+class Prediction(BaseModel):
+    """A label with its probability and those of all labels; ``value`` where the task is a number."""
+
+    task: str
+    label: str | None = None
+    score: float | None = None
+    scores: dict[str, float] | None = None
+    value: float | None = None
+
+
+class Predictions(BaseModel):
+    """One prediction for each text, in order."""
+
+    predictions: list[Prediction]
+
+
+class Fault(BaseModel):
+    """What went wrong: a word for programs, a sentence for people."""
+
+    code: str
+    message: str
+
+
+class Answer(BaseModel):
+    """One of the three."""
+
+    prediction: Prediction | None = None
+    embedding: list[float] | None = None
+    error: Fault | None = None
+
+
+class Answers(BaseModel):
+    """One answer for each row, in order; a row whose task is not there has an ``error``, the others are answered."""
+
+    answers: list[Answer]
+
+
+class Problem(BaseModel):
+    """Any answer that is not a success."""
+
+    error: Fault
+
+
+class Task(BaseModel):
+    """One task of the bundle."""
+
+    name: str
+    method: str
+    labels: list[str] | None = Field(description="None where the task is a number.")
+    pairs: bool
+    max_length: int = Field(description="In tokens; what is longer is cut.")
+
+
+class Tasks(BaseModel):
+    """All tasks, and the templates that a new one can start from."""
+
+    tasks: list[Task]
+    templates: list[str]
+    tuning: bool
+
+
+class Status(BaseModel):
+    """What the service is doing now."""
+
+    ready: bool
+    tasks: int
+    uptime_s: float
+    rows: int = Field(description="Answered since the start.")
+    rows_per_s: float = Field(description="Over the last ten seconds.")
+    latency_p50_ms: float | None = Field(description="Of requests in the last ten seconds.")
+    latency_p90_ms: float | None
+    queued_rows: int
+    memory_bytes: int = Field(description="Resident, of the process.")
+
+
+class Health(BaseModel):
+    """``ok``, or why not."""
+
+    status: Literal["ok", "starting", "stopping"]
+
+
+class Job(BaseModel):
+    """A fine-tuning run."""
+
+    job: str
+    task: str
+    state: Literal["running", "done", "failed", "stopped"]
+    phase: str | None = None
+    done: int = 0
+    total: int = 0
+    loss: float | None = None
+    score: float | None = None
+    result: dict[str, Any] | None = None
+    error: Fault | None = None

@@ -1,0 +1,109 @@
+"""Listening, and stopping: SIGTERM ends gracefully, SIGHUP reads the bundle again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import math
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.serve.app import create_app, reload_soon
+from edgepeft.serve.protocol import limited_protocol
+from edgepeft.serve.routes import Serving
+from edgepeft.serve.settings import Settings
+
+__all__ = ["listen", "run"]
+
+_LOST = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
+_KEEP_ALIVE_S = 30
+_BACKLOG = 512
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one.
+
+    Raises:
+        UsageError: the address is in use, not allowed, or not this machine's.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(_BACKLOG)
+        except BaseException:
+            found.close()
+            raise
+    except socket.gaierror as error:
+        raise UsageError(f"--host {host} is no address of this machine ({error.strerror}).") from error
+    except OverflowError as error:
+        raise UsageError(f"--port is a number up to 65535; found {port}.") from error
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise EdgepeftError(f"cannot listen on {host} port {port} ({error.strerror}).") from error
+        raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}). Give another --port.") from error
+    return found
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are ours: uvicorn's own would end the process by the signal after all is done."""
+        yield
+
+
+def run(settings: Settings, started: Callable[[str], object] = lambda _: None) -> None:
+    """Serve until SIGTERM or SIGINT; ``started`` hears the address.
+
+    Raises:
+        UsageError, BundleError, VerificationFailed: the bundle cannot be served, or the address not be had.
+    """
+    app = create_app(settings)
+    limits = settings.limits
+    with listen(settings.host, settings.port) as listening:
+        config = uvicorn.Config(
+            app,
+            http=limited_protocol(limits),
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=limits.connections,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(limits.deadline_s),
+        )
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        host, port = listening.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        server = _Server(config)
+
+        async def serve() -> None:
+            _handle_signals(server, app.state.serving)
+            started(f"http://{shown}:{port}")
+            await server.serve(sockets=[listening])
+
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(serve())
+
+
+def _handle_signals(server: uvicorn.Server, serving: Serving) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        server.force_exit = server.should_exit  # the second time
+        server.should_exit = True
+        serving.state = "stopping"
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_signal_handler(signal.SIGHUP, reload_soon, serving)

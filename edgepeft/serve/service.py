@@ -1,0 +1,130 @@
+"""The bundle that is served: opened, answered from, and opened again when its files change.
+
+Everything here but ``tasks`` is called by one thread at a time, that of the batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.resources import file_identity
+from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
+from edgepeft.runtime.resident import MOST_SESSIONS
+from edgepeft.runtime.runtime import Answer, Readable, Runtime
+from edgepeft.runtime.signature import SIGNATURE_FILE, check_signature
+from edgepeft.serve.settings import Settings
+
+__all__ = ["Service"]
+
+log = logging.getLogger("edgepeft.serve")
+
+
+class Service:
+    """A runtime that is kept up to date.
+
+    Raises:
+        UsageError, BundleError: there is no bundle, or it is not signed as the settings demand.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._seen = self._identity()
+        self.runtime = self._open()
+        self._truncated_before = 0  # by runtimes that were replaced
+
+    def _open(self) -> Runtime:
+        self._check_signature()
+        return Runtime(self._settings.bundle, threads=self._settings.threads, cache=self._settings.cache)
+
+    def _check_signature(self) -> None:
+        if self._settings.public_key is not None:
+            check_signature(self._settings.bundle, self._settings.public_key)
+
+    def _identity(self) -> tuple[str, ...]:
+        """Changes whenever the manifest or its signature is replaced."""
+        found = []
+        for name in (MANIFEST_FILE, SIGNATURE_FILE):
+            try:
+                found.append(file_identity(Path(self._settings.bundle) / name))
+            except OSError:
+                found.append("")
+        return tuple(found)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What is served now."""
+        return self.runtime.bundle.manifest
+
+    @property
+    def changed(self) -> bool:
+        """Whether the files are others than those that were last looked at; from any thread."""
+        return self._identity() != self._seen
+
+    @property
+    def truncated_rows(self) -> int:
+        """Answers that read a text cut to its task's maximal length."""
+        return self._truncated_before + self.runtime.truncation.rows
+
+    def warm(self) -> dict[str, str]:
+        """Open the sessions before somebody waits for them; what is wrong with tasks that cannot be opened."""
+        problems = {}
+        for task in self.runtime.tasks[:MOST_SESSIONS]:
+            try:
+                self.runtime.session(task)
+            except EdgepeftError as error:
+                problems[task] = str(error)
+        return problems
+
+    def reload(self) -> tuple[str, ...]:
+        """Take over what changed in the folder; the tasks that are new, replaced or gone.
+
+        Raises:
+            EdgepeftError: the folder holds nothing that can be served; what was open goes on answering.
+        """
+        self._seen = self._identity()
+        self._check_signature()
+        before = self.manifest
+        try:
+            return self.runtime.reload()
+        except UsageError:  # another backbone
+            replaced, self.runtime = self.runtime, self._open()
+            self._truncated_before += replaced.truncation.rows
+            replaced.close()
+            return tuple({**before.tasks, **self.manifest.tasks})
+
+    def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[Answer]:
+        """The answer of each row, or the error in its place.
+
+        Raises:
+            EdgepeftError: as ``Runtime.predict_mixed`` for what concerns more than one task.
+        """
+        try:
+            found = self.runtime.predict_mixed(tasks, texts, strict=False)
+        except BundleError:
+            if not self._caught_up():
+                raise
+            return self.runtime.predict_mixed(tasks, texts, strict=False)
+        failed = [row for row, answer in enumerate(found) if isinstance(answer, EdgepeftError)]
+        if failed and self._caught_up():
+            again = self.runtime.predict_mixed([tasks[r] for r in failed], [texts[r] for r in failed], strict=False)
+            for row, answer in zip(failed, again, strict=True):
+                found[row] = answer
+        return found
+
+    def _caught_up(self) -> bool:
+        """Whether the failure may be that of files replaced a moment ago, which are read now."""
+        if not self.changed:
+            return False
+        try:
+            self.reload()
+        except EdgepeftError as error:
+            log.error("the bundle cannot be read again: %s", error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the sessions."""
+        self.runtime.close()

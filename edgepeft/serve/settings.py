@@ -1,0 +1,95 @@
+"""What a service is started with: its limits, where it listens, and who may ask."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edgepeft.errors import UsageError
+
+__all__ = ["Limits", "Settings", "read_token"]
+
+_LEAST_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
+_MOST_TOKEN = 4096
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of everything that a client can make grow."""
+
+    body_bytes: int = 1 << 20
+    header_bytes: int = 16 << 10  # of one request, all headers together
+    text_characters: int = 20_000  # of one text; a task reads its first few hundred tokens
+    rows: int = 64  # of one request
+    queued_rows: int = 256  # of all that wait; more are refused with 429
+    batch_rows: int = 32  # that run together
+    wait_s: float = 0.005  # that the first row of a batch waits for others, while others are to be expected
+    deadline_s: float = 30.0  # of a request, from its last byte to its answer
+    read_s: float = 10.0  # for a request's headers, and again for its body
+    connections: int = 256
+
+    def __post_init__(self) -> None:
+        if self.rows > self.queued_rows:
+            raise UsageError(
+                f"a request may hold {self.rows} rows, the queue {self.queued_rows}: give the queue at least as many."
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One service; ``public_key`` is the PEM file of whoever must have signed the bundle."""
+
+    bundle: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    token: str | None = None
+    insecure: bool = False
+    allow_tuning: bool = False
+    public_key: Path | None = None
+    threads: int | None = None
+    cache: bool = True
+    watch: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.loopback and self.token is None and not self.insecure:
+            raise UsageError(
+                f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
+                "must carry, or --insecure to answer anybody."
+            )
+        if self.allow_tuning and self.public_key is not None:
+            raise UsageError(
+                "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would "
+                "refuse them. Give one of the two."
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:  # another name: where it leads is not ours to guess
+            return False
+
+
+def read_token(path: Path) -> str:
+    """The token that a file holds; spaces and newlines around it do not count.
+
+    Raises:
+        UsageError: no such file, or what it holds is no token: printable ASCII of at least 16 characters.
+    """
+    try:
+        token = path.read_bytes()[: _MOST_TOKEN + 2].decode("ascii").strip()
+    except OSError as error:
+        raise UsageError(f"the token file {path} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError:
+        token = ""
+    if not (_LEAST_TOKEN <= len(token) <= _MOST_TOKEN and all("!" <= c <= "~" for c in token)):
+        raise UsageError(
+            f"{path} holds no token: one word of {_LEAST_TOKEN} to {_MOST_TOKEN} printable ASCII characters is needed. "
+            f"Make one with: openssl rand -hex 32 > {path}"
+        )
+    return token

@@ -1,0 +1,258 @@
+"""A service under load over loopback: throughput and latency beside the offline runtime, then twice what it can carry.
+
+    python tests/faults/load.py BUNDLE --minutes 30
+
+Every answer is checked against the offline prediction for its own text and task.  Prints one JSON document; exit 1 where an
+answer was lost or mixed up, or memory at the end is more than 5 % over that after two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from edgepeft.runtime.runtime import Runtime
+
+TOLERANCE = 2e-3  # of a probability: rows of other requests run beside it, and the served one may be on int8
+CLIENTS = 16
+WORDS = [
+    "the",
+    "a",
+    "we",
+    "they",
+    "soup",
+    "street",
+    "evening",
+    "rain",
+    "prize",
+    "match",
+    "goal",
+    "bank",
+    "market",
+    "song",
+    "film",
+    "laughed",
+    "fell",
+    "won",
+    "said",
+    "over",
+    "cold",
+]
+
+
+class Connection:
+    """Keep-alive HTTP/1.1, as little of it as the service speaks: a client must not take the service's cores."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.reader: asyncio.StreamReader | None = None
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self.reader is None:
+            self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writer.write(
+            b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (path.encode(), len(body), body)
+        )
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1])  # type: ignore[index]
+        answer = await self.reader.readexactly(length)
+        if b"connection: close" in head.lower():
+            self.close()
+        return int(head[9:12]), answer
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.writer.close()
+            self.reader = None
+
+
+class Load:
+    """Texts with their offline answers, and what came of asking for them."""
+
+    def __init__(self, port: int, cases: list[tuple[str, str, Any]]) -> None:
+        self.port, self.cases = port, cases
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.latencies: list[float] = []
+
+    async def ask(self, connection: Connection, case: tuple[str, str, Any]) -> int:
+        task, text, expected = case
+        begin = time.perf_counter()
+        try:
+            status, body = await connection.post(f"/v1/tasks/{task}:predict", json.dumps({"text": text}).encode())
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.counts[f"lost: {type(error).__name__}"] += 1
+            connection.close()
+            return 0
+        self.latencies.append(time.perf_counter() - begin)
+        self.counts[str(status)] += 1
+        if status == 200:
+            found = json.loads(body)["predictions"][0]
+            scores = found.get("scores") or {"value": found["value"]}
+            wanted = expected.scores or {"value": expected.score}
+            if found["task"] != task or max(abs(scores[k] - wanted[k]) for k in wanted) > TOLERANCE:
+                self.wrong.append(f"{task}: {text[:60]}: {found} in place of {expected}")
+        return status
+
+    async def closed_loop(self, clients: int, seconds: float, seed: int = 0) -> float:
+        """Each client asks again when it has its answer; answers per second."""
+        until = time.monotonic() + seconds
+        answered = 0
+
+        async def client(number: int) -> None:
+            nonlocal answered
+            source, connection = random.Random(seed + number), Connection(self.port)
+            while time.monotonic() < until:
+                answered += await self.ask(connection, source.choice(self.cases)) == 200
+            connection.close()
+
+        begin = time.monotonic()
+        await asyncio.gather(*(client(i) for i in range(clients)))
+        return answered / (time.monotonic() - begin)
+
+    async def open_loop(self, rate: float, seconds: float, watch: Any) -> None:
+        """Requests come at ``rate`` a second, whatever becomes of those before."""
+        source = random.Random(1)
+        idle = [Connection(self.port) for _ in range(200)]
+        running: set[asyncio.Task[None]] = set()
+
+        async def one(case: tuple[str, str, Any]) -> None:
+            connection = idle.pop()
+            await self.ask(connection, case)
+            idle.append(connection)
+
+        begin = time.monotonic()
+        sent = 0
+        while (now := time.monotonic() - begin) < seconds:
+            while sent < now * rate:
+                sent += 1
+                if idle:
+                    task = asyncio.create_task(one(source.choice(self.cases)))
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                else:
+                    self.counts["not sent: 200 under way"] += 1
+            watch(now)
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*running)
+
+
+def offline(bundle: Path, threads: int | None, seed: int = 0) -> tuple[list[tuple[str, str, Any]], float, float]:
+    """Cases with their answers, rows per second in batches of 32, and the median seconds of a single row."""
+    source = random.Random(seed)
+    with Runtime(bundle, threads=threads) as runtime:
+        tasks = [task for task in runtime.tasks if not runtime.bundle.entry(task).pairs]
+        texts = [" ".join(source.choices(WORDS, k=source.randrange(3, 40))) for _ in range(512)]
+        named = [source.choice(tasks) for _ in texts]
+        answers: list[Any] = []
+        rates = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            answers = [
+                a for i in range(0, 512, 32) for a in runtime.predict_mixed(named[i : i + 32], texts[i : i + 32])
+            ]
+            rates.append(512 / (time.perf_counter() - begin))
+        singles = []
+        for task, text in zip(named[:200], texts[:200], strict=True):
+            begin = time.perf_counter()
+            runtime.predict(task, [text])
+            singles.append(time.perf_counter() - begin)
+    return list(zip(named, texts, answers, strict=True)), median(rates), median(singles)
+
+
+def start(bundle: Path, threads: int | None) -> tuple[subprocess.Popen[str], int]:
+    """The service in a process of its own."""
+    entry = "import sys; from edgepeft.cli._main import main; main()"
+    command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", "--queue", "128"]
+    command += [] if threads is None else ["--threads", str(threads)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    port = 0
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"on http://\S+:(\d+)", line):
+            port = int(found[1])
+        if "ready, with" in line:
+            return process, port
+    raise SystemExit("the service did not start")
+
+
+async def measure(load: Load, process: psutil.Process, minutes: float) -> dict[str, Any]:
+    await load.closed_loop(CLIENTS, 5)
+    load.latencies.clear()
+    await load.closed_loop(1, 10)
+    single = median(load.latencies)
+    rates = [await load.closed_loop(CLIENTS, 10, seed=i) for i in range(3)]
+    load.counts.clear()
+    load.latencies.clear()
+    memory: list[tuple[float, int]] = []
+
+    def watch(now: float) -> None:
+        if not memory or now - memory[-1][0] >= 5:
+            memory.append((now, process.memory_info().rss))
+
+    capacity = median(rates)
+    if minutes:
+        await load.open_loop(2 * capacity, 60 * minutes, watch)
+    early = [rss for at, rss in memory if at >= min(120, 30 * minutes)][:3]
+    return {
+        "served_rows_per_s": rates,
+        "single_client_p50_s": single,
+        "overload": {
+            "minutes": minutes,
+            "asked_per_s": 2 * capacity,
+            "outcomes": dict(load.counts),
+            "answered_p50_s": median(load.latencies) if load.latencies else None,
+            "memory_after_2_min_mb": round(median(early) / 2**20, 1) if early else None,
+            "memory_at_the_end_mb": round(median([rss for _, rss in memory][-3:]) / 2**20, 1) if memory else None,
+        },
+        "mixed_up": len(load.wrong),
+        "examples": load.wrong[:5],
+    }
+
+
+def main() -> None:
+    """Offline first, then the service."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--threads", type=int)
+    asked = parser.parse_args()
+    cases, rate, single = offline(asked.bundle, asked.threads)
+    process, port = start(asked.bundle, asked.threads)
+    try:
+        found = asyncio.run(measure(Load(port, cases), psutil.Process(process.pid), asked.minutes))
+    finally:
+        process.terminate()
+        code = process.wait(60)
+    found |= {
+        "offline_rows_per_s": rate,
+        "served_over_offline": median(found["served_rows_per_s"]) / rate,
+        "offline_single_p50_s": single,
+        "added_latency_p50_ms": 1000 * (found["single_client_p50_s"] - single),
+        "exit_code": code,
+    }
+    print(json.dumps(found, indent=2))
+    overload = found["overload"]
+    lost = sum(n for outcome, n in overload["outcomes"].items() if outcome.startswith("lost"))
+    before, after = overload["memory_after_2_min_mb"], overload["memory_at_the_end_mb"]
+    grown = before is not None and after > 1.05 * before
+    sys.exit(1 if lost or found["mixed_up"] or grown or code else 0)
+
+
+if __name__ == "__main__":
+    main()

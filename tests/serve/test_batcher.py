@@ -1,0 +1,187 @@
+"""Requests that come together run together; the queue and the wait are bounded; one bad request fails alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
+
+from edgepeft.serve.batcher import Batcher, Closing, DeadlinePassed, QueueFull
+from edgepeft.serve.settings import Limits
+
+
+class Slow:
+    """Answers (task, text) for each row; notes its batches; waits at a gate."""
+
+    def __init__(self, gated=False):
+        self.batches, self.gate = [], threading.Event()
+        if not gated:
+            self.gate.set()
+
+    def __call__(self, tasks, texts):
+        self.batches.append(list(texts))
+        self.gate.wait(10)
+        if "bad" in texts:
+            raise ValueError("a row that nobody can answer")
+        return list(zip(tasks, texts, strict=True))
+
+
+def run(scenario, slow, **limits):
+    batcher = Batcher(slow, Limits(**limits))
+    batcher.start()
+    try:
+        return asyncio.run(scenario(batcher))
+    finally:
+        slow.gate.set()
+        batcher.close()
+
+
+async def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen within 5 s")
+
+
+def test_what_waits_while_a_batch_runs_is_the_next_batch_and_everybody_gets_their_own_answer():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        first = asyncio.create_task(batcher.submit(["t"], ["first"], client=0))
+        await until(lambda: slow.batches)
+        others = [asyncio.create_task(batcher.submit([f"t{i}"] * 2, [f"{i}a", f"{i}b"], client=i)) for i in range(5)]
+        await until(lambda: batcher.queued_rows == 10)
+        slow.gate.set()
+        return await first, await asyncio.gather(*others)
+
+    first, others = run(scenario, slow)
+    assert first == [("t", "first")]
+    assert others == [[(f"t{i}", f"{i}a"), (f"t{i}", f"{i}b")] for i in range(5)]
+    assert [len(batch) for batch in slow.batches] == [1, 10]
+
+
+def test_a_batch_holds_whole_requests_up_to_its_size():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
+        await until(lambda: slow.batches)
+        tasks += [asyncio.create_task(batcher.submit(["t"] * n, [str(n)] * n)) for n in (3, 4, 5, 9)]
+        await until(lambda: batcher.queued_rows == 21)
+        slow.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(scenario, slow, batch_rows=8, rows=9)
+    assert [len(batch) for batch in slow.batches] == [1, 7, 5, 9]
+
+
+def test_a_single_client_never_waits_for_others():
+    slow = Slow()
+
+    async def scenario(batcher):
+        begin = time.monotonic()
+        for _ in range(5):
+            await batcher.submit(["t"], ["x"], client="only")
+        return time.monotonic() - begin
+
+    assert run(scenario, slow, wait_s=10.0) < 5
+
+
+def test_a_row_waits_for_a_client_that_was_active_and_no_longer_than_the_limit():
+    slow = Slow()
+
+    async def scenario(batcher):
+        await batcher.submit(["t"], ["x"], client="one")
+        await asyncio.gather(batcher.submit(["t"], ["a"], client="one"), batcher.submit(["t"], ["b"], client="two"))
+        await batcher.submit(["t"], ["y"], client="one")  # two sends nothing more
+
+    run(scenario, slow, wait_s=0.3)
+    assert slow.batches[1:] == [["a", "b"], ["y"]] or slow.batches[1:] == [["a"], ["b"], ["y"]]
+
+
+def test_more_rows_than_the_queue_holds_are_refused_with_a_time_to_come_back():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
+        await until(lambda: slow.batches)
+        tasks += [asyncio.create_task(batcher.submit(["t"] * 4, ["x"] * 4))]
+        await until(lambda: batcher.queued_rows == 4)
+        with pytest.raises(QueueFull) as full:
+            await batcher.submit(["t"] * 3, ["y"] * 3)
+        slow.gate.set()
+        await asyncio.gather(*tasks)
+        return full.value.retry_after_s
+
+    assert 1 <= run(scenario, slow, queued_rows=6, rows=4) <= 60
+    assert "y" not in [text for batch in slow.batches for text in batch]
+
+
+def test_a_request_whose_deadline_passes_in_the_queue_is_never_run_and_leaves_room():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        first = asyncio.create_task(batcher.submit(["t"], ["first"]))
+        await until(lambda: slow.batches)
+        with pytest.raises(DeadlinePassed):
+            await batcher.submit(["t"], ["late"], deadline_s=0.05)
+        assert batcher.queued_rows == 0
+        slow.gate.set()
+        await first
+
+    run(scenario, slow)
+    assert slow.batches == [["first"]]
+
+
+def test_a_request_that_fails_takes_no_other_with_it():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
+        await until(lambda: slow.batches)
+        tasks += [asyncio.create_task(batcher.submit(["t"], [text])) for text in ("good", "bad", "fine")]
+        await until(lambda: batcher.queued_rows == 3)
+        slow.gate.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    _, good, bad, fine = run(scenario, slow)
+    assert (good, fine) == ([("t", "good")], [("t", "fine")])
+    assert isinstance(bad, ValueError)
+
+
+def test_closing_answers_what_is_queued_and_takes_nothing_new():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit(["t"], [text])) for text in ("one", "two")]
+        await until(lambda: slow.batches)
+        closing = asyncio.create_task(asyncio.to_thread(batcher.close))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Closing):
+            await batcher.submit(["t"], ["three"])
+        slow.gate.set()
+        await closing
+        return await asyncio.gather(*tasks)
+
+    assert run(scenario, slow) == [[("t", "one")], [("t", "two")]]
+
+
+def test_a_call_between_batches_runs_while_no_batch_does():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        first = asyncio.create_task(batcher.submit(["t"], ["first"]))
+        await until(lambda: slow.batches)
+        call = asyncio.create_task(batcher.between(lambda: len(slow.batches)))
+        await asyncio.sleep(0.05)
+        assert not call.done()
+        slow.gate.set()
+        await first
+        return await call
+
+    assert run(scenario, slow) == 1

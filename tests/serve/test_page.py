@@ -1,0 +1,163 @@
+"""The page in a real browser: headless Chromium by Selenium, which needs nothing but the service."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
+selenium = pytest.importorskip("selenium", reason="needs selenium, chromium and chromedriver")
+
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+
+pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs chromium and chromedriver")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    # Whatever is not on this machine does not resolve: the page must need nothing else.
+    options.add_argument("--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def shown(browser, name, wide=1100, high=900, dark=False):
+    """Set size and scheme; a picture goes where EDGEPEFT_SCREENSHOTS says."""
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    metrics = {"width": wide, "height": high, "deviceScaleFactor": 1, "mobile": wide < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    if folder := os.environ.get("EDGEPEFT_SCREENSHOTS"):
+        browser.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def wait(browser, condition):
+    return WebDriverWait(browser, 20).until(lambda _: condition())
+
+
+def find(browser, selector):
+    return browser.find_elements(By.CSS_SELECTOR, selector)
+
+
+def ask(browser, text):
+    field = browser.find_element(By.ID, "text")
+    field.clear()
+    field.send_keys(text)
+    browser.find_element(By.ID, "go").click()
+
+
+def problems(browser):
+    return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_text_is_answered_by_all_tasks_with_scores_and_latency(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
+    ask(browser, "w5 w6 w7")
+    wait(browser, lambda: len(find(browser, ".answer")) == 3)
+    _, _, told = served.predict("mood", {"text": "w5 w6 w7"})
+    best = max(told["predictions"][0]["scores"].items(), key=lambda item: item[1])
+    first = next(card for card in find(browser, ".answer") if card.text.startswith("mood"))
+    lines = [line.text for line in first.find_elements(By.CSS_SELECTOR, "li")]
+    assert lines[0].split() == [best[0], f"{100 * best[1]:.1f}", "%"]
+    number = next(card for card in find(browser, ".answer") if card.text.startswith("score"))
+    value = served.predict("score", {"text": "w5 w6 w7"})[2]["predictions"][0]["value"]
+    assert float(number.find_element(By.CSS_SELECTOR, ".value").text) == pytest.approx(value, abs=2e-3)
+    assert "3 tasks in" in browser.find_element(By.ID, "took").text
+    assert problems(browser) == []
+
+
+def test_throughput_and_memory_are_live(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: "MiB" in browser.find_element(By.ID, "memory").text)
+    before = int(browser.find_element(By.ID, "rows").text.split()[0])
+    served.predict("mood", {"rows": ["w5"] * 7})
+    wait(browser, lambda: int(browser.find_element(By.ID, "rows").text.split()[0]) >= before + 7)
+    assert float(browser.find_element(By.ID, "rate").text.split()[0]) > 0
+    assert browser.find_element(By.ID, "curve").get_attribute("points")
+
+
+@pytest.mark.parametrize(
+    ("name", "wide", "dark"), [("light", 1100, False), ("dark", 1100, True), ("phone", 360, False), ("phone-dark", 360, True)]
+)  # fmt: skip
+def test_it_fits_every_width_and_can_be_read_in_both_schemes(browser, served, name, wide, dark):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    shown(browser, name, wide, dark=dark)
+    wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
+    ask(browser, "w5 " * 30)
+    wait(browser, lambda: len(find(browser, ".answer")) == 3)
+    shown(browser, name, wide, dark=dark)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= wide
+    for selector in ("body", "#go", ".answer li span", "dt"):
+        assert contrast(browser, selector) >= 4.5, selector
+
+
+CONTRAST = """
+const element = document.querySelector(arguments[0]);
+const channel = (v) => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+const light = (css) => {
+  const [r, g, b] = css.match(/[\\d.]+/g).map(Number);
+  return 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+};
+let under = element;
+while (/, 0\\)|transparent/.test(getComputedStyle(under).backgroundColor)) under = under.parentElement;
+const [a, b] = [getComputedStyle(element).color, getComputedStyle(under).backgroundColor].map(light).sort((x, y) => y - x);
+return (a + 0.05) / (b + 0.05);
+"""
+
+
+def contrast(browser, selector):
+    """WCAG 2.1's ratio of the text's colour to what lies under it."""
+    return browser.execute_script(CONTRAST, selector)
+
+
+def test_a_label_is_text_and_never_markup(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
+    browser.execute_script("tasks = [{name: '<img src=x onerror=window.bad=1>', method: 'm', pairs: false}]")
+    made = browser.execute_script(
+        "return answerCard(tasks[0], {prediction: {label: 'a', scores: {'<script>window.bad=1</script>': 1}}}).innerHTML"
+    )
+    assert "<img" not in made
+    assert "<script" not in made
+
+
+def test_the_documentation_shows_every_operation_and_tries_one(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/docs")
+    shown(browser, "docs")
+    wait(browser, lambda: len(find(browser, ".operation")) >= 10)
+    card = next(each for each in find(browser, ".operation") if "/v1/tasks/{task}:predict" in each.text)
+    card.find_element(By.TAG_NAME, "summary").click()
+    card.find_element(By.TAG_NAME, "input").send_keys("mood")
+    shown(browser, "docs-open")
+    card.find_element(By.TAG_NAME, "button").click()
+    wait(browser, lambda: '"predictions"' in card.text.split("Try it")[-1])
+    assert problems(browser) == []
+
+
+def test_a_token_is_asked_for_once(browser, exported, tmp_path):
+    from served import serving
+
+    (tmp_path / "token").write_text("0123456789abcdef0123")
+    with serving(exported, tmp_path, "--no-cache", "--token-file", tmp_path / "token") as own:
+        browser.get(f"http://127.0.0.1:{own.port}/")
+        wait(browser, lambda: browser.find_element(By.ID, "token-form").is_displayed())
+        shown(browser, "token")
+        browser.find_element(By.ID, "token").send_keys("0123456789abcdef0123")
+        browser.find_element(By.CSS_SELECTOR, "#token-form button").click()
+        wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
+        assert not browser.find_element(By.ID, "token-form").is_displayed()

@@ -1,0 +1,119 @@
+"""Signatures: what the key's owner signed is served, and nothing that was altered since."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+
+import pytest
+
+pytest.importorskip("cryptography", reason="needs pip install edgepeft[serve]")
+
+from cryptography.hazmat.primitives import serialization as s
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from verbs import edgepeft
+
+
+def write_key(folder, name="key", key=None):
+    key = key or ed25519.Ed25519PrivateKey.generate()
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
+
+
+@pytest.fixture
+def signed(bundle, tmp_path):
+    private, public = write_key(tmp_path)
+    assert edgepeft("sign", bundle, "--key", private).returncode == 0
+    return bundle, public
+
+
+def test_a_signed_bundle_is_verified(signed):
+    bundle, public = signed
+    assert edgepeft("verify", bundle, "--key", public).returncode == 0
+
+
+def test_the_signature_is_ed25519_over_the_list_of_hashes_as_the_library_alone_sees_it(signed):
+    bundle, public = signed
+    document = json.loads((bundle / "edgepeft.sig").read_text())
+    content = json.dumps(
+        {"format": document["format"], "files": document["files"]}, sort_keys=True, separators=(",", ":")
+    ).encode()
+    key = s.load_pem_public_key(public.read_bytes())
+    key.verify(base64.b64decode(document["signature"]), content)
+    if shutil.which("sha256sum"):
+        found = subprocess.run(["sha256sum", bundle / "edgepeft.json"], capture_output=True, text=True, check=True)
+        assert document["files"]["edgepeft.json"] == found.stdout.split()[0]
+
+
+def altered(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda b: altered(b / "edgepeft.json", lambda c: c.replace(b'"mood"', b'"moop"')),
+        lambda b: altered(b / "config.json", lambda c: c + b"\n"),
+        lambda b: altered(b / "tokenizer.json", lambda c: c.replace(b"w5", b"w6")),
+        lambda b: (b / "tokenizer_config.json").write_text("{}"),
+        lambda b: (b / "edgepeft.sig").unlink(),
+        lambda b: (b / "edgepeft.sig").write_text("{}"),
+        lambda b: altered(b / "edgepeft.sig", lambda c: c.replace(b'"signature": "', b'"signature": "A')),
+        lambda b: edgepeft("remove", b, "mood"),
+    ],
+)
+def test_whatever_is_altered_after_signing_is_found(signed, alter):
+    bundle, public = signed
+    alter(bundle)
+    done = edgepeft("verify", bundle, "--key", public)
+    assert done.returncode in (1, 3)
+    assert "sign" in done.stderr
+
+
+def test_altered_weights_are_found_by_the_manifests_hash(signed):
+    bundle, public = signed
+    altered(bundle / "model.safetensors", lambda c: c[:-1] + bytes([c[-1] ^ 1]))
+    assert edgepeft("verify", bundle, "--key", public).returncode == 3
+
+
+def test_another_owners_signature_is_refused(signed, tmp_path):
+    _, other = write_key(tmp_path, "other")
+    done = edgepeft("verify", signed[0], "--key", other)
+    assert done.returncode == 3
+    assert "owner" in done.stderr
+
+
+def test_wrong_keys_are_usage_errors(bundle, tmp_path):
+    private, public = write_key(tmp_path)
+    elliptic, elliptic_public = write_key(tmp_path, "ec", ec.generate_private_key(ec.SECP256R1()))
+    (tmp_path / "none").write_text("no key")
+    for key in (public, elliptic, tmp_path / "none", tmp_path / "nowhere", tmp_path):
+        done = edgepeft("sign", bundle, "--key", key)
+        assert done.returncode == 2, key
+    for key in (private, elliptic_public, tmp_path / "none", tmp_path / "nowhere"):
+        done = edgepeft("verify", bundle, "--key", key)
+        assert done.returncode == 2, key
+    assert not (bundle / "edgepeft.sig").exists()
+    assert edgepeft("sign", tmp_path, "--key", private).returncode == 2
+
+
+def test_serve_demands_the_signature_and_keeps_what_was_signed_when_an_unsigned_change_comes(signed, tmp_path):
+    pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
+    from served import serving
+
+    bundle, public = signed
+    with serving(bundle, tmp_path, "--no-cache", "--require-signature", public) as own:
+        edgepeft("remove", bundle, "score")
+        own.wait_for(lambda: "was not read again" in own.log)
+        assert own.predict("mood", {"text": "w5"})[0] == 200
+        assert "score" in json.dumps(own.get("/v1/tasks")[2])
+        assert edgepeft("sign", bundle, "--key", tmp_path / "key.pem").returncode == 0
+        own.wait_for(lambda: "score" not in json.dumps(own.get("/v1/tasks")[2]))
+    (bundle / "edgepeft.sig").unlink()
+    done = edgepeft("serve", bundle, "--port", "0", "--require-signature", public)
+    assert done.returncode == 3
+    assert "not signed" in done.stderr
