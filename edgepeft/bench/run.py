@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from edgepeft.bench.against import SideBySide
-from edgepeft.bench.batches import Lengths, batches_of, full_length, load_lengths
+from edgepeft.bench.asked_lengths import lengths_of, ordered
+from edgepeft.bench.batches import batches_of
 from edgepeft.bench.calibrate import StartAt, settled
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
@@ -26,7 +27,7 @@ from edgepeft.bench.random_tokenizer import write_random_tokenizer
 from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
-from edgepeft.bench.scenario import Kind, Order, Scenario, load_scenario
+from edgepeft.bench.scenario import Kind, Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
 from edgepeft.bench.watch import Watched
 from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
@@ -82,9 +83,9 @@ def run(
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
         subject = _subject(request, stack)
-        lengths, notes = _lengths(request, scenario, subject)
+        lengths, notes = lengths_of(request, scenario, subject)
         rows = request.batch_size or scenario.batch_size
-        batches = batches_of(_ordered(lengths.values, scenario), rows)
+        batches = batches_of(ordered(lengths.values, scenario), rows)
         if request.mode == "predicted":
             made = predicted_document(subject, profile, scenario=scenario, lengths=lengths, batches=batches)
             made["profile"]["notes"] += notes
@@ -233,30 +234,6 @@ def _require_trainable(request: Request, subject: Subject) -> None:
         raise UsageError(f"nothing can be fine-tuned with ONNX Runtime: {reasons[0]}.")
     what = "the bundle has no task" if request.bundle else "name one with --method"
     raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
-
-
-def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Lengths, list[str]]:
-    """Lengths that the model takes, and what to say about them."""
-    prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
-    longest = subject.architecture.max_length - prompt
-    source = request.lengths or (scenario.lengths if request.length is None else None)
-    if source is None:
-        length = request.length or scenario.sequence_length
-        if length > longest:
-            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
-        return full_length(length, request.batch_size or scenario.batch_size), []
-    lengths = load_lengths(source, seed=request.seed)
-    cut = sum(n > longest for n in lengths.values)
-    said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
-    return lengths.clamped(longest), [said] if cut else []
-
-
-def _beside(prompt: int) -> str:
-    return f" beside a prompt of {prompt}" if prompt else ""
-
-
-def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
-    return sorted(lengths) if scenario.order is Order.SORTED else lengths
 
 
 def workloads_of(request: Request) -> tuple[str, ...]:

@@ -133,6 +133,10 @@ def _show(profile: Profile) -> None:
     if profile.about:
         console.print(escape(profile.about.strip()))
     console.print(f"grade {profile.grade}. {_GRADES}")
+    if profile.reference is not None and profile.reference_seconds is not None:
+        rate = profile.reference.flops / profile.reference_seconds / 1e9
+        which = f"{profile.reference.model}, {profile.reference.runtime} {profile.reference.precision}"
+        console.print(escape(f"bench --mode calibrated runs: {which}, {rate:.3g} GFLOP/s there"))
     for table in (_figures(profile), _latencies(profile), _calibrations(profile)):
         if table.row_count:
             console.print(table)

@@ -28,7 +28,7 @@ Status = Literal["ok", "note", "warning", "bad"]
 _GIB = 2**30
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-_RAYON = ("RAYON_NUM_THREADS", "RAYON_RS_NUM_THREADS")
+_RAYON = ("RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS")
 _TRIED = 64 << 20  # bytes of a limit that is only tried, on nobody
 
 
