@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_NEW = "new"
 _LEFT_OUT: tuple[LeftOut, ...] = ("family", "model")
 _GRADES = (
     "What is known of an encoder's speed: A, ONNX Runtime was measured; B, another runtime, in fp32; C, in another "
@@ -28,6 +29,14 @@ def command(
     name: Annotated[
         str | None, typer.Argument(help="A profile's name, or the path of a .toml file.", show_default=False)
     ] = None,
+    new_name: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="After `new`: the name of the profile to write.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With `new NAME`: measure the board that this runs on.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="With `new NAME`: the file. Default: NAME.toml.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="With `new NAME`: replace the file.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
     ] = None,
@@ -37,10 +46,19 @@ def command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
-    """List the device profiles, or show every figure of one with its source."""
+    """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
+    from edgepeft.cli._new_profile import write_profile
     from edgepeft.profiles.loader import known_profiles, load_profile
     from edgepeft.profiles.variants import with_settings
 
+    if name == _NEW:
+        if set_ or validate is not None:
+            raise UsageError("profiles new NAME --measure takes --out, --force and --json only.")
+        written = write_profile(new_name, out, measure=measure, force=force)
+        _print_json(_document(load_profile(written))) if json else typer.echo(written)
+        return
+    if new_name is not None or measure or out is not None or force:
+        raise UsageError("a profile is written with: edgepeft profiles new NAME --measure.")
     if validate is not None:
         _validate(name, validate, as_json=json)
         return
@@ -115,6 +133,10 @@ def _show(profile: Profile) -> None:
     if profile.about:
         console.print(escape(profile.about.strip()))
     console.print(f"grade {profile.grade}. {_GRADES}")
+    if profile.reference is not None and profile.reference_seconds is not None:
+        rate = profile.reference.flops / profile.reference_seconds / 1e9
+        which = f"{profile.reference.model}, {profile.reference.runtime} {profile.reference.precision}"
+        console.print(escape(f"bench --mode calibrated runs: {which}, {rate:.3g} GFLOP/s there"))
     for table in (_figures(profile), _latencies(profile), _calibrations(profile)):
         if table.row_count:
             console.print(table)
