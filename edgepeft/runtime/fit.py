@@ -162,7 +162,7 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
         return {**fixed, "a pass": alive(in_pass), "inputs": _INPUTS * rows * length}
 
     def peak(rows: int) -> int:
-        return max(sum(parts(rows).values()), first)
+        return int(max(sum(parts(rows).values()), first))
 
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + _SESSION
