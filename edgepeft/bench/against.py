@@ -133,7 +133,7 @@ class SideBySide:
             found[label] = one
             return
         first = found[label]
-        for name in ("series", "gemm", "pytorch_gemm"):
+        for name in ("series", "gemm", "pytorch_gemm", "reference"):
             _append(getattr(first, name), getattr(one, name))
         first.failure = first.failure or one.failure
         first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, one.peak_rss_bytes)), default=None)

@@ -10,6 +10,7 @@ from edgepeft.bench.caution import Caution, said
 from edgepeft.bench.measure import Measured
 from edgepeft.bench.robust import drift, outliers
 from edgepeft.bench.statistics import percentile
+from edgepeft.bench.watch import throttled_samples
 
 __all__ = ["CHECKS", "comparable", "warnings_of"]
 
@@ -45,6 +46,8 @@ def _few_samples(one: Measured, rounds: int) -> str | None:
 
 def _no_percentile(one: Measured, rounds: int) -> str | None:
     seconds = _seconds(one)
+    if any(sample.each for sample in one.series.samples):
+        return None  # under a quota: there are more steps than samples, or no percentiles at all
     lacking = [f"p{p}" for p in (50, 90, 99) if seconds and percentile(seconds, p) is None]
     return (
         said(Caution.NO_PERCENTILE, f"{len(seconds)} samples do not support {', '.join(lacking)}") if lacking else None
@@ -89,7 +92,12 @@ def _load(one: Measured, rounds: int) -> str | None:
     return said(Caution.LOAD, f"others used {load.other_cores:.2f} cores meanwhile{stolen}")
 
 
-def _heat(one: Measured, rounds: int) -> str | None:
+def _throttled(one: Measured, rounds: int) -> str | None:
+    """In some samples, as the board says; else somewhere in the run, as the processor's counters do."""
+    if found := throttled_samples(one.series):
+        reasons = ", ".join(dict.fromkeys(reason for sample in found for reason in sample))
+        told = f"the board held itself back in {len(found)} of {len(one.series.samples)} samples ({reasons})"
+        return said(Caution.THROTTLED, told)
     if one.load is None or not one.load.heat_events:
         return None
     return said(Caution.THROTTLED, f"the processor held back for heat {one.load.heat_events} times")
@@ -97,8 +105,8 @@ def _heat(one: Measured, rounds: int) -> str | None:
 
 def _oversubscribed(one: Measured, rounds: int) -> str | None:
     job, kept = one.unit.job, one.in_force
-    if job is None or kept is None or not one.series.samples:
-        return None
+    if job is None or kept is None or not one.series.samples or any(sample.each for sample in one.series.samples):
+        return None  # under a calibration's quota nobody spins
     cores = min(kept.cores, kept.cpu_quota) if kept.cpu_quota else kept.cores
     return said(Caution.OVERSUBSCRIBED, f"{job.threads} threads on {cores:g} cores") if job.threads > cores else None
 
@@ -123,9 +131,9 @@ CHECKS: tuple[Callable[[Measured, int], str | None], ...] = (
     _noise,
     _outliers,
     _drift,
+    _throttled,
     _clock,
     _load,
-    _heat,
     _oversubscribed,
     _swap,
 )

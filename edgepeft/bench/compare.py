@@ -77,6 +77,7 @@ def compare(
     """
     if not 0.0 <= max_regression < 1.0:
         raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")
+    _refuse_other_modes(base, new)
     old, fresh = (_measured(file, normalise) for file in (base, new))
     common = [key for key in old if key in fresh]
     missing = tuple(old[key].label for key in old if key not in fresh)
@@ -86,6 +87,18 @@ def compare(
     notes = _conditions(base, new, normalise) if common else []
     verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
     return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, (*notes, *_notes(base, new, verdicts)))
+
+
+def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
+    """Not even per unit of GEMM rate: they are different kinds of figures."""
+    before, now = (file.document.get("mode") for file in (base, new))
+    if before != now:
+        raise UsageError(
+            f"{base.path} and {new.path} cannot be compared: mode was {before} and is {now}, which are different "
+            "kinds of figures. Give both with the same --mode."
+        )
+    if now == "predicted":
+        raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
 
 
 def _measured(file: ResultFile, normalise: bool) -> dict[Key, Result]:

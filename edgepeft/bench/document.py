@@ -13,6 +13,7 @@ from edgepeft.bench.batches import Lengths
 from edgepeft.bench.checks import comparable, warnings_of
 from edgepeft.bench.flops import flops_per_instance
 from edgepeft.bench.measure import Measured
+from edgepeft.bench.modes import Setting
 from edgepeft.bench.plan import Role
 from edgepeft.bench.robust import described
 from edgepeft.bench.sampler import Series
@@ -23,7 +24,9 @@ from edgepeft.bench.statistics import (
     percentile,
     ratio_of_totals,
 )
+from edgepeft.bench.watch import conditions_of, energy_of, throttled_samples
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.profiles.energy import Meter
 
 __all__ = ["gemm_gflops", "result_rows"]
 
@@ -35,19 +38,21 @@ def result_rows(
     lengths: Lengths,
     architecture: Architecture,
     batches: Sequence[Sequence[int]],
-    threads: int,
+    setting: Setting,
+    meter: Meter | None,
     rounds: int,
 ) -> list[dict[str, Any]]:
-    """One row per unit, ratios to the others of the same workload included."""
+    """One row per unit, ratios to the others of the same workload included; ``meter``: the board's energy sensor."""
     rows = []
     for one in measured:
         shape = {
             "batch_size": len(batches[0]),
             "sequence_length": lengths.values[0] if lengths.uniform else round(lengths.mean, 2),
             "lengths": _described(lengths, batches),
-            "threads": threads,
+            "threads": setting.threads,
         }
-        row = {"scenario": scenario, **_subject(one), **shape, **_figures(one, architecture, rounds)}
+        figures = _figures(one, architecture, rounds, percentiles=setting.percentiles)
+        row = {"scenario": scenario, **_subject(one), **shape, **figures, **_board(one, setting, meter)}
         rows.append({**row, "ratio_to": _ratios(one, measured)})
     return rows
 
@@ -67,17 +72,32 @@ def _subject(one: Measured) -> dict[str, Any]:
     }
 
 
-def _figures(one: Measured, architecture: Architecture, rounds: int) -> dict[str, Any]:
+def _board(one: Measured, setting: Setting, meter: Meter | None) -> dict[str, Any]:
+    """How the board was meanwhile, and what energy it took; None where nobody can say."""
+    profile = setting.profile if setting.times_are_the_devices else None
+    return {
+        "conditions": conditions_of(one.series),
+        "throttled": bool(throttled_samples(one.series)),
+        "energy": energy_of(one.series, _sizes(one), profile, meter),
+    }
+
+
+def _sizes(one: Measured) -> list[int]:
+    """Rows of each sample's batch."""
+    job = one.unit.job
+    return [len(job.batches[index]) for index in one.series.batches] if job else []
+
+
+def _figures(one: Measured, architecture: Architecture, rounds: int, *, percentiles: bool) -> dict[str, Any]:
     """What the unit's samples say by themselves; None where it was not measured."""
-    job, seconds = one.unit.job, _seconds(one.series)
-    sizes = [len(job.batches[index]) for index in one.series.batches] if job else []
+    seconds, sizes = _seconds(one.series), _sizes(one)
     return {
         "samples_s": seconds,
         "warmup_s": [sample.seconds for sample in one.series.warmup],
         "sample_batches": one.series.batches,
         "instances_per_minute": instances_per_minute(sizes, seconds) if seconds else None,
         "statistics": described(seconds, alike=bool(comparable(one))),
-        "latency_s": {f"p{p}": percentile(seconds, p) for p in (50, 90, 99)},
+        "latency_s": {f"p{p}": percentile(_single(one.series), p) if percentiles else None for p in (50, 90, 99)},
         "peak_rss_bytes": one.peak_rss_bytes,
         "cpu_s": sum(sample.cpu_seconds for sample in one.series.samples) if seconds else None,
         "flops_per_instance": _flops(one, architecture),
@@ -111,6 +131,11 @@ def gemm_gflops(measured: Sequence[Measured], engine: str = "onnxruntime") -> di
 
 def _seconds(series: Series) -> list[float]:
     return [sample.seconds for sample in series.samples]
+
+
+def _single(series: Series) -> list[float]:
+    """Seconds of single steps, where a sample is the mean of several."""
+    return [seconds for sample in series.samples for seconds in sample.each or (sample.seconds,)]
 
 
 def _described(lengths: Lengths, batches: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ memory together; the host's GEMM rate is measured in the rounds of each, PyTorch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,12 +15,12 @@ from typing import Protocol
 from edgepeft.bench.host_load import HostLoad, load_between, snapshot
 from edgepeft.bench.job import Job
 from edgepeft.bench.plan import Role, Unit
-from edgepeft.bench.sampler import Rule, Sample, Series, sample_rounds
+from edgepeft.bench.sampler import Rule, Sample, Series, Steppable, sample_rounds
 from edgepeft.bench.stopping import precise, steady
 from edgepeft.errors import DoesNotFit
 from edgepeft.profiles.limits import InForce
 
-__all__ = ["Measured", "Progress", "Schedule", "Start", "Worker", "measure"]
+__all__ = ["Measured", "Progress", "Schedule", "Start", "Watch", "Worker", "measure"]
 
 Progress = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 
@@ -40,11 +40,15 @@ class Worker(Protocol):
     def step(self, batch: int) -> Sample:
         """One unit of work."""
 
+    def throttle(self) -> None:
+        """Let a quota that waited hold from now on."""
+
     def finish(self) -> int:
         """End; peak resident bytes."""
 
 
 Start = Callable[[str, Job], AbstractContextManager[Worker]]
+Watch = Callable[[Worker], Steppable]  # a worker whose steps also say how the board was
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Measured:
     series: Series = field(default_factory=Series)
     gemm: Series = field(default_factory=Series)
     pytorch_gemm: Series = field(default_factory=Series)
+    reference: Series = field(default_factory=Series)
     peak_rss_bytes: int | None = None
     in_force: InForce | None = None
     notes: tuple[str, ...] = ()
@@ -92,9 +97,11 @@ def measure(
     start: Start,
     *,
     threads: int,
+    reference: Job | None = None,
+    watch: Watch = lambda worker: worker,
     progress: Progress = lambda what, done, total: None,
 ) -> list[Measured]:
-    """Measure all units, in the order given.
+    """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` looks at the board.
 
     A unit that does not fit the memory limit is left out from then on and says so in ``failure``.
 
@@ -108,23 +115,22 @@ def measure(
             for one in group:
                 one.interrupted = True
         elif group:
-            _measure_together(workload, group, schedule, start, threads=threads, progress=progress)
+            probes = _probes(workload, group, threads, reference)
+            _measure_together(workload, group, probes, schedule, start, watch=watch, progress=progress)
     return list(measured.values())
 
 
 def _measure_together(
     workload: str,
     group: list[Measured],
+    probes: Mapping[str, Measured],
     schedule: Schedule,
     start: Start,
     *,
-    threads: int,
+    watch: Watch,
     progress: Progress,
 ) -> None:
-    probes = [Measured(Unit(workload, "onnxruntime", Role.GEMM, job=Job("gemm", threads)))]
-    if any(one.unit.engine == "pytorch" for one in group):
-        probes.append(Measured(Unit(workload, "pytorch", Role.GEMM, job=Job("gemm_pytorch", threads))))
-    everyone = {one.unit.label: one for one in [*group, *probes]}
+    everyone = {one.unit.label: one for one in [*group, *probes.values()]}
     with ExitStack() as stack:
         workers = {}
         for number, (label, one) in enumerate(everyone.items()):
@@ -134,12 +140,13 @@ def _measure_together(
                 workers[label] = worker
         before = snapshot()
         series = sample_rounds(
-            workers,
+            {label: watch(worker) for label, worker in workers.items()},
             n_batches=schedule.n_batches,
             warmup_batches=schedule.warmup_batches,
             rounds=schedule.rounds,
             max_seconds=schedule.max_seconds,
             seed=schedule.seed,
+            warmed=lambda: _throttle(workers.values()),
             progress=lambda done, total: progress(workload, done, total),
             rule=schedule.rule(group),
         )
@@ -149,13 +156,28 @@ def _measure_together(
                 _gather(one, workers[label], series[label])
                 one.load = load
     for one in group:
-        one.gemm = probes[0].series
-        one.pytorch_gemm = probes[1].series if len(probes) > 1 else Series()
+        for name, probe in probes.items():
+            setattr(one, name, probe.series)
+
+
+def _throttle(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.throttle()
+
+
+def _probes(workload: str, group: Sequence[Measured], threads: int, reference: Job | None) -> dict[str, Measured]:
+    """What runs beside the units, by the field of ``Measured`` that takes its samples."""
+    found = {"gemm": Unit(workload, "onnxruntime", Role.GEMM, job=Job("gemm", threads))}
+    if any(one.unit.engine == "pytorch" for one in group):
+        found["pytorch_gemm"] = Unit(workload, "pytorch", Role.GEMM, job=Job("gemm_pytorch", threads))
+    if reference is not None:
+        found["reference"] = Unit(workload, "onnxruntime", Role.REFERENCE, job=reference)
+    return {name: Measured(unit) for name, unit in found.items()}
 
 
 def _cpu_seconds(series: Iterable[Series]) -> float:
     """Of all steps."""
-    return sum(sample.cpu_seconds for one in series for sample in (*one.warmup, *one.samples))
+    return sum(sample.cpu_seconds * sample.repeats for one in series for sample in (*one.warmup, *one.samples))
 
 
 def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
@@ -176,3 +198,4 @@ def _gather(one: Measured, worker: Worker, series: Series) -> None:
     one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
     if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
         one.peak_rss_bytes = worker.finish()
+        one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now

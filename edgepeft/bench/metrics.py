@@ -72,6 +72,7 @@ def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:
     specs = {
         name: Spec(element_type(value), value.shape)
         for one in executed
+        if one.name.isdigit()  # else it is of an operator that ONNX Runtime has taken apart
         for name, value in zip(nodes[int(one.name)].output, one.outputs, strict=False)
     }
     kept = onnx.GraphProto()

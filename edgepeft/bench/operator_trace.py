@@ -25,6 +25,7 @@ __all__ = ["Executed", "Value", "element_type", "read_trace", "trace_plain"]
 _KERNEL = "_kernel_time"
 _TYPES = {"float": 4, "float16": 2, "double": 8, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
 _LAYER = re.compile(r"\blayer\.(\d+)\b")
+_VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
 _PRODUCTS = {
     "Gemm",
     "FusedGemm",
@@ -68,7 +69,9 @@ class Executed:
 
     @property
     def n_bytes(self) -> int:
-        """Read and written, each value once; of a table, the rows that are looked up."""
+        """Read and written, each value once; of a table, the rows that are looked up; a view moves none."""
+        if self.op_type in _VIEWS:
+            return 0
         written = sum(value.n_bytes for value in self.outputs)
         if self.op_type == "Gather":
             return 2 * written + sum(value.n_bytes for value in self.inputs[1:])

@@ -23,6 +23,7 @@ class Role(StrEnum):
     PEER = "peer"
     GEMM = "gemm"
     REQUESTS = "requests"  # what a sample is, ``variant`` says
+    REFERENCE = "reference"  # a profile's, while its quota holds
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from edgepeft.profiles.limits import InForce, LimitedProcess, Limits
 
 __all__ = ["WorkerProcess"]
 
+_SPAN_S = 3.0  # 30 periods of the quota: what its first and last one distort is under 2 %
 _RAISED_AGAIN = {"UsageError": UsageError, "UnknownName": UsageError, "DoesNotFit": DoesNotFit}
 
 
@@ -28,7 +30,8 @@ class WorkerProcess:
     worker's last words when it ended otherwise.
     """
 
-    def __init__(self, label: str, job: Job, limits: Limits):
+    def __init__(self, label: str, job: Job, limits: Limits, *, throttled: bool = True):
+        """``throttled``: a quota holds from the start; else it waits for ``throttle``, as loading is not measured."""
         self.label = label
         self._limits = limits
         # Its standard error, in a file: a pipe that nobody reads would block it.
@@ -41,13 +44,19 @@ class WorkerProcess:
             stderr=self._said,
             text=True,
         )
+        self._in_force = self._process.in_force
+        self._span: float | None = None
+        self._waiting = None if throttled else self._in_force.cpu_quota
+        if self._waiting is not None:
+            # Not lifted altogether: a thread pool that sees a quota when it starts does not spin.
+            self._process.change_quota(float(max(1, self._in_force.cores)))
         self._ask(job.to_json())
         self.notes: tuple[str, ...] = ()
 
     @property
     def in_force(self) -> InForce:
-        """The limits as the kernel reports them."""
-        return self._process.in_force
+        """The limits as the kernel reports them; after ``finish``, with what they lost meanwhile."""
+        return self._in_force
 
     @property
     def pid(self) -> int:
@@ -58,14 +67,28 @@ class WorkerProcess:
         """Wait until the model is loaded."""
         self.notes = tuple(self._answer()["notes"])
 
+    def throttle(self) -> None:
+        """From now on the quota holds that the limits asked for, and a step is the mean over ``_SPAN_S``."""
+        if self._waiting is not None:
+            self.change_quota(self._waiting)
+            self._waiting, self._span = None, _SPAN_S
+
+    def change_quota(self, cores: float) -> float:
+        """Another quota; the one in force."""
+        return self._process.change_quota(cores)
+
     def step(self, batch: int) -> Sample:
         """One unit of work on batch ``batch``."""
-        self._ask(json.dumps({"step": batch}))
+        self._ask(json.dumps({"step": batch, "span_s": self._span}))
         answer = self._answer()
-        return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]))
+        each = tuple(map(float, answer.get("each", ())))
+        return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]), each, int(answer.get("repeats", 1)))
 
     def finish(self) -> int:
         """End it in good order; its peak resident size in bytes."""
+        if (lost := self._process.lost()) is not None:
+            self.notes = (*self.notes, f"limits were lost: {lost}")
+            self._in_force = replace(self._in_force, emulation="partial", notes=(*self._in_force.notes, lost))
         self._ask(json.dumps({"close": True}))
         peak = int(self._answer()["peak_rss_bytes"])
         self._process.popen.wait()

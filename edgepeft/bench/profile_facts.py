@@ -6,12 +6,28 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from edgepeft.bench.plan import Model
+from edgepeft.profiles import arithmetic
+from edgepeft.profiles.host import versions
 from edgepeft.profiles.limits import InForce, Limits
 from edgepeft.profiles.schema import Profile
+from edgepeft.profiles.wheels import BadWheel, bad_wheels
+from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["profile_facts"]
+__all__ = ["arithmetic_notes", "profile_facts"]
 
-_NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
+
+def arithmetic_notes(profile: Profile, model: Model) -> list[str]:
+    """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
+    manifest = Bundle(model.bundle).manifest
+    int8 = manifest.backbone.weights_dtype == "int8"
+    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in model.tasks)
+    costs = arithmetic.costs(arithmetic.of_profile(profile), int8=int8, fp16=fp16)
+    return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in _bad(profile))]
+
+
+def _bad(profile: Profile) -> list[BadWheel]:
+    return bad_wheels(versions(), profile.isa.absent)
 
 
 def profile_facts(
@@ -31,5 +47,5 @@ def profile_facts(
         "title": profile.title,
         "limits": {"requested": asdict(limits), "in_force": kept},
         "emulation": in_force.emulation if in_force else "none",
-        "notes": [*(in_force.notes if in_force else ()), _NO_SPEED, *notes],
+        "notes": [*(in_force.notes if in_force else ()), *notes],
     }

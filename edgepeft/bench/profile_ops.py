@@ -12,19 +12,33 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from edgepeft.bench.job import Job
 from edgepeft.bench.operator_trace import Executed, read_trace
-from edgepeft.bench.process import WorkerProcess
+from edgepeft.bench.plan import Role, Unit
+from edgepeft.bench.sampler import Sample
 from edgepeft.bench.workloads import copy, gemm
+from edgepeft.errors import UsageError
 
-__all__ = ["Ceilings", "OperatorTime", "by_layer", "by_type", "profile_operators"]
+__all__ = ["Ceilings", "OperatorTime", "by_layer", "by_type", "profile_all", "profile_operators"]
 
 _WARMUP, _RUNS, _PROBES = 2, 10, 5
-Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
+
+
+class Worker(Protocol):
+    """What is needed of a worker."""
+
+    def ready(self) -> None:
+        """Wait until it can work."""
+
+    def step(self, batch: int) -> Sample:
+        """One unit of work."""
+
+
+Start = Callable[[str, Job], AbstractContextManager[Worker]]
 
 
 @dataclass(frozen=True)
@@ -63,13 +77,27 @@ class OperatorTime:
         }
 
 
-def profile_operators(job: Job, start: Start, ceilings: Ceilings | None = None) -> dict[str, Any]:
-    """An entry of the result's ``operators``, for the first batch of ``job``.
+def profile_all(units: Sequence[Unit], start: Start) -> list[dict[str, Any]]:
+    """The result's ``operators``: the backbone and every task, as ONNX Runtime answers with them.
+
+    Raises:
+        UsageError: nothing of that kind was asked for.
+        EdgepeftError: a worker failed.
+    """
+    own = (Role.TASK, Role.BACKBONE)
+    jobs = [unit.job for unit in units if unit.job and unit.job.workload == "infer_onnxruntime" and unit.role in own]
+    if not jobs:
+        raise UsageError("--profile-ops looks into inference with ONNX Runtime, which these options leave out.")
+    ceilings = measure_ceilings(jobs[0].threads, start)
+    return [profile_operators(job, start, ceilings) for job in jobs]
+
+
+def profile_operators(job: Job, start: Start, ceilings: Ceilings) -> dict[str, Any]:
+    """One entry, for the first batch of ``job``.
 
     Raises:
         EdgepeftError: a worker failed.
     """
-    ceilings = ceilings or measure_ceilings(job.threads, start)
     with tempfile.TemporaryDirectory(prefix="edgepeft-profile-") as work:
         target = Path(work) / "trace.json"
         traced = replace(job, workload="profiled", batches=job.batches[:1], settings={"trace": str(target)})

@@ -3,69 +3,54 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgepeft.bench.against import SideBySide
-from edgepeft.bench.batches import Lengths, batches_of, full_length, load_lengths
+from edgepeft.bench.asked_lengths import lengths_of, ordered
+from edgepeft.bench.batches import batches_of
+from edgepeft.bench.calibrate import StartAt, settled
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
 from edgepeft.bench.metrics import count_metrics
+from edgepeft.bench.modes import Setting, setting_of
 from edgepeft.bench.plan import plan
-from edgepeft.bench.process import WorkerProcess
-from edgepeft.bench.profile_facts import profile_facts
+from edgepeft.bench.predicted import predicted_document
+from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
+from edgepeft.bench.profile_ops import profile_all
+from edgepeft.bench.provenance import provenance
 from edgepeft.bench.random_tokenizer import write_random_tokenizer
+from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
-from edgepeft.bench.scenario import Kind, Order, Scenario, load_scenario
+from edgepeft.bench.scenario import Kind, Scenario, load_scenario
 from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
-from edgepeft.errors import DoesNotFit, UnknownName, UsageError
-from edgepeft.profiles.cores import thread_count
+from edgepeft.bench.watch import Watched
+from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.profiles.board import board_name
+from edgepeft.profiles.energy import Meter
 from edgepeft.profiles.host import host_facts
 from edgepeft.profiles.limits import InForce
 from edgepeft.profiles.loader import load_profile
+from edgepeft.profiles.sensors import ROOT, Sensors
+from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
 
-ENGINES = ("onnxruntime", "pytorch")
-WORKLOADS = ("infer", "finetune")
+_GRADES = ("none", "partial", "full")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
     "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
 )
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked; None takes the scenario's value, empty everything there is."""
-
-    profile: str
-    bundle: Path | None = None
-    backbone: str | None = None
-    methods: tuple[str, ...] = ()
-    settings: Mapping[str, str] = field(default_factory=dict)
-    tasks: tuple[str, ...] = ()
-    engines: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ()
-    batch_size: int | None = None
-    length: int | None = None
-    lengths: str | None = None
-    peers: tuple[Path, ...] = ()
-    rounds: int | None = None
-    max_seconds: float | None = None
-    seed: int = 0
-    scenario: str = "offline"
-    cache: bool = True
-    timed: bool = True  # else nothing is measured: with ``counted``, the figures that need no clock
-    counted: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,9 +67,11 @@ def run(
     *,
     progress: Progress = lambda what, done, total: None,
     start: Start | None = None,
+    start_at: StartAt | None = None,
     against: SideBySide | None = None,
+    root: Path = ROOT,
 ) -> Outcome:
-    """Measure everything that was asked.  ``start`` makes a worker; tests bring fakes.
+    """Measure everything that was asked.  ``start`` and ``start_at`` make workers; tests bring fakes, and boards.
 
     ``against``: another version of edgepeft, measured in the same rounds.
 
@@ -92,16 +79,21 @@ def run(
         UsageError: an option that makes no sense; nothing was started.
         EdgepeftError: a worker ended for another reason than memory.
     """
-    _check(request)
+    check_request(request)
+    refuse_bad_wheels("onnxruntime")
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
-    limits = profile.limits()
-    threads = thread_count(limits.cores)
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
         subject = _subject(request, stack)
-        lengths, notes = _lengths(request, scenario, subject)
+        lengths, notes = lengths_of(request, scenario, subject)
         rows = request.batch_size or scenario.batch_size
-        batches = batches_of(_ordered(lengths.values, scenario), rows)
+        batches = batches_of(ordered(lengths.values, scenario), rows)
+        if request.mode == "predicted":
+            made = predicted_document(subject, profile, scenario=scenario, lengths=lengths, batches=batches)
+            made["profile"]["notes"] += notes
+            return Outcome({**made, "model": _model(subject), "flops_counted": _COUNTED}, ())
+        setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
+        threads = setting.threads
         if request.bundle is None and scenario.kind is not Kind.BATCHES:
             write_random_tokenizer(subject.architecture, subject.model.bundle, seed=request.seed)
         metrics = count_metrics(subject.model, batches[0], seed=request.seed) if request.counted else []
@@ -114,7 +106,7 @@ def run(
                 threads=threads,
                 seed=request.seed,
                 peers=request.peers,
-                missing={} if torch_installed() else {"pytorch": _NO_TORCH},
+                missing=_missing(),
                 cache=request.cache,
             )
         else:
@@ -128,34 +120,51 @@ def run(
                 cache=request.cache,
             )
             batches = units[0].job.batches if units[0].job else batches
-        schedule = _schedule(request, scenario, batches)
+        schedule, arithmetic = _schedule(request, scenario, batches), arithmetic_notes(profile, subject.model)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             progress("packing the weights", 0, 1)
             _pack(subject)
-        launch = start or (lambda label, job: WorkerProcess(label, job, limits))
+        launch = start or setting.worker
+        sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
             _make_random(against, request, subject, stack)
-        measured = (against or measure)(units, schedule, launch, threads=threads, progress=progress)
+        measured = (against or measure)(
+            units,
+            schedule,
+            launch,
+            threads=threads,
+            reference=setting.probe,
+            watch=lambda worker: Watched(worker, sensors, meter),
+            progress=progress,
+        )
+        operators = profile_all(units, launch) if request.profile_ops else None
     results = result_rows(
         measured,
         scenario=scenario.name,
         lengths=lengths,
         architecture=subject.architecture,
         batches=batches,
-        threads=threads,
+        setting=setting,
+        meter=meter,
         rounds=schedule.rounds,
     )
     document = {
         "schema": SCHEMA,
-        "mode": "limits",
-        "host": _host(measured),
+        "mode": setting.mode,
+        "host": {**_host(measured), "board": board_name(root)},
         "profile": profile_facts(
-            profile, limits, next((one.in_force for one in measured if one.in_force), None), notes
+            profile,
+            setting.limits,
+            _in_force(measured),
+            [*setting.notes, *arithmetic, *notes],
         ),
+        **_calibration(setting, measured),
         "model": _model(subject),
+        **provenance(),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
         "metrics": metrics,
+        **({} if operators is None else {"operators": operators}),
         "results": results,
     }
     return Outcome(document, tuple(one.failure for one in measured if one.failure), tuple(measured))
@@ -180,6 +189,17 @@ def _trains(request: Request) -> bool:
     return request.timed and trains
 
 
+def _missing() -> dict[str, str]:
+    """Engines that cannot be used here, and why."""
+    if not torch_installed():
+        return {"pytorch": _NO_TORCH}
+    try:
+        refuse_bad_wheels("torch")
+    except EdgepeftError as error:
+        return {"pytorch": str(error)}
+    return {}
+
+
 def _pack(subject: Subject) -> None:
     """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
     from edgepeft.runtime.weights import Weights
@@ -187,32 +207,6 @@ def _pack(subject: Subject) -> None:
     weights = Weights(Bundle(subject.model.bundle), cache=True, threads=None)
     weights.prepare()
     weights.close()
-
-
-def _check(request: Request) -> None:
-    for kind, asked, known in (
-        ("engine", request.engines, ENGINES),
-        ("workload", request.workloads, WORKLOADS),
-    ):
-        for name in asked:
-            if name not in known:
-                raise UnknownName(kind, name, known)
-    for option, number in (("--batch-size", request.batch_size), ("--length", request.length)):
-        if number is not None and number < 1:
-            raise UsageError(f"{option} must be at least 1, got {number}.")
-    if request.rounds is not None and request.rounds < 1:
-        raise UsageError(f"--rounds must be at least 1, got {request.rounds}.")
-    if request.max_seconds is not None and not request.max_seconds > 0:
-        raise UsageError(f"--max-seconds must be above 0, got {request.max_seconds}.")
-    if request.length is not None and request.lengths is not None:
-        raise UsageError("--length and --lengths exclude each other; give one.")
-    if request.bundle is not None and (request.backbone is not None or request.settings):
-        raise UsageError("--backbone and --set make a random model; they do not go with a bundle. Leave one out.")
-    if request.bundle is None and request.tasks:
-        raise UsageError("--task names a task of a bundle; give the bundle's folder, or --method for random weights.")
-    for peer in request.peers:
-        if not peer.is_file():
-            raise UsageError(f"--peer {peer}: there is no such file.")
 
 
 def _subject(request: Request, stack: ExitStack) -> Subject:
@@ -243,30 +237,6 @@ def _require_trainable(request: Request, subject: Subject) -> None:
         raise UsageError(f"nothing can be fine-tuned with ONNX Runtime: {reasons[0]}.")
     what = "the bundle has no task" if request.bundle else "name one with --method"
     raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
-
-
-def _lengths(request: Request, scenario: Scenario, subject: Subject) -> tuple[Lengths, list[str]]:
-    """Lengths that the model takes, and what to say about them."""
-    prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
-    longest = subject.architecture.max_length - prompt
-    source = request.lengths or (scenario.lengths if request.length is None else None)
-    if source is None:
-        length = request.length or scenario.sequence_length
-        if length > longest:
-            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
-        return full_length(length, request.batch_size or scenario.batch_size), []
-    lengths = load_lengths(source, seed=request.seed)
-    cut = sum(n > longest for n in lengths.values)
-    said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
-    return lengths.clamped(longest), [said] if cut else []
-
-
-def _beside(prompt: int) -> str:
-    return f" beside a prompt of {prompt}" if prompt else ""
-
-
-def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
-    return sorted(lengths) if scenario.order is Order.SORTED else lengths
 
 
 def workloads_of(request: Request) -> tuple[str, ...]:
@@ -317,7 +287,18 @@ def _host(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _in_force(measured: Sequence[Measured]) -> InForce | None:
-    return next((one.in_force for one in measured if one.in_force), None)
+    """Of the first worker, or of the first that lost some of its limits while it ran."""
+    found = [one.in_force for one in measured if one.in_force]
+    return min(found, key=lambda one: _GRADES.index(one.emulation), default=None)
+
+
+def _calibration(setting: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
+    """The document's part on calibration, with how the reference ran in the rounds themselves."""
+    if setting.calibrated is None:
+        return {}
+    series = {one.unit.workload: [sample.seconds for sample in one.reference.samples] for one in measured}
+    errors = {workload: settled(samples, setting.calibrated.target_s) for workload, samples in series.items()}
+    return {"calibration": {**setting.calibrated.to_json(), "in_rounds_s": series, "in_rounds_error": errors}}
 
 
 def _model(subject: Subject) -> dict[str, Any]:
@@ -327,4 +308,22 @@ def _model(subject: Subject) -> dict[str, Any]:
         "family": subject.architecture.family,
         "model_type": subject.architecture.model_type,
         "n_parameters": subject.architecture.n_parameters,
+        "tasks": {} if subject.random_weights else _tasks(subject),
+    }
+
+
+def _tasks(subject: Subject) -> dict[str, Any]:
+    """What a bundle's manifest tells of the tasks that were measured: their weight and score."""
+    bundle = Bundle(subject.model.bundle)
+    return {task.name: _told(bundle.entry(task.name)) for task in subject.model.tasks}
+
+
+def _told(entry: TaskEntry) -> dict[str, Any]:
+    metrics: Mapping[str, Any] = entry.metrics or {}
+    return {
+        "method": entry.method,
+        "trainable_parameters": entry.trainable_parameters,
+        "n_bytes": entry.n_bytes,
+        "metric": metrics.get("metric"),
+        "score": metrics.get("test"),
     }

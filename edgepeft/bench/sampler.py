@@ -15,16 +15,24 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgepeft.errors import DoesNotFit, EdgepeftError
+from edgepeft.profiles.sensors import Conditions
 
 __all__ = ["Rule", "Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One step's wall and CPU seconds, measured inside the worker."""
+    """One step's wall and CPU seconds, measured inside the worker; the board's condition and energy beside it.
+
+    Under a CPU quota the mean of many steps; ``each`` are those, or some of their ``repeats``.
+    """
 
     seconds: float
     cpu_seconds: float
+    each: tuple[float, ...] = ()
+    repeats: int = 1
+    conditions: Conditions | None = None
+    joules: float | None = None
 
 
 class Steppable(Protocol):
@@ -109,6 +117,7 @@ def sample_rounds(
     max_seconds: float,
     seed: int,
     clock: Callable[[], float] = time.monotonic,
+    warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     rule: Rule | None = None,
 ) -> dict[str, Series]:
@@ -116,7 +125,7 @@ def sample_rounds(
 
     A round that has begun is finished, so every unit has the same number of samples; no new one
     begins once ``max_seconds`` have passed since the first (one is always done), or ``rule`` is content.
-    After Ctrl-C, what was measured is returned.
+    After Ctrl-C, what was measured is returned.  ``warmed`` is called before the first round.
     """
     rule = rule or Rule()
     series = {name: Series() for name in units}
@@ -130,6 +139,7 @@ def sample_rounds(
             break
         for name, unit in units.items():
             series[name].add(unit, warmup_batches[-1], warmup=True)
+    warmed()
     passed, before = 0.0, clock()
     try:
         for index, order in enumerate(round_orders(list(units), rounds, seed)):

@@ -12,12 +12,12 @@ import numpy as np
 
 from edgepeft.backbones.named import config_of
 from edgepeft.bench.measure import Progress
+from edgepeft.bench.modes import setting_of
 from edgepeft.bench.profile_facts import profile_facts
 from edgepeft.bench.suites import Suite, suite_named
 from edgepeft.bench.suites._kit import Kit
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.errors import UsageError
-from edgepeft.profiles.cores import thread_count
 from edgepeft.profiles.host import host_facts
 from edgepeft.profiles.loader import load_profile
 
@@ -61,13 +61,13 @@ def run_suite(
     architecture = request.backbone or _DEFAULT_ARCHITECTURE
     config_of(architecture)  # that there is one, before anything is made
     profile = load_profile(request.profile)
-    limits = profile.limits()
+    setting = setting_of("limits", profile)
     with tempfile.TemporaryDirectory(prefix="edgepeft-suite-") as work:
         kit = Kit(
             Path(work),
             architecture,
-            limits,
-            thread_count(limits.cores),
+            setting.limits,
+            setting.threads,
             request.rounds or _ROUNDS,
             request.max_seconds or _MAX_SECONDS,
             request.seed,
@@ -79,9 +79,10 @@ def run_suite(
             return {
                 "schema": SUITE_SCHEMA,
                 "suite": request.suite,
+                "mode": setting.mode,
                 "title": chosen.TITLE,
                 "host": _host(kit),
-                "profile": profile_facts(profile, limits, kit.in_force),
+                "profile": profile_facts(profile, setting.limits, kit.in_force, setting.notes),
                 "model": {"name": kit.architecture, "random_weights": True},
                 "threads": kit.threads,
                 "rounds": kit.rounds,

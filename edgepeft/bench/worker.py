@@ -1,7 +1,8 @@
 """The child process of one unit: ``python -m edgepeft.bench.worker``.
 
 JSON lines on standard input and output: a job, then ``{"step": i}`` any number of times, then
-``{"close": true}``.  Between lines it waits in ``read``, so it takes no core from the worker whose
+``{"close": true}``.  Under a CPU quota ``{"step": i, "span_s": s}`` repeats the step for s seconds.
+Between lines it waits in ``read``, so it takes no core from the worker whose
 turn it is.  What libraries print goes to standard error.
 """
 
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import IO, Any
 
 __all__ = ["main", "peak_rss_bytes", "serve"]
+
+_PERIOD_S = 0.1  # of a quota
+_MOST_EACH = 200  # single steps of a span that are told; their mean is of all
 
 # What the allocators of Python, ONNX Runtime, PyTorch and the loader say when an address-space limit is hit.
 _OUT_OF_MEMORY = re.compile(
@@ -68,7 +72,8 @@ def _replies(requests: IO[str]) -> Iterator[dict[str, Any]]:
         if "close" in request:
             yield {"peak_rss_bytes": peak_rss_bytes()}
             return
-        yield _timed(prepared.step, int(request["step"]))
+        batch, span = int(request["step"]), request.get("span_s")
+        yield _spanned(prepared.step, batch, float(span)) if span else _timed(prepared.step, batch)
         gc.collect()
 
 
@@ -76,6 +81,29 @@ def _timed(step: Callable[[int], None], batch: int) -> dict[str, float]:
     cpu, wall = time.process_time(), time.perf_counter()
     step(batch)
     return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+
+
+def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, Any]:
+    """The mean of steps that follow each other for ``span`` seconds, as they do when a quota is the usual state.
+
+    A worker that has waited has a whole period's quota left, and a short step would be over before it is used up:
+    that time is spun away first.
+    """
+    spun = time.perf_counter() + _PERIOD_S
+    while time.perf_counter() < spun:
+        pass
+    each: list[float] = []
+    cpu, began = time.process_time(), time.perf_counter()
+    ended = began
+    while ended - began < span:
+        before = ended
+        step(batch)
+        ended = time.perf_counter()
+        each.append(ended - before)
+    n = len(each)
+    used = time.process_time() - cpu
+    told = each[:: -(-n // _MOST_EACH)]
+    return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": told, "repeats": n}
 
 
 def _described(error: Exception) -> dict[str, Any]:

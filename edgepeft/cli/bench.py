@@ -23,6 +23,7 @@ _WIDTH = 120  # of a table in a file or a log, where rich would take 80
 _STDOUT = "-"
 _SCENARIO = "offline"
 _INTERRUPTED = 130
+_MODE = "limits"
 
 
 def command(
@@ -32,6 +33,13 @@ def command(
     ] = None,
     *,
     profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")],
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
+            "predicted: nothing runs. On the device itself the first two measure."
+        ),
+    ] = _MODE,
     engine: Annotated[list[str] | None, typer.Option(help="onnxruntime or pytorch; may repeat. Default: both.")] = None,
     workload: Annotated[list[str] | None, typer.Option(help="infer or finetune; may repeat. Default: both.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")] = None,
@@ -39,7 +47,8 @@ def command(
         list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A hyperparameter of --method: name=value; may repeat.")
+        list[str] | None,
+        typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat."),
     ] = None,
     backbone: Annotated[
         str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
@@ -75,6 +84,9 @@ def command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
     ] = False,
+    profile_ops: Annotated[
+        bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
+    ] = False,
     suite: Annotated[
         str | None,
         typer.Option(help="speed, sharing or scale: what edgepeft claims, beside its peers, on random weights."),
@@ -87,7 +99,8 @@ def command(
         asked = {
             **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
             **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
-            **{"--deterministic": deterministic or None, "--against": against},
+            **{"--deterministic": deterministic or None, "--against": against, "--profile-ops": profile_ops or None},
+            **{"--mode": None if mode == _MODE else mode},
             **{"--no-cache": no_cache or None, "--scenario": scenario, "--resume": resume or None},
         }
         if given := [name for name, value in asked.items() if value is not None]:
@@ -102,14 +115,16 @@ def command(
 
     scenarios = tuple(dict.fromkeys(scenario or [_SCENARIO]))
     target = None if json in (None, _STDOUT) else Path(str(json))
+    if deterministic and profile_ops:
+        raise UsageError("--profile-ops takes times, and --deterministic takes none; leave one out.")
     if resume and target is None:
         raise UsageError("--resume continues the file of --json; name it.")
     request = Request(
-        profile=profile,
+        profile=_variant(profile, set_ or []),
         bundle=bundle,
         backbone=backbone,
         methods=tuple(method or ()),
-        settings=settings_of(set_ or []),
+        settings=settings_of([text for text in set_ or [] if not _is_of_profile(text)]),
         tasks=tuple(task or ()),
         engines=tuple(dict.fromkeys(engine or ())),
         workloads=tuple(dict.fromkeys(workload or ())),
@@ -120,11 +135,15 @@ def command(
         rounds=rounds,
         max_seconds=max_seconds,
         seed=seed,
+        mode=mode,
         scenario=scenarios[0],
         cache=not no_cache,
         timed=not deterministic,
         counted=True,
+        profile_ops=profile_ops,
     )
+    if against is not None and mode != _MODE:
+        raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
     allowed = share_of("--max-regression", max_regression)
     if against is None:
         failures = _session(request, scenarios, target, resume=resume, shown=json)
@@ -188,6 +207,18 @@ def _shower(bar: Progress) -> Callable[[str, int, int], None]:
         bar.update(current, description=what, completed=done, total=total, refresh=True)
 
     return show
+
+
+def _is_of_profile(setting: str) -> bool:
+    from edgepeft.profiles.variants import SETTABLE
+
+    return setting.partition("=")[0] in SETTABLE
+
+
+def _variant(profile: str, settings: list[str]) -> str:
+    """``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``."""
+    own = ",".join(filter(_is_of_profile, settings))
+    return f"{profile}{',' if ':' in profile else ':'}{own}" if own else profile
 
 
 def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> None:

@@ -38,6 +38,9 @@ def command(
         Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")
     ] = "fp32",
     delta_weights: Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")] = "fp32",
+    profile: Annotated[
+        str | None, typer.Option(help="A device that the bundle is for: what int8 or fp16 costs there is said.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -65,6 +68,7 @@ def command(
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
+    _say_costs(profile, weights, delta_weights)
     texts = check_texts(verify_data)
     source = open_backbone(backbone)
     with stages(1 + len(deltas) + len(templates)) as stage:
@@ -94,6 +98,16 @@ def command(
     for name, made in manifest.templates.items():
         log().print(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
     typer.echo(out)
+
+
+def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
+    """What the asked kinds of weights cost on the device, or on this host where it is the device."""
+    from edgepeft.profiles import arithmetic
+    from edgepeft.profiles.loader import load_profile
+
+    processor = arithmetic.of_host() if name is None else arithmetic.of_profile(load_profile(name))
+    for cost in arithmetic.costs(processor, int8=weights == "int8", fp16=delta_weights == "fp16"):
+        log().print(f"note: {cost}", markup=False)
 
 
 def _method(text: str) -> Method:

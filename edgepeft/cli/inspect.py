@@ -33,6 +33,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print inspect.json instead of tables.")] = False,
 ) -> None:
     """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
+    from edgepeft.profiles.wheels import refuse_bad_wheels
+
+    refuse_bad_wheels("torch")
     try:
         import torch
 

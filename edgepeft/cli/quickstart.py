@@ -34,6 +34,9 @@ def command(
 ) -> None:
     """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
     _check_folder(out, force)
+    from edgepeft.profiles.wheels import refuse_bad_wheels
+
+    refuse_bad_wheels("torch")
     try:
         import torch
         import transformers  # noqa: F401

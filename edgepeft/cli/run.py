@@ -48,6 +48,7 @@ def command(
 
     source = _Source(text, second, input_file, task_column, skip_unknown, task)
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
+    _say_costs(runtime, task)
     if task_column is not None:
         answers = _each_by_its_task(runtime, source, batch_size)
     else:
@@ -61,6 +62,17 @@ def command(
         _print_lines(answers)
     if runtime.truncation.rows:
         log().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
+
+
+def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
+    """What int8 and half precision cost on this processor, if it is one that has no arithmetic for them."""
+    from edgepeft.profiles import arithmetic
+
+    manifest = runtime.bundle.manifest
+    chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
+    int8, fp16 = manifest.backbone.weights_dtype == "int8", any(entry.weights_dtype == "fp16" for entry in chosen)
+    for cost in arithmetic.costs(arithmetic.of_host(), int8=int8, fp16=fp16):
+        log().print(f"note: {cost}", markup=False)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Train one task's delta. The rows that choose a checkpoint are never the rows reported."""
+    from edgepeft.profiles.wheels import refuse_bad_wheels
+
+    refuse_bad_wheels("torch")
     try:
         import torch
 

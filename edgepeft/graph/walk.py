@@ -1,8 +1,8 @@
 """The shape of every value of a graph for given inputs, where shapes follow from the inputs' values.
 
 A packed graph's shapes depend on its mask, and a task's on Shape of values in between.  So the nodes are walked in
-order: integers that follow from the inputs and small constants are computed by ONNX's own reference, of the rest the shape is
-inferred.
+order: integers that follow from the inputs and small constants are computed by ONNX's own reference, of the rest the
+shape is inferred.
 """
 
 from __future__ import annotations

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from edgepeft.profiles import groups
+from edgepeft.profiles import groups, quota
 from edgepeft.profiles.placement import Limits, Placement, Report, Unavailable
 
 __all__ = ["ControllerGroups", "prepare"]
-
-_PERIOD_US = 100_000
 
 
 @dataclass
@@ -28,20 +26,30 @@ class ControllerGroups(Placement):
 
     def entered(self, report: Report) -> None:
         """Check that the child's pid is in every group."""
-        for controller, folder in self.folders.items():
-            if str(report.pid) not in (groups.read(folder / "cgroup.procs") or "").split():
-                raise Unavailable(f"the child did not enter its {controller} group")
+        if not self.holds(report.pid):
+            raise Unavailable("the child did not enter its groups")
 
     def memory_in_force(self, report: Report) -> int | None:
         """The smallest ``memory.limit_in_bytes`` from the group up."""
         return groups.smallest_limit(self.folders["memory"], groups.V1)
 
     def quota_in_force(self) -> float | None:
-        """``cpu.cfs_quota_us`` over its period, in cores."""
+        """The smallest quota from the group up, in cores."""
+        return quota.tightest_v1(self.folders.get("cpu"))
+
+    def change_quota(self, cores: float) -> None:
+        """Write ``cpu.cfs_quota_us``."""
         if (folder := self.folders.get("cpu")) is None:
-            return None
-        quota = int(groups.read(folder / "cpu.cfs_quota_us") or -1)
-        return None if quota < 0 else quota / int(groups.read(folder / "cpu.cfs_period_us") or _PERIOD_US)
+            raise Unavailable("the child was started without a quota")
+        quota.write_v1(folder, cores)
+
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.folders.get("cpu"))
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process is in every group."""
+        return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())
 
     def oom_kills(self) -> int:
         """From ``memory.oom_control``."""
@@ -101,9 +109,8 @@ def _limit_cores(placement: ControllerGroups, own: Path, cpus: Sequence[int]) ->
     groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
 
 
-def _limit_quota(placement: ControllerGroups, own: dict[str, Path], quota: float) -> None:
+def _limit_quota(placement: ControllerGroups, own: dict[str, Path], cores: float) -> None:
     if "cpu" not in own:
         raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
     folder = placement.folders["cpu"] = groups.make_child(own["cpu"])
-    groups.write(folder / "cpu.cfs_period_us", _PERIOD_US)
-    groups.write(folder / "cpu.cfs_quota_us", round(quota * _PERIOD_US))
+    quota.write_v1(folder, cores)

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from edgepeft.profiles import groups
+from edgepeft.profiles import groups, quota
 from edgepeft.profiles.placement import Limits, Placement, Report, Unavailable
 
 __all__ = ["UnifiedGroup", "prepare"]
-
-_PERIOD_US = 100_000
 
 
 @dataclass
@@ -30,7 +28,7 @@ class UnifiedGroup(Placement):
 
     def entered(self, report: Report) -> None:
         """Check that the child's pid is in the group."""
-        if str(report.pid) not in (groups.read(self.folder / "cgroup.procs") or "").split():
+        if not self.holds(report.pid):
             raise Unavailable("the child did not enter its group")
 
     def memory_in_force(self, report: Report) -> int | None:
@@ -38,9 +36,20 @@ class UnifiedGroup(Placement):
         return groups.smallest_limit(self.folder, groups.V2)
 
     def quota_in_force(self) -> float | None:
-        """``cpu.max``, in cores."""
-        quota, _, period = (groups.read(self.folder / "cpu.max") or "max").partition(" ")
-        return None if quota == "max" else int(quota) / int(period)
+        """The smallest ``cpu.max`` from the group up, in cores."""
+        return quota.tightest_v2(self.folder)
+
+    def change_quota(self, cores: float) -> None:
+        """Write ``cpu.max``."""
+        quota.write_v2(self.folder, cores)
+
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.folder)
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process is in the group."""
+        return str(pid) in (groups.read(self.folder / "cgroup.procs") or "").split()
 
     def oom_kills(self) -> int:
         """From ``memory.events``."""
@@ -105,5 +114,5 @@ def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: 
         if "cpu" not in offered:
             raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
         _enable(folder.parent, "cpu")
-        groups.write(folder / "cpu.max", f"{round(limits.cpu_quota * _PERIOD_US)} {_PERIOD_US}")
+        quota.write_v2(folder, limits.cpu_quota)
     return placement

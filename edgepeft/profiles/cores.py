@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from edgepeft.profiles import groups
+from edgepeft.profiles import groups, quota
 
-__all__ = ["affinity", "cpu_quota", "pick_cpus", "thread_count", "usable_cores"]
+__all__ = ["affinity", "affinity_of", "cpu_quota", "pick_cpus", "thread_count", "usable_cores"]
 
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -20,28 +21,18 @@ def affinity() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def _quotas(proc: Path) -> Iterator[float]:
-    own = groups.groups_of("self", proc)
-    for folder in _up(own.get(groups.UNIFIED)):
-        quota, _, period = (groups.read(folder / "cpu.max") or "max").partition(" ")
-        if quota != "max":
-            yield int(quota) / int(period)
-    for folder in _up(own.get("cpu")):
-        quota = groups.read(folder / "cpu.cfs_quota_us") or "-1"
-        if int(quota) > 0:
-            yield int(quota) / int(groups.read(folder / "cpu.cfs_period_us") or 100_000)
-
-
-def _up(folder: Path | None) -> Iterator[Path]:
-    """The group and those around it: the tightest quota among them decides."""
-    while folder is not None and (folder / "cgroup.procs").exists():
-        yield folder
-        folder = folder.parent
+def affinity_of(pid: int) -> tuple[int, ...]:
+    """The processors another process may run on; none where it is gone."""
+    with contextlib.suppress(OSError, AttributeError):
+        return tuple(sorted(os.sched_getaffinity(pid)))
+    return ()
 
 
 def cpu_quota(proc: Path = groups.PROC) -> float | None:
     """Cores' worth of time that control groups (v1 or v2) give this process; None if unlimited."""
-    return min(_quotas(proc), default=None)
+    own = groups.groups_of("self", proc)
+    found = (quota.tightest_v2(own.get(groups.UNIFIED)), quota.tightest_v1(own.get("cpu")))
+    return min((cores for cores in found if cores is not None), default=None)
 
 
 def usable_cores(proc: Path = groups.PROC) -> int:
@@ -50,9 +41,9 @@ def usable_cores(proc: Path = groups.PROC) -> int:
     A quota of 2.5 gives 2: a third thread would be stopped halfway through every period, and the
     other two would wait for it.
     """
-    quota = cpu_quota(proc)
+    allowed = cpu_quota(proc)
     cores = len(affinity())
-    return cores if quota is None else max(1, min(cores, int(quota)))
+    return cores if allowed is None else max(1, min(cores, int(allowed)))
 
 
 def thread_count(profile_cores: int | None = None, proc: Path = groups.PROC) -> int:

@@ -72,17 +72,10 @@ def calibrate(points: Iterable[Point]) -> tuple[Calibration, ...]:
 def fit(points: Sequence[Point]) -> Calibration:
     """seconds = FLOPs / rate + overhead, by least squares of the relative error; all of one kind and runtime.
 
-    Fewer than ten give no overhead, and the geometric mean of their rates.
+    Fewer than ten give no overhead, and the geometric mean of their rates.  The error is that of each point from the
+    others: what a fit says of its own points flatters it.
     """
-    flops = np.array([point.flops for point in points], np.float64)
-    seconds = np.array([point.seconds for point in points])
-    rate, overhead = math.exp(float(np.log(flops / seconds).mean())), 0.0
-    if len(points) >= _FOR_OVERHEAD:
-        terms = np.stack([flops / seconds, 1 / seconds], 1)  # (n, 2); their sum should be 1 everywhere
-        (slope, constant), *_ = np.linalg.lstsq(terms, np.ones(len(points)), rcond=None)
-        if slope > 0 and constant >= 0:
-            rate, overhead = 1 / slope, constant
-    missed = np.abs((flops / rate + overhead) / seconds - 1)
+    rate, overhead = _line(points)
     first = points[0]
     return Calibration(
         runtime=first.runtime,
@@ -93,7 +86,28 @@ def fit(points: Sequence[Point]) -> Calibration:
         unit="GOP/s" if first.precision == "int8" else "GFLOP/s",
         overhead_ms=1000 * overhead,
         samples=len(points),
-        error_percent=100 * float(missed.mean()) if len(points) >= _FOR_ERROR else None,
+        error_percent=100 * _missed(points) if len(points) >= _FOR_ERROR else None,
         kind="derived",
         source="fitted to " + ", ".join(dict.fromkeys(point.model for point in points[:3])),
     )
+
+
+def _line(points: Sequence[Point]) -> tuple[float, float]:
+    """FLOP/s and seconds."""
+    flops = np.array([point.flops for point in points], np.float64)
+    seconds = np.array([point.seconds for point in points])
+    if len(points) >= _FOR_OVERHEAD:
+        terms = np.stack([flops / seconds, 1 / seconds], 1)  # (n, 2); their sum should be 1 everywhere
+        (slope, constant), *_ = np.linalg.lstsq(terms, np.ones(len(points)), rcond=None)
+        if slope > 0 and constant >= 0:
+            return float(1 / slope), float(constant)
+    return math.exp(float(np.log(flops / seconds).mean())), 0.0
+
+
+def _missed(points: Sequence[Point]) -> float:
+    """The mean relative error of each point from the others."""
+    errors = []
+    for i, point in enumerate(points):
+        rate, overhead = _line([*points[:i], *points[i + 1 :]])
+        errors.append(abs((point.flops / rate + overhead) / point.seconds - 1))
+    return sum(errors) / len(errors)

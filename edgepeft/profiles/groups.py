@@ -25,6 +25,7 @@ __all__ = [
     "V2",
     "MemoryFiles",
     "groups_of",
+    "leftovers",
     "make_child",
     "oom_kills",
     "read",
@@ -153,18 +154,39 @@ def make_child(own: Path) -> Path:
         OSError: not permitted, read-only, ...
     """
     _sweep(own)
-    folder = own / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+    folder = own / f"{_PREFIX}-{os.getpid()}-{_namespace()}.{secrets.token_hex(4)}"
     folder.mkdir()
     return folder
 
 
-def _sweep(own: Path) -> None:
-    """Remove what an edgepeft that was killed outright left behind: its groups hold nobody."""
+def leftovers(proc: Path = PROC) -> list[Path]:
+    """Groups inside the own ones that an edgepeft left which was killed outright."""
+    return sorted({folder for own in groups_of("self", proc).values() for folder in _left_in(own)})
+
+
+def _left_in(own: Path) -> list[Path]:
+    found = []
     for folder in own.glob(f"{_PREFIX}-*-*"):
-        owner = folder.name.split("-")[1]
-        if owner.isdigit() and not psutil.pid_exists(int(owner)) and not read(folder / "cgroup.procs"):
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        _, owner, rest = folder.name.split("-", 2)
+        # Numbers of another process namespace say nothing here: only an empty group is surely nobody's then.
+        ours = rest.partition(".")[0] == _namespace() or not read(folder / "cgroup.procs")
+        if owner.isdigit() and not psutil.pid_exists(int(owner)) and ours:
+            found.append(folder)
+    return found
+
+
+def _namespace() -> str:
+    """The process namespace that pids are numbers in."""
+    try:
+        return "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
+    except OSError:  # not Linux, or /proc is restricted
+        return "0"
+
+
+def _sweep(own: Path) -> None:
+    """Remove what killed runs left, and what still runs there: a worker without its parent works for nobody."""
+    for folder in _left_in(own):
+        remove(folder)
 
 
 def remove(folder: Path, *, attempts: int = 100) -> None:

@@ -13,6 +13,9 @@ from edgepeft.profiles.placement import Emulation, InForce, Limits, Placement, R
 __all__ = ["judge"]
 
 
+_QUOTA_STEP = 0.0006  # systemd rounds to a tenth of a per cent of a core
+
+
 def judge(limits: Limits, placement: Placement, report: Report, refused: Sequence[str] = ()) -> InForce:
     """What is in force on a child that entered ``placement``; ``refused``: backends that did not work."""
     notes = [*placement.notes]
@@ -27,7 +30,7 @@ def judge(limits: Limits, placement: Placement, report: Report, refused: Sequenc
         grades.append(exact and placement.memory_is_strict)
     quota = placement.quota_in_force()
     if limits.cpu_quota is not None:
-        grades.append(quota is not None and abs(quota - limits.cpu_quota) < 0.01)
+        grades.append(quota is not None and abs(quota - limits.cpu_quota) <= _QUOTA_STEP)
         if not grades[-1]:
             found = "none" if quota is None else f"{quota:g}"
             notes.append(f"a quota of {limits.cpu_quota:g} cores was asked for, {found} is in force")

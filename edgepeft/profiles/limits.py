@@ -19,10 +19,10 @@ import psutil
 
 from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.profiles import cgroup_v1, cgroup_v2, rlimit, systemd_scope
-from edgepeft.profiles.cores import pick_cpus, usable_cores
+from edgepeft.profiles.cores import affinity_of, pick_cpus, usable_cores
 from edgepeft.profiles.judgement import judge
 from edgepeft.profiles.launching import Launch, NoMemoryToStart
-from edgepeft.profiles.placement import InForce, Limits, Placement, Unavailable
+from edgepeft.profiles.placement import InForce, Limits, Placement, Report, Unavailable
 
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "LimitedRun", "Limits", "run_limited"]
 
@@ -106,6 +106,8 @@ class LimitedProcess:
             report = self._launch.report()
             placement.entered(report)
             self.in_force = judge(self.limits, placement, report, refused)
+            self._cores_at_start = len(report.cpus)
+            self._group_at_start = (self._memory_in_group(), placement.quota_in_force())
             self._launch.go()
         except NoMemoryToStart:
             self.close()
@@ -120,6 +122,48 @@ class LimitedProcess:
         """The program's process: after the launcher's exec its pid is the work's."""
         assert self._launch is not None  # only while the constructor still looks for a backend
         return self._launch.process
+
+    def change_quota(self, cores: float) -> float:
+        """Give the running program another quota; the one read back, which a group around it may hold lower.
+
+        Raises:
+            EdgepeftError: it has none that could be changed, or the kernel refuses.
+        """
+        Limits(cpu_quota=cores)  # that it is one
+        try:
+            self._placement.change_quota(cores)
+        except (OSError, Unavailable) as error:
+            raise EdgepeftError(f"a CPU quota of {cores:g} cores cannot be set: {error}.") from error
+        found = self._placement.quota_in_force()
+        if found is None:
+            raise EdgepeftError(f"a CPU quota of {cores:g} cores was set, none is in force.")
+        self._group_at_start = (self._group_at_start[0], found)
+        return found
+
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota so far, and in how many of them the program used it up."""
+        return self._placement.throttled()
+
+    def lost(self) -> str | None:
+        """What of the limits no longer holds on the running program; None where all is as it was at the start."""
+        if self._final is not None or self.popen.poll() is not None:
+            return None
+        if not self._placement.holds(self.popen.pid):
+            return f"the program left its group ({self._placement.backend}): it was moved, or the group removed"
+        cpus = affinity_of(self.popen.pid)
+        if self.limits.cores is not None and len(cpus) > self._cores_at_start:
+            return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"
+        now = (self._memory_in_group(), self._placement.quota_in_force())
+        for what, found, before in zip(("memory limit", "CPU quota"), now, self._group_at_start, strict=True):
+            if found != before:
+                return f"the {what} changed from {before} to {found} while the program ran"
+        return None
+
+    def _memory_in_group(self) -> int | None:
+        """What the group allows; None without one: an address space's limit cannot change from outside."""
+        if self._placement.address_space_bytes is not None:
+            return None
+        return self._placement.memory_in_force(Report(self.popen.pid, (), None))
 
     def oom_killed(self) -> bool:
         """Whether the kernel killed the program, or a part of it, for memory."""

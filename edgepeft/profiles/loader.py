@@ -24,6 +24,7 @@ _TABLES: dict[str, type[BaseModel]] = {
     "isa": schema.Flags,
     "figures": schema.Amount,
     "latencies": schema.Latency,
+    "reference": schema.Reference,
     "sweeps": schema.Sweep,
     "calibrations": schema.Calibration,
 }

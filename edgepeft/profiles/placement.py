@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import psutil
 
 from edgepeft.errors import UsageError
+from edgepeft.profiles.quota import SMALLEST_QUOTA
 
 __all__ = ["Emulation", "InForce", "Limits", "Placement", "Report", "Unavailable"]
 
@@ -42,9 +43,11 @@ class Limits:
             raise UsageError(f"a limit of {self.cores} cores: at least 1 is needed.")
         if self.memory_bytes is not None and self.memory_bytes < _SMALLEST_MEMORY:
             raise UsageError(f"a memory limit of {self.memory_bytes} bytes: at least {_SMALLEST_MEMORY} needed.")
-        if self.cpu_quota is not None and not self.cpu_quota >= 0.01:
-            # The kernel's shortest quota is 1 ms; of our 100 ms period that is a hundredth.
-            raise UsageError(f"a quota of {self.cpu_quota} cores: at least 0.01 is needed.")
+        if self.cpu_quota is not None and not self.cpu_quota >= SMALLEST_QUOTA:
+            raise UsageError(
+                f"a quota of {self.cpu_quota:g} cores: at least {SMALLEST_QUOTA} is needed, the kernel's shortest is "
+                "1 ms in each 100 ms."
+            )
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,23 @@ class Placement:
     def quota_in_force(self) -> float | None:
         """Cores' worth of time that the child may use, read back; None if unlimited."""
         return None
+
+    def change_quota(self, cores: float) -> None:
+        """Change the quota of the child that runs there.
+
+        Raises:
+            Unavailable: this way of limiting has no quotas.
+            OSError: the kernel refuses.
+        """
+        raise Unavailable(f"{self.backend} has no CPU quota")
+
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota, and in how many of them it was used up; None where nobody counts."""
+        return None
+
+    def holds(self, pid: int) -> bool:
+        """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
+        return True
 
     def oom_kills(self) -> int:
         """How many processes the kernel killed for memory in this place."""

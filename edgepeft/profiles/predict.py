@@ -1,6 +1,6 @@
 """How long a device takes, without emulating it: a roofline per operator class, with an interval.
 
-A product takes the longer of its FLOPs over the calibrated rate and its bytes over the memory bandwidth (Williams,
+Products take the longer of their FLOPs over the calibrated rate and their weights over the memory bandwidth (Williams,
 Waterman and Patterson, 2009, "Roofline", doi:10.1145/1498765.1498785).  The rate is the profile's calibration row for
 the runtime, the precision and the kind of graph.  Without one for the runtime, another's is taken and the result says
 "uncalibrated"; without any of that kind of graph there is no latency at all, only the least that it can be.
@@ -15,10 +15,11 @@ from typing import Any, Literal, NamedTuple
 from edgepeft.profiles.schema import Calibration, Profile
 from edgepeft.profiles.work import PRODUCTS, OperatorClass, Work, kind_of, product_flops
 
-__all__ = ["ONNXRUNTIME", "ClassTime", "Predicted", "bandwidth", "predict", "seconds_of"]
+__all__ = ["ONNXRUNTIME", "ClassTime", "Predicted", "bandwidth", "predict"]
 
 ONNXRUNTIME = "onnxruntime"
 Calibrated = Literal["calibrated", "uncalibrated", "not predictable"]
+_Bound = Literal["compute", "memory", "in the rate"]
 
 # All cores at once first; one thread's copy is less than all cores get, so what it limits is overestimated.
 _BANDWIDTHS = ("stream_triad", "copy_all_cores", "copy_one_thread", "memory_bandwidth")
@@ -28,7 +29,7 @@ _ONE_SAMPLE = (1 / 1.29, 1 / 0.60)
 # Across runtimes on one device (rpi4, encoders): 15 to 75 instances a minute where the fallback row says 37.
 _OTHER_RUNTIME = (37 / 75, 37 / 15)
 _MEAN_ERRORS = 2.0  # of the row's mean error: about nine tenths of its samples, where errors are like a normal's
-_HALF_WIDTH = {("fp16", "fp32"): 0.5}  # a register holds half as many numbers; the rate lies between that and the row's
+_LANES = {"fp32": 1, "fp16": 2, "int8": 4}  # numbers of a register, to which rates are at most proportional
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ClassTime:
     flops: int
     n_bytes: int
     seconds: float
-    bound: Literal["compute", "memory", "in the rate"]
+    bound: _Bound
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,11 @@ def predict(
             f"{', '.join(others) or 'nothing'}), and the rates of other kinds differ up to five-fold"
         )
         return Predicted(None, None, at_least, "not predictable", None, {}, tuple(notes))
-    scale = _HALF_WIDTH.get((row.precision, precision), 1.0)
+    lanes = _LANES.get(row.precision, 1) / _LANES.get(precision, 1)
+    scale = min(1.0, 1 / lanes)  # wider numbers are slower; narrower ones may be faster, and are not taken to be
     classes = _classes(works, row, speed, scale)
-    seconds = seconds_of(works, row, speed, scale)
-    low, high = _interval(row, runtime, scale)
+    seconds = row.overhead_ms / 1000 + sum(time.seconds for time in classes.values())
+    low, high = _interval(row, runtime, min(lanes, 1 / lanes))
     interval = (max(low * seconds, at_least or 0.0), max(high * seconds, at_least or 0.0))
     own = row.runtime == runtime and row.precision == precision
     return Predicted(
@@ -107,11 +109,6 @@ def predict(
     )
 
 
-def seconds_of(works: Iterable[Work], row: Calibration, speed: float | None, scale: float = 1.0) -> float:
-    """The run's time at a row's rate, ``scale`` of it; ``speed`` of memory in bytes a second, None leaves it out."""
-    return row.overhead_ms / 1000 + sum(_operator(work, row, speed, scale)[0] for work in works)
-
-
 def bandwidth(profile: Profile) -> float | None:
     """Bytes a second, from the best figure that the profile has."""
     for key in _BANDWIDTHS:
@@ -121,37 +118,49 @@ def bandwidth(profile: Profile) -> float | None:
     return None
 
 
-def _operator(work: Work, row: Calibration, speed: float | None, scale: float) -> tuple[float, bool]:
-    """Seconds, and whether memory is what they are spent on."""
-    moving = 0.0 if speed is None else work.n_bytes / speed
-    if work.kind in PRODUCTS:
-        # Bytes of activations may be in a cache, those of weights are read once in each run.
-        moving = 0.0 if speed is None else work.weight_bytes / speed
-        computing = work.flops / (row.value * 1e9 * scale)
-        seconds, memory = max(computing, moving), moving > computing
-    elif row.whole or work.kind is OperatorClass.NONE:
-        return 0.0, False
-    else:
-        seconds, memory = moving, True
-    return seconds + (0.0 if row.whole else row.operator_us / 1e6), memory
-
-
 def _classes(
     works: Sequence[Work], row: Calibration, speed: float | None, scale: float
 ) -> dict[OperatorClass, ClassTime]:
+    """Each class at ``scale`` of the row's rate; ``speed`` of memory in bytes a second, None leaves it out."""
+    rate = row.value * 1e9 * scale
+    # A whole model's rate has its products' waits for memory in it, as far as they were not the most of its time.
+    waits = row.whole and _reading(works, speed) > product_flops(works) / rate
     found: dict[OperatorClass, ClassTime] = {}
     for kind in OperatorClass:
         own = [work for work in works if work.kind is kind]
         if not own or kind is OperatorClass.NONE:
             continue
-        times = [_operator(work, row, speed, scale) for work in own]
-        seconds, waiting = sum(time for time, _ in times), sum(time for time, memory in times if memory)
-        bound: Literal["compute", "memory", "in the rate"] = "memory" if waiting > seconds / 2 else "compute"
-        if row.whole and kind not in PRODUCTS:
-            bound = "in the rate"
         flops, n_bytes = sum(work.flops for work in own), sum(work.n_bytes for work in own)
+        if row.whole:
+            seconds = _reading(own, speed) if waits else flops / rate
+            bound: _Bound = "memory" if waits else "compute"
+            if kind not in PRODUCTS:
+                seconds, bound = 0.0, "in the rate"
+        else:
+            seconds, bound = _apart(own, row, rate, speed)
         found[kind] = ClassTime(len(own), flops, n_bytes, seconds, bound)
     return found
+
+
+def _apart(works: Sequence[Work], row: Calibration, rate: float, speed: float | None) -> tuple[float, _Bound]:
+    """Operators of one class, each by itself: the longer of arithmetic and memory, and what it takes to start it."""
+    starts, computing, waiting = len(works) * row.operator_us / 1e6, 0.0, 0.0
+    for work in works:
+        if work.kind in PRODUCTS:
+            # Activations may be in a cache; weights are read once in each run.
+            reading, arithmetic = _reading([work], speed), work.flops / rate
+        else:
+            reading, arithmetic = (0.0 if speed is None else work.n_bytes / speed), 0.0
+        if reading > arithmetic:
+            waiting += reading
+        else:
+            computing += arithmetic
+    return starts + computing + waiting, "memory" if waiting > computing else "compute"
+
+
+def _reading(works: Iterable[Work], speed: float | None) -> float:
+    """Seconds in which the weights are read."""
+    return 0.0 if speed is None else sum(work.weight_bytes for work in works if work.kind in PRODUCTS) / speed
 
 
 class _Asked(NamedTuple):
@@ -182,10 +191,9 @@ def _row(profile: Profile, works: Sequence[Work], asked: _Asked, notes: list[str
     if row.runtime != runtime:
         notes.append(f"uncalibrated: no row of {runtime} on {profile.name}; {row.runtime}'s rate stands for it")
     if row.precision != precision:
-        halved = ", halved" if (row.precision, precision) in _HALF_WIDTH else ""
-        notes.append(
-            f"uncalibrated: no row in {precision} on {profile.name}; the rate is that of {row.precision}{halved}"
-        )
+        wider = _LANES.get(row.precision, 1) > _LANES.get(precision, 1)
+        taken = f"the rate is that of {row.precision}" + (", less by the width of its numbers" if wider else "")
+        notes.append(f"uncalibrated: no row in {precision} on {profile.name}; {taken}")
     if threads is None and _threads(row, profile) < profile.cores.value:
         notes.append(f"the rate is that of {row.threads} threads, of {profile.cores.value} cores")
     return row
@@ -196,15 +204,15 @@ def _threads(row: Calibration, profile: Profile) -> int:
     return row.threads or profile.cores.value
 
 
-def _interval(row: Calibration, runtime: str, scale: float) -> tuple[float, float]:
-    """Factors on the predicted latency."""
+def _interval(row: Calibration, runtime: str, narrower: float) -> tuple[float, float]:
+    """Factors on the predicted latency; ``narrower``: how much faster the precision might be than what was taken."""
     if row.runtime != runtime:
         low, high = _OTHER_RUNTIME
     elif row.error_percent is None or row.samples < 3:
         low, high = _ONE_SAMPLE
     else:
         low, high = 1 / (1 + _MEAN_ERRORS * row.error_percent / 100), 1 + _MEAN_ERRORS * row.error_percent / 100
-    return low * scale, high
+    return low * narrower, high
 
 
 def _at_least(works: Sequence[Work], profile: Profile) -> float | None:

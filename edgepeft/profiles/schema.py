@@ -25,6 +25,7 @@ __all__ = [
     "Latency",
     "Memory",
     "Profile",
+    "Reference",
     "Sweep",
 ]
 
@@ -120,6 +121,48 @@ class Latency(_Sourced):
     unit: Literal["ms"]
 
 
+class Reference(_Part):
+    """The whole encoder that calibration runs: which of the latencies it is, and its shapes, batch 1.
+
+    ``patch_values``: of a vision encoder, the numbers in a patch, which a first matrix takes to ``hidden_size``.
+    """
+
+    model: str
+    runtime: str
+    precision: str = ""
+    threads: int | None = Field(default=None, ge=1)
+    n_layers: int = Field(ge=1, le=1000)
+    hidden_size: int = Field(ge=1, le=65536)
+    intermediate_size: int = Field(ge=1, le=262144)
+    n_heads: int = Field(ge=1, le=1024)
+    n_tokens: int = Field(ge=2, le=65536)
+    patch_values: int = Field(default=0, ge=0, le=65536)
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.hidden_size % self.n_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of n_heads {self.n_heads}")
+        return self
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """What the encoder is made from."""
+        names = ("n_layers", "hidden_size", "intermediate_size", "n_heads", "n_tokens", "patch_values")
+        return {name: int(getattr(self, name)) for name in names}
+
+    @property
+    def flops(self) -> int:
+        """Of one pass, matrices and attention: L (2 t (4 d^2 + 2 d f) + 4 t^2 d), and 2 (t - 1) p d for patches."""
+        t, d = self.n_tokens, self.hidden_size
+        layer = 2 * t * (4 * d * d + 2 * d * self.intermediate_size) + 4 * t * t * d
+        return self.n_layers * layer + 2 * (t - 1) * self.patch_values * d
+
+    def is_of(self, row: Latency) -> bool:
+        """Whether that latency is the reference's."""
+        asked = (self.model, self.runtime, self.precision, self.threads)
+        return asked == (row.model, row.runtime, row.precision, row.threads)
+
+
 class Sweep(_Sourced):
     """Many published latencies of one kind of model: a row is the sizes that ``graph`` takes, then milliseconds."""
 
@@ -170,8 +213,27 @@ class Profile(_Part):
     isa: Flags
     figures: dict[str, Amount] = {}
     latencies: Annotated[tuple[Latency, ...], Field(strict=False)] = ()
+    reference: Reference | None = None
+    boards: Annotated[tuple[str, ...], Field(strict=False)] = ()  # how the device's own kernel calls it, the beginning
     sweeps: Annotated[tuple[Sweep, ...], Field(strict=False)] = ()
     calibrations: Annotated[tuple[Calibration, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _reference_is_measured(self) -> Self:
+        if self.reference is not None and len(self._reference_rows()) != 1:
+            raise ValueError(
+                f"reference: {len(self._reference_rows())} latencies have its model, runtime, precision and threads; "
+                "one is needed"
+            )
+        return self
+
+    def _reference_rows(self) -> list[Latency]:
+        return [row for row in self.latencies if self.reference is not None and self.reference.is_of(row)]
+
+    @property
+    def reference_seconds(self) -> float | None:
+        """How long the device takes for its reference; None where no whole encoder was measured on it."""
+        return self._reference_rows()[0].value / 1000 if self.reference is not None else None
 
     @property
     def grade(self) -> Grade:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from edgepeft.profiles import groups
+from edgepeft.profiles import groups, quota
 from edgepeft.profiles.placement import Limits, Placement, Report, Unavailable
 
 __all__ = ["BOOTED", "Scope", "prepare"]
@@ -33,6 +33,7 @@ class Scope(Placement):
     proc: Path = groups.PROC
     unit: str = ""
     folder: Path | None = None
+    cpu_folder: Path | None = None
     files: groups.MemoryFiles = groups.V2
 
     def entered(self, report: Report) -> None:
@@ -43,16 +44,32 @@ class Scope(Placement):
         if folder is None or self.unit not in folder.name:
             raise Unavailable("systemd-run started the child outside its scope")
         self.folder = folder
+        self.cpu_folder = found.get("cpu")
 
     def memory_in_force(self, report: Report) -> int | None:
         """The smallest limit from the scope's group up."""
         return None if self.folder is None else groups.smallest_limit(self.folder, self.files)
 
     def quota_in_force(self) -> float | None:
-        """``cpu.max`` of the scope, in cores."""
-        text = None if self.folder is None else groups.read(self.folder / "cpu.max")
-        quota, _, period = (text or "max").partition(" ")
-        return None if quota == "max" else int(quota) / int(period)
+        """The smallest quota from the scope's group up, in cores."""
+        if self.files is groups.V1:
+            return quota.tightest_v1(self.cpu_folder)
+        return quota.tightest_v2(self.folder)
+
+    def change_quota(self, cores: float) -> None:
+        """Ask systemd: what it does not know of, it may undo."""
+        command = [shutil.which("systemctl") or "systemctl", "set-property", "--runtime"]
+        user = [] if os.geteuid() == 0 else ["--user"]
+        _probe([*command, *user, f"{self.unit}.scope", f"CPUQuota={_percent(cores)}"])
+
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.cpu_folder if self.files is groups.V1 else self.folder)
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process is in the scope."""
+        folder = self.folder
+        return folder is not None and str(pid) in (groups.read(folder / "cgroup.procs") or "").split()
 
     def oom_kills(self) -> int:
         """From the scope's events."""
@@ -98,8 +115,13 @@ def _properties(limits: Limits, cpus: Sequence[int] | None) -> list[str]:
     if cpus is not None:
         wanted.append(f"AllowedCPUs={','.join(map(str, cpus))}")
     if limits.cpu_quota is not None:
-        wanted.append(f"CPUQuota={round(100 * limits.cpu_quota)}%")
+        wanted.append(f"CPUQuota={_percent(limits.cpu_quota)}")
     return [part for property_ in wanted for part in ("-p", property_)]
+
+
+def _percent(cores: float) -> str:
+    """Of one core, to the tenth that systemd knows (systemd.resource-control(5))."""
+    return f"{100 * cores:.1f}%".replace(".0%", "%")
 
 
 def _probe(command: list[str]) -> None:
@@ -108,7 +130,7 @@ def _probe(command: list[str]) -> None:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"systemd-run does not answer ({type(error).__name__})") from error
+        raise Unavailable(f"{Path(command[0]).name} does not answer ({type(error).__name__})") from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise Unavailable(f"systemd-run refused: {said[0]}")
+        raise Unavailable(f"{Path(command[0]).name} refused: {said[0]}")

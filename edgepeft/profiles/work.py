@@ -45,7 +45,7 @@ _MOSTLY = 0.95  # of a graph's product FLOPs: VGGs have 98 % in 3x3 convolutions
 
 @dataclass(frozen=True)
 class Work:
-    """One operator's work in one run: ``flops`` (a multiply-add is two), bytes read, weights among them, and written."""
+    """One operator's work in one run: ``flops`` (a multiply-add is two), bytes read, weights of them, written."""
 
     name: str
     op: str

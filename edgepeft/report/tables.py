@@ -14,8 +14,14 @@ from edgepeft.bench.compare import Comparison, Verdict
 from edgepeft.bench.metric_gate import MetricVerdict
 from edgepeft.bench.statistics import Ratio
 
-__all__ = ["bench_table", "comparison_table", "metrics_table"]
+__all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
 
+_MODES = {
+    "limits": "under {}, cores and memory only",
+    "calibrated": "calibrated to {}",
+    "measured": "measured on {}",
+    "predicted": "predicted for {}",
+}
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 
 
@@ -31,7 +37,42 @@ def bench_table(document: Mapping[str, Any]) -> RenderableType:
         table.add_column(header, justify="right", overflow="fold")
     for row in document["results"]:
         table.add_row(*(Text(cell) for cell in _cells(row)))
-    return Group(table, *_lines(_conditions(document)), *_lines(_warnings(document), "yellow"))
+    operators = [operators_table(entry) for entry in document.get("operators", [])]
+    return Group(table, *_lines(_conditions(document)), *operators, *_lines(_warnings(document), "yellow"))
+
+
+def operators_table(entry: Mapping[str, Any]) -> RenderableType:
+    """Where one batch's time goes, by operator and by layer."""
+    ceilings = entry["ceilings"]
+    title = (
+        f"{entry['of']}, {entry['rows']} rows, {entry['tokens']} tokens: time by operator; ceilings "
+        f"{ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s, {ceilings['bytes_per_s'] / 1e9:.1f} GB/s"
+    )
+    whole = sum(one["seconds"] for one in entry["by_type"])
+    tables = []
+    for heading, groups in (("operator", entry["by_type"]), ("layer", entry["by_layer"])):
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column(heading, overflow="fold")
+        for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
+            table.add_column(header, justify="right")
+        for one in groups:
+            table.add_row(Text(one["name"]), *_operator_cells(one, whole))
+        tables.append(table)
+        title = ""
+    return Group(*tables, Text(f"outside of operators: {1000 * entry['outside_s']:.2f} ms"))
+
+
+def _operator_cells(one: Mapping[str, Any], whole: float) -> list[str]:
+    gap = "-" if one["gap"] is None else f"{one['gap']:.2f}"
+    return [
+        f"{one['count']}",
+        f"{1000 * one['seconds']:.2f}",
+        f"{one['seconds'] / whole:.1%}" if whole else "-",
+        f"{one['flops'] / 1e9:.2f}",
+        f"{one['bytes'] / 1e6:.1f}",
+        f"{1000 * one['floor_s']:.2f}",
+        gap,
+    ]
 
 
 def metrics_table(document: Mapping[str, Any]) -> RenderableType:
@@ -54,7 +95,7 @@ def _lines(texts: list[str], style: str = "") -> list[Text]:
 def _title(document: Mapping[str, Any]) -> str:
     model = document["model"]
     random = ", random weights" if model["random_weights"] else ""
-    return f"{model['name']}{random} under {document['profile']['name']}"
+    return f"{model['name']}{random} {_MODES[document.get('mode', 'limits')].format(document['profile']['name'])}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
@@ -129,8 +170,40 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
     )
     lines += [f"peers: {text}" for text in _peer_ratios(document)]
     lines += [f"steps: {text}" for text in _step_ratios(document)]
+    lines += [f"predicted: {text}" for text in _predictions(document)]
+    lines += [f"energy: {text}" for text in _energies(document)]
     lines += [f"against {document['against']['base']}: {text}" for text in _against(document)]
     return [*lines, *profile["notes"]]
+
+
+def _predictions(document: Mapping[str, Any]) -> list[str]:
+    return [_prediction(_what(row), row["predicted"]) for row in document["results"] if row.get("predicted")]
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _prediction(what: str, found: Mapping[str, Any]) -> str:
+    """One row's, with its interval, or why there is none."""
+    least = "" if found["at_least_s"] is None else f", at least {1000 * found['at_least_s']:,.0f} ms at the fp32 peak"
+    if found["latency_s"] is None:
+        return f"{what}: {found['calibration']}{least}"
+    low, high = found["instances_per_minute_interval"]
+    seconds = [1000 * found["latency_s"], *(1000 * end for end in found["interval_s"])]
+    return (
+        f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {_count(low)} to "
+        f"{_count(high)} instances a minute, {found['calibration']}{least}"
+    )
+
+
+def _energies(document: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{row['workload']} {row['engine']} {_what(row)}: {row['energy']['joules_per_instance']:.3g} J an instance, "
+        f"{row['energy']['kind']} ({row['energy']['source']})"
+        for row in document["results"]
+        if row.get("energy")
+    ]
 
 
 def _peer_ratios(document: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,8 @@ class FakeWorker:
     notes = ()
     in_force = IN_FORCE
 
-    def __init__(self, label, job, seconds, log, too_large=False):
+    def __init__(self, label, job, seconds, log, too_large=False, throttled=None):
+        self.throttled = {} if throttled is None else throttled
         self.label, self.job, self.seconds, self.log, self.too_large = label, job, seconds, log, too_large
 
     def ready(self):
@@ -29,6 +30,9 @@ class FakeWorker:
         seconds = self.seconds(self.label) if callable(self.seconds) else self.seconds
         return Sample(seconds, 2 * seconds)
 
+    def throttle(self):
+        self.throttled[self.label] = [label for label, _ in self.log].count(self.label)
+
     def finish(self):
         return 123_000_000
 
@@ -39,7 +43,7 @@ class FakeStart:
     def __init__(self, seconds=1.0, too_large=()):
         self.seconds, self.too_large = seconds, too_large
         self.log, self.open, self.together = [], set(), []
-        self.jobs = {}
+        self.jobs, self.throttled = {}, {}  # throttled: after how many of its steps
 
     @contextmanager
     def __call__(self, label, job):
@@ -47,7 +51,7 @@ class FakeStart:
         self.together.append(frozenset(self.open))
         self.jobs[label] = job
         try:
-            yield FakeWorker(label, job, self.seconds, self.log, label in self.too_large)
+            yield FakeWorker(label, job, self.seconds, self.log, label in self.too_large, self.throttled)
         finally:
             self.open.discard(label)
 

@@ -282,3 +282,23 @@ def test_a_host_rate_that_is_no_number_is_refused(result):
 def test_a_missing_file_is_a_usage_error(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere\.json"):
         ResultFile.open(tmp_path / "nowhere.json")
+
+
+def test_results_of_different_modes_are_never_compared(result):
+    base, new = result(row([1.0] * 9), mode="limits"), result(row([1.0] * 9), mode="calibrated")
+    with pytest.raises(UsageError, match="mode was limits and is calibrated"):
+        compare(base, new, 0.05)
+
+
+def test_calibrated_results_are_compared_though_their_quotas_differ(result):
+    def under(quota):
+        limits = {"requested": {"cores": 4, "cpu_quota": quota}, "in_force": {"cores": 2, "cpu_quota": quota}}
+        return result(row([1.0] * 9), mode="calibrated", profile={"name": "rpi4", "limits": limits})
+
+    assert compare(under(0.16), under(0.17), 0.05).regressions == ()
+
+
+def test_a_prediction_is_no_measurement_to_compare(result):
+    base = result(row([1.0] * 9), mode="predicted")
+    with pytest.raises(UsageError, match="was predicted"):
+        compare(base, base, 0.05)

@@ -285,3 +285,91 @@ def test_texts_leave_room_for_a_prompt(fake_start):
     options = {"methods": ("prompt-r",), "settings": {"length": "100"}, "workloads": ("infer",), "length": 413}
     with pytest.raises(UsageError, match="takes at most 412 tokens beside a prompt of 100"):
         bench(fake_start(lambda _: 1.0), **options)
+
+
+class Steps:
+    """What calibration asks of a worker, on a host that follows its quota."""
+
+    def __init__(self, seconds):
+        self.seconds, self.quota = seconds, 2.0
+
+    def change_quota(self, cores):
+        self.quota = cores
+        return cores
+
+    def step(self, batch):
+        from edgepeft.bench.sampler import Sample
+
+        return Sample(self.seconds * 2 / self.quota, 0.1)
+
+
+def calibrated(start, host_s, monkeypatch, **options):
+    from contextlib import contextmanager
+
+    from edgepeft.bench import modes
+
+    monkeypatch.setattr(modes, "thread_count", lambda cores=None: 2)
+
+    @contextmanager
+    def start_at(label, job, quota):
+        steps = Steps(host_s)
+        steps.quota = quota
+        yield steps
+
+    settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
+    asked = {"workloads": ("infer",), "engines": ("onnxruntime",), "mode": "calibrated", **options}
+    return run(Request(**{**settings, **asked}), start=start, start_at=start_at).document
+
+
+def test_a_calibrated_result_says_so_everywhere_and_has_no_percentiles_below_a_fifth(fake_start, monkeypatch):
+    start = fake_start(lambda label: 2.0 if "reference" in label else 0.5)
+    document = calibrated(start, 0.19, monkeypatch)
+    assert document["mode"] == "calibrated"
+    assert document["calibration"]["share"] == pytest.approx(0.19 / 1.909)
+    assert document["profile"]["limits"]["requested"]["cpu_quota"] == pytest.approx(2 * 0.19 / 1.909)
+    (row,) = document["results"]
+    assert row["latency_s"] == {"p50": None, "p90": None, "p99": None}
+    assert row["instances_per_minute"] == pytest.approx(4 / 0.5 * 60)
+    shown = " ".join(table(document).split())
+    assert "calibrated to rpi4" in shown
+    assert "throughput only, no percentiles" in shown
+    assert "uncalibrated for ONNX Runtime: the device's reference was measured with ncnn" in shown
+    assert "speed is the host's" not in shown
+
+
+def test_above_a_fifth_a_calibrated_result_has_percentiles(fake_start, monkeypatch):
+    document = calibrated(fake_start(0.5), 0.9, monkeypatch)
+    assert document["results"][0]["latency_s"]["p50"] == 0.5
+    assert "no percentiles" not in table(document)
+
+
+def test_the_reference_runs_in_the_rounds_too_and_its_error_is_told(fake_start, monkeypatch):
+    start = fake_start(lambda label: 2.0 if "reference" in label else 0.5)
+    document = calibrated(start, 0.19, monkeypatch)
+    assert document["calibration"]["in_rounds_s"] == {"infer": [2.0] * 10}
+    assert document["calibration"]["in_rounds_error"]["infer"] == pytest.approx(1.909 / 2.0 - 1)
+
+
+def test_the_quota_holds_after_the_warm_up_and_before_the_first_sample(fake_start, monkeypatch):
+    start = fake_start(0.5)
+    calibrated(start, 0.19, monkeypatch)
+    steps = [label for label, _ in start.log].count("infer onnxruntime backbone")
+    assert start.throttled["infer onnxruntime backbone"] == steps - 10
+
+
+def test_energy_is_estimated_from_the_devices_power_where_times_are_the_devices(fake_start, monkeypatch):
+    (row,) = calibrated(fake_start(0.5), 0.19, monkeypatch)["results"]
+    assert row["energy"]["joules_per_instance"] == pytest.approx(5.66 * 0.5 / 4)  # W of mlcommons v1.0, s, rows
+    assert row["energy"]["kind"] == "estimated"
+    assert "5.66 W" in row["energy"]["source"]
+
+
+def test_under_limits_alone_no_energy_is_told(outcome):
+    assert {row["energy"] for row in outcome[0].document["results"]} == {None}
+
+
+def test_an_unknown_mode_is_a_usage_error_before_anything_starts(fake_start):
+    start = fake_start()
+    with pytest.raises(UsageError, match=r"no mode is called 'calibrate'\. Did you mean 'calibrated'"):
+        bench(start, mode="calibrate")
+    assert not start.jobs

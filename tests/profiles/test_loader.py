@@ -130,3 +130,11 @@ def test_a_file_that_is_no_profile_at_all_is_a_data_error(tmp_path, content):
 
 def test_known_profiles_are_sorted_names():
     assert list(known_profiles()) == sorted(known_profiles())
+
+
+def test_a_profile_is_graded_by_what_its_own_rows_say():
+    grades = {name: load_profile(name).grade for name in known_profiles()}
+    assert grades["rpi4"] == "B" and grades["rpi5"] == "C" and grades["iphone11"] == "D"
+    assert load_profile("rpi4").model_copy(update={"calibrations": ()}).grade == "E"
+    row = load_profile("rpi4").calibrations[0].model_copy(update={"runtime": "onnxruntime"})
+    assert load_profile("rpi4").model_copy(update={"calibrations": (row,)}).grade == "A"

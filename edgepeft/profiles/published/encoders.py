@@ -8,7 +8,7 @@ from __future__ import annotations
 from edgepeft.profiles.published.shapes import convolution, matrix, moved
 from edgepeft.profiles.work import OperatorClass, Work
 
-__all__ = ["vit_b32_384", "wmt_encoder"]
+__all__ = ["encoder", "vit_b32_384", "wmt_encoder"]
 
 _HAT_LAYERS, _HAT_ATTENTION, _HAT_TOKENS = 6, 512, 30  # attention is 512 wide whatever the model's width
 
@@ -19,6 +19,15 @@ def vit_b32_384() -> tuple[Work, ...]:
     for i in range(12):
         works += _layer(f"layer.{i}", tokens=145, width=768, attention=768, heads=12, inner=3072)
     return (*works, matrix("classifier", 1, 768, 1000))
+
+
+def encoder(n_layers: int, tokens: int, width: int, heads: int, inner: int) -> tuple[Work, ...]:
+    """BERT's layers, embeddings and head left out."""
+    layers = (
+        _layer(f"layer.{i}", tokens=tokens, width=width, attention=width, heads=heads, inner=inner)
+        for i in range(n_layers)
+    )
+    return tuple(work for layer in layers for work in layer)
 
 
 def wmt_encoder(width: int, inner: float) -> tuple[Work, ...]:

@@ -1,0 +1,78 @@
+"""``edgepeft doctor``: what may go wrong on this machine, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgepeft.errors import EdgepeftError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgepeft.profiles.doctor import Finding
+    from edgepeft.profiles.trial import Held
+
+__all__ = ["command"]
+
+_STYLES = {"ok": "green", "note": "", "warning": "yellow", "bad": "bold red"}
+
+
+_HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try again"}
+
+
+def command(
+    try_limits: Annotated[
+        bool,
+        typer.Option("--try-limits", help="Run into each limit: how exact is it? Takes 15 seconds."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
+    from edgepeft.cli._output import print_json, table_console
+    from edgepeft.profiles.doctor import findings
+
+    found = findings()
+    held: list[Held] = []
+    if try_limits:
+        from edgepeft.profiles import trial
+
+        held = trial.try_limits()
+    if as_json:
+        document = {"findings": [asdict(one) for one in found]}
+        print_json({**document, "limits": [asdict(one) for one in held]} if try_limits else document)
+    else:
+        console = table_console()
+        console.print(_table(found))
+        if held:
+            console.print(_limits(held))
+    bad = [one.found for one in found if one.status == "bad"]
+    if bad:
+        raise EdgepeftError(" ".join(bad))
+
+
+def _table(found: list[Finding]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("check", "", "found", "to do", box=box.SIMPLE_HEAD)
+    for one in found:
+        cells = (one.check, one.status, one.found, one.advice)
+        table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
+    return table
+
+
+def _limits(held: list[Held]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table("limit", "by", "asked", "seen", "error", "", box=box.SIMPLE_HEAD)
+    for one in held:
+        error = "-" if one.error is None else f"{one.error:+.2%}"
+        digits = ",.0f" if one.unit == "bytes" else ".3g"
+        numbers = (f"{one.asked:{digits}} {one.unit}", f"{one.seen:{digits}} {one.unit}", error)
+        table.add_row(one.what, one.backend, *numbers, _HOLDS[one.good])
+    return table
