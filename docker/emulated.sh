@@ -20,7 +20,7 @@ mount --rbind /sys "$ROOT/sys"
 mount --bind /dev "$ROOT/dev"
 # ONNX Runtime reads it, and the host's would name another processor.
 cpuinfo=$(mktemp)
-for i in 0 1 2 3; do
+for i in $(seq 0 $(($(nproc --all) - 1))); do  # as many as /sys shows
   printf 'processor\t: %d\nBogoMIPS\t: 108.00\nFeatures\t: fp asimd evtstrm crc32 cpuid\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n\n' "$i"
 done > "$cpuinfo"
 mount --bind "$cpuinfo" "$ROOT/proc/cpuinfo"

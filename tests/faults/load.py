@@ -15,6 +15,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -131,8 +132,7 @@ class Load:
         idle = [Connection(self.port) for _ in range(200)]
         running: set[asyncio.Task[None]] = set()
 
-        async def one(case: tuple[str, str, Any]) -> None:
-            connection = idle.pop()
+        async def one(connection: Connection, case: tuple[str, str, Any]) -> None:
             await self.ask(connection, case)
             idle.append(connection)
 
@@ -142,7 +142,7 @@ class Load:
             while sent < now * rate:
                 sent += 1
                 if idle:
-                    task = asyncio.create_task(one(source.choice(self.cases)))
+                    task = asyncio.create_task(one(idle.pop(), source.choice(self.cases)))
                     running.add(task)
                     task.add_done_callback(running.discard)
                 else:
@@ -175,20 +175,22 @@ def offline(bundle: Path, threads: int | None, seed: int = 0) -> tuple[list[tupl
     return list(zip(named, texts, answers, strict=True)), median(rates), median(singles)
 
 
-def start(bundle: Path, threads: int | None) -> tuple[subprocess.Popen[str], int]:
+def start(bundle: Path, threads: int | None) -> tuple[subprocess.Popen[bytes], int]:
     """The service in a process of its own."""
     entry = "import sys; from edgepeft.cli._main import main; main()"
     command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", "--queue", "128"]
     command += [] if threads is None else ["--threads", str(threads)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    port = 0
-    assert process.stderr is not None
-    for line in process.stderr:
-        if found := re.search(r"on http://\S+:(\d+)", line):
-            port = int(found[1])
-        if "ready, with" in line:
-            return process, port
-    raise SystemExit("the service did not start")
+    log = Path(tempfile.mkstemp(prefix="edgepeft-serve.")[1])
+    with log.open("w") as out:  # a pipe that nobody reads would stop the service
+        process = subprocess.Popen(command, stderr=out)
+    while "ready, with" not in (told := log.read_text()):
+        if process.poll() is not None:
+            raise SystemExit(f"the service did not start: {told}")
+        time.sleep(0.1)
+    found = re.search(r"on http://\S+:(\d+)\n", told)
+    assert found is not None
+    print(f"the service's log: {log}", file=sys.stderr)
+    return process, int(found[1])
 
 
 async def measure(load: Load, process: psutil.Process, minutes: float) -> dict[str, Any]:
