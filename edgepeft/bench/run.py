@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from edgepeft.bench.plan import plan
 from edgepeft.bench.predicted import predicted_document
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.profile_ops import profile_all
+from edgepeft.bench.provenance import provenance
 from edgepeft.bench.random_tokenizer import write_random_tokenizer
 from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.requests_plan import plan_requests
@@ -39,6 +40,7 @@ from edgepeft.profiles.loader import load_profile
 from edgepeft.profiles.sensors import ROOT, Sensors
 from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
 
@@ -158,6 +160,7 @@ def run(
         ),
         **_calibration(setting, measured),
         "model": _model(subject),
+        **provenance(),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
         "metrics": metrics,
@@ -305,4 +308,22 @@ def _model(subject: Subject) -> dict[str, Any]:
         "family": subject.architecture.family,
         "model_type": subject.architecture.model_type,
         "n_parameters": subject.architecture.n_parameters,
+        "tasks": {} if subject.random_weights else _tasks(subject),
+    }
+
+
+def _tasks(subject: Subject) -> dict[str, Any]:
+    """What a bundle's manifest tells of the tasks that were measured: their weight and score."""
+    bundle = Bundle(subject.model.bundle)
+    return {task.name: _told(bundle.entry(task.name)) for task in subject.model.tasks}
+
+
+def _told(entry: TaskEntry) -> dict[str, Any]:
+    metrics: Mapping[str, Any] = entry.metrics or {}
+    return {
+        "method": entry.method,
+        "trainable_parameters": entry.trainable_parameters,
+        "n_bytes": entry.n_bytes,
+        "metric": metrics.get("metric"),
+        "score": metrics.get("test"),
     }

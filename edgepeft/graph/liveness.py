@@ -22,9 +22,9 @@ _PRODUCTS = {"Gemm", "MatMul"}
 _IN_PLACE = {"Add", "Cast", "Div", "Erf", "Exp", "Gelu", "LogSoftmax", "Mul", "Neg", "Relu", "Softmax", "Sub", "Tanh"}
 
 
-def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec]) -> int:
-    """The most that is alive at once."""
-    run = _Run(graph, specs)
+def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: bool = True) -> int:
+    """The most that is alive at once; not ``in_place``: each output has memory of its own."""
+    run = _Run(graph, specs, _IN_PLACE if in_place else set())
     for node in run.order:
         run.take(node)
     return run.most
@@ -33,8 +33,8 @@ def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec]) -> int:
 class _Run:
     """The values that are alive as the nodes run."""
 
-    def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec]) -> None:
-        self.specs, self.most = specs, 0
+    def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec], in_place: set[str]) -> None:
+        self.specs, self.most, self._in_place = specs, 0, in_place
         self._writer = {name: node for node in graph.node for name in node.output if name}
         self._readers: dict[str, list[onnx.NodeProto]] = {}
         for node in graph.node:
@@ -57,7 +57,7 @@ class _Run:
         done = {name for name in roots if not self._left[name] and name in self._alive}
         for name in filter(None, node.output):
             size = self.specs[name].n_bytes
-            if node.op_type in _IN_PLACE:
+            if node.op_type in self._in_place:
                 over = next((old for old in done if self._alive[old] == size), None)
                 if over is not None:
                     done.remove(over)

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from edgepeft.errors import MissingPackage, UsageError
 
-__all__ = ["check_picture", "draw_suite", "suite_table"]
+__all__ = ["check_picture", "draw_panels", "draw_suite", "figure_of", "suite_table"]
 
 _COLOURS = {"met": "green", "unsure": "yellow", "missed": "red", "-": ""}
 _FORMATS = (".png", ".svg")
 _WRAPPED = 46  # characters of a bar's name in a line
-_BAR, _TARGET, _WHISKER, _GREY = "#0072b2", "#d55e00", "#222222", "#777777"  # of Okabe and Ito's palette
+_BAR, _TARGET, _WHISKER, _GREY = "#0072b2", "#d55e00", "black", "#777777"  # of Okabe and Ito's palette
 
 
 def suite_table(document: Mapping[str, Any]) -> RenderableType:
@@ -112,6 +112,11 @@ def draw_suite(document: Mapping[str, Any], path: Path) -> None:
         host = "\n".join(conditions_of(document)[:2])
         figure.suptitle(f"{document['title']}, {document['model']['name']}\n{host}", fontsize=9)
         drawing.save_as(figure, path)
+
+
+def draw_panels(figure: Any, rows: list[dict[str, Any]]) -> None:
+    """Rows of one kind on a figure: curves over tasks, or ratios beside their targets."""
+    (_draw_curves if "tasks" in rows[0]["samples"] else _draw_ratios)(figure.add_subplot(), rows)
 
 
 def _draw_curves(axis: Any, rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,6 @@ once, and what AdamW keeps.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,15 +18,24 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.errors import UsageError
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.names import N_LABELS
-from edgepeft.graph.shapes import sized
+from edgepeft.graph.shapes import Spec, sized
 from edgepeft.profiles.host import memory_bytes
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.passes import TOKENS as PASS
 
-__all__ = ["Allowed", "Demand", "allowed_memory"]
+__all__ = [
+    "Allowed",
+    "Demand",
+    "allowed_memory",
+    "amount_of",
+    "mapped_bytes",
+    "matrices_read",
+    "packed_bytes",
+    "stored_bytes",
+]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_PRODUCTS, _SAME = {"Gemm", "MatMul"}, {"Identity", "Transpose"}
+_PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose"}
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
 _ARENA = 1.1
@@ -53,14 +61,19 @@ def allowed_memory(profile: str | None, asked: str | None) -> Allowed:
     if profile is not None:
         found.append(Allowed(load_profile(profile).memory_bytes, f"profile {profile}"))
     if asked is not None:
-        found.append(Allowed(_amount(asked), "--memory"))
+        found.append(Allowed(amount_of(asked), "--memory"))
     return min(found, key=lambda each: each.n_bytes)
 
 
-def _amount(text: str) -> int:
+def amount_of(text: str, option: str = "--memory") -> int:
+    """``"1.5GiB"`` in bytes.
+
+    Raises:
+        UsageError: it is no amount of memory.
+    """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise UsageError(f"--memory {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
+        raise UsageError(f"{option} {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
@@ -117,25 +130,27 @@ class Demand:
 
 def packed_bytes(graph: onnx.GraphProto) -> int:
     """Of the matrices of the weights file, once for each product that reads them."""
-    stored = _stored(graph)
-    return sum(stored.get(name, 0) for name in _matrices(graph))
+    stored = stored_bytes(graph)
+    return sum(stored.get(name, 0) for name in matrices_read(graph))
 
 
 def mapped_bytes(graph: onnx.GraphProto) -> int:
     """Of the matrices of the weights file that some product reads, each once."""
-    stored = _stored(graph)
-    return sum(stored.get(name, 0) for name in set(_matrices(graph)))
+    stored = stored_bytes(graph)
+    return sum(stored.get(name, 0) for name in set(matrices_read(graph)))
 
 
-def _stored(graph: onnx.GraphProto) -> dict[str, int]:
+def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:
+    """Of each tensor of the weights file that the graph names."""
     return {
-        tensor.name: _FLOAT_BYTES * math.prod(tensor.dims)
+        tensor.name: Spec(tensor.data_type, tuple(tensor.dims)).n_bytes
         for tensor in graph.initializer
         if tensor.data_location == onnx.TensorProto.EXTERNAL
     }
 
 
-def _matrices(graph: onnx.GraphProto) -> Iterator[str]:
+def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """What products read, by name: once for each of them, whatever it is transposed by."""
     writer = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
         if node.op_type in _PRODUCTS:

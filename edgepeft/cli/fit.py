@@ -1,0 +1,122 @@
+"""``edgepeft fit``: does a bundle fit a device's memory, and how much more would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.errors import DoesNotFit, UsageError
+
+if TYPE_CHECKING:
+    from edgepeft.profiles.schema import Profile
+    from edgepeft.runtime.fit import Fit, Need
+
+__all__ = ["command"]
+
+_WORKLOADS = ("infer", "finetune")
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    *,
+    profile: Annotated[str, typer.Option(help="A device, or the path of a .toml file.")],
+    task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: its first.")] = None,
+    template: Annotated[str | None, typer.Option(help="Fine-tune a new task from this template of the bundle.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="infer or finetune: what must fit; may repeat. Default: what the task can.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Texts of a request, and rows of a step that are computed at once.")] = 16,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens of each text. Default: 128, or the task's longest.")
+    ] = None,
+    reserve: Annotated[
+        str | None, typer.Option(help="Memory that the system and other programs keep, such as 300MB.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
+    from edgepeft.profiles.loader import load_profile
+    from edgepeft.profiles.variants import with_settings
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.fit import bundle_fit, resident_bytes
+    from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
+    from edgepeft.runtime.tuning.memory import amount_of
+
+    base = resident_bytes()
+    for name in workload or ():
+        if name not in _WORKLOADS:
+            raise UsageError(f"--workload {name}: there are {' and '.join(_WORKLOADS)}.")
+    device = with_settings(load_profile(profile), set_ or ())
+    opened = Bundle(bundle)
+    chosen = task or next(iter(opened.manifest.tasks), None)
+    kept = 0 if reserve is None else amount_of(reserve, "--reserve")
+    sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
+    fit = bundle_fit(opened, device, chosen, base=base, **sizes)  # type: ignore[arg-type]
+    if "finetune" in (workload or ()) and fit.finetune is None:
+        raise UsageError(f"--workload finetune: {fit.untunable}.")
+    if as_json:
+        print_json({"schema": "edgepeft.fit/1", "bundle": str(bundle), "profile": device.name, **fit.as_json()})
+    else:
+        _show(bundle, device, fit)
+    _judge(device, fit, workload or _WORKLOADS)
+
+
+def _judge(device: Profile, fit: Fit, workloads: list[str] | tuple[str, ...]) -> None:
+    """Exit 5 unless all that was asked for fits."""
+    needs = {"infer": fit.inference, "finetune": fit.finetune}
+    misses = [_miss(name, need, fit) for name, need in needs.items() if need and name in workloads and not need.fits]
+    if misses:
+        raise DoesNotFit(f"{'; '.join(misses)}; {_mb(fit.allowed_bytes)} are there on {device.name}.")
+
+
+def _miss(name: str, need: Need, fit: Fit) -> str:
+    what = "answering" if name == "infer" else "fine-tuning"
+    most = f"a batch of {need.largest_batch} fits" if need.largest_batch else "no batch fits"
+    return f"{what} {fit.batch_size} x {fit.length} tokens takes about {_mb(need.peak_bytes)}, {most}"
+
+
+def _show(bundle: Path, device: Profile, fit: Fit) -> None:
+    from rich import box
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    what = "the bare backbone" if fit.task is None else f"task {fit.task}"
+    title = f"{what} of {bundle} on {device.title}: {_mb(fit.allowed_bytes)} of memory"
+    table = Table(
+        "", Column("predicted", justify="right"), title=Text(title), title_justify="left", box=box.SIMPLE_HEAD
+    )
+    sizes = f"{fit.batch_size} x {fit.length} tokens"
+    inference = fit.inference
+    table.add_row(f"answering {sizes}, peak", _verdict(inference))
+    for part, size in inference.parts.items():
+        table.add_row(f"  {part}", _mb(size))
+    table.add_row("largest batch for answering", _most(inference))
+    if fit.task is not None:
+        table.add_row(f"tasks like it at once, {_mb(inference.task_bytes, 2)} each", f"{inference.tasks:,}")
+    if fit.finetune is not None:
+        table.add_row(f"fine-tuning, {sizes} at once, peak", _verdict(fit.finetune))
+        table.add_row("largest number of rows at once", _most(fit.finetune))
+    for name, size in fit.disk.items():
+        table.add_row(f"disk: {name}", _mb(size))
+    table_console().print(table)
+    if fit.finetune is None:
+        log().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
+    log().print("note: what the system and other programs keep is not counted; --reserve leaves it out.", markup=False)
+
+
+def _verdict(need: Need) -> str:
+    return f"{_mb(need.peak_bytes)}, {'fits' if need.fits else 'does not fit'}"
+
+
+def _most(need: Need) -> str:
+    return f"{need.largest_batch:,}{' or more' if need.at_most else ''}"
+
+
+def _mb(n_bytes: int, digits: int = 0) -> str:
+    return f"{n_bytes / 1e6:,.{digits}f} MB"

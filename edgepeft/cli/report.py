@@ -1,0 +1,27 @@
+"""``edgepeft report``: pictures and tables of what was measured, as one HTML page and as markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import log
+
+__all__ = ["command"]
+
+
+def command(
+    results: Annotated[
+        list[Path], typer.Argument(help="Results of bench, its suites and quickstart.", metavar="RESULT.json...")
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="The folder to write: index.html, report.md, pictures/.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
+) -> None:
+    """Write one self-contained HTML page, and markdown with its pictures."""
+    from edgepeft.report.build import build_report
+
+    made = build_report(results, out, force=force)
+    log().print(f"{len(made)} sections in {out / 'index.html'} and {out / 'report.md'}", markup=False)

@@ -1,0 +1,70 @@
+"""A whole report in a folder: ``index.html`` alone is complete; ``report.md`` has its pictures beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgepeft.errors import DataError, MissingPackage
+from edgepeft.report.inputs import Inputs, read_inputs
+from edgepeft.report.page import page
+from edgepeft.report.pictures import plain_svg
+from edgepeft.report.section import Cell, Section
+from edgepeft.report.sections import sections
+from edgepeft.resources import new_folder
+
+__all__ = ["build_report"]
+
+_TITLE = "edgepeft: what was measured"
+
+
+def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> list[Section]:
+    """Write the report; the sections that it has.
+
+    Raises:
+        MissingPackage: matplotlib is not installed.
+        UsageError: no such file; the folder exists.
+        DataError: a file that is no result, or holds nothing to show.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingPackage("a report's pictures need matplotlib: pip install 'edgepeft[train]'.")
+    inputs = read_inputs(paths)
+    try:
+        made = sections(inputs)
+        if not made:
+            raise DataError(f"nothing was measured in {', '.join(map(str, paths))}; there is nothing to report.")
+        names = [name for name, _ in inputs.all]
+        files = {"index.html": page(_TITLE, made, names).encode(), "report.md": _markdown(made, inputs).encode()}
+        files |= {f"pictures/{one.key}.svg": plain_svg(one) for one in made if one.draw is not None}
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        told = ", ".join(map(str, paths))
+        raise DataError(
+            f"one of {told} was edited or cut: {type(error).__name__} {error}. Measure again, or leave it out."
+        ) from error
+    with new_folder(out, force=force) as folder:
+        for name, content in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(content)
+    return made
+
+
+def _markdown(made: Sequence[Section], inputs: Inputs) -> str:
+    lines = [f"# {_TITLE}", ""]
+    for one in made:
+        lines += [f"## {_plain(one.title)}", "", _plain(one.told), ""]
+        if one.draw is not None:
+            lines += [f"![{_plain(one.title)}](pictures/{one.key}.svg)", ""]
+        lines += [f"- {_plain(note)}" for note in one.notes] + ([""] if one.notes else [])
+        lines += [_row(one.header), "|" + "---|" * len(one.header), *(_row(row) for row in one.rows), ""]
+    return "\n".join([*lines, "From " + ", ".join(_plain(name) for name, _ in inputs.all) + ".", ""])
+
+
+def _row(cells: Sequence[Cell]) -> str:
+    shown = (f"{cell:,}" if isinstance(cell, (int, float)) else cell or "-" for cell in cells)
+    return "| " + " | ".join(map(_plain, shown)) + " |"
+
+
+def _plain(text: str) -> str:
+    """Names from a file must not become markup."""
+    return " ".join("".join(f"\\{c}" if c in "\\`*_<>|[]" else c for c in text).split())

@@ -1,0 +1,308 @@
+"""The sections of a report, each made from what the inputs hold, or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from textwrap import fill
+from typing import Any
+
+from edgepeft.bench.statistics import ratio_of_medians
+from edgepeft.report.inputs import Inputs, TaskFacts, row_name
+from edgepeft.report.section import Cell, Section
+
+__all__ = ["BLUE", "GREY", "ORANGE", "sections"]
+
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#888888"  # of Okabe and Ito's palette
+_SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
+_WRAPPED = 34  # characters of a bar's name in a line
+_MOST_LINES = len(_SERIES)  # of a history
+_MOST_OPERATORS = 10
+
+
+def sections(inputs: Inputs) -> list[Section]:
+    """All that these inputs have something for; those of one title are told apart by their file."""
+    made = [
+        *_throughput(inputs),
+        *_storage(inputs.tasks()),
+        *_parameters(inputs.tasks()),
+        *_operators(inputs),
+        *_suites(inputs),
+        *_history(inputs),
+    ]
+    titles = [one.title for one in made]
+    several = {title for title in titles if titles.count(title) > 1}
+    return [
+        replace(one, title=f"{one.title} ({one.told.partition('. ')[0]})") if one.title in several else one
+        for one in made
+    ]
+
+
+def _throughput(inputs: Inputs) -> Iterator[Section]:
+    """Bars with intervals, one picture a workload of a file."""
+    for number, (name, document) in enumerate(inputs.bench):
+        for workload in dict.fromkeys(row["workload"] for row in document["results"]):
+            rows = [r for r in document["results"] if r["workload"] == workload and r.get("instances_per_minute")]
+            if rows:
+                yield _bars(f"throughput-{number}-{workload}", name, document, workload, rows)
+
+
+def _bars(
+    key: str, name: str, document: Mapping[str, Any], workload: str, rows: Sequence[Mapping[str, Any]]
+) -> Section:
+    scenarios = len({row.get("scenario") for row in rows}) > 1
+    labels = [f"{row_name(row)}, {row['engine']}" + (f", {row.get('scenario')}" if scenarios else "") for row in rows]
+    values = [(float(row["instances_per_minute"]), *_ends(row)) for row in rows]
+
+    def draw(figure: Any) -> None:
+        axis = figure.add_subplot()
+        for place, (value, low, high) in enumerate(values):
+            axis.barh(place, value, height=0.6, color=BLUE if "onnxruntime" in labels[place] else GREY)
+            if low is not None and high is not None:
+                axis.plot([low, high], [place, place], color="black", linewidth=1.5)
+            axis.annotate(f"  {value:,.0f}", (max(value, high or 0.0), place), va="center")
+        axis.set_yticks(range(len(labels)), [fill(label, _WRAPPED) for label in labels])
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        axis.set_xlabel("instances per minute; line: 95 % interval of the median")
+
+    table = [
+        (label, *map(_rounded, value), _rounded((row.get("latency_s") or {}).get("p50"), 1000), _ratio(row))
+        for label, value, row in zip(labels, values, rows, strict=True)
+    ]
+    header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
+    return Section(
+        key,
+        f"Throughput: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(document)}",
+        f"{name}. {_conditions(document)}",
+        header,
+        table,
+        draw,
+        (7.0, 1.0 + 0.5 * len(rows)),
+        _warnings(rows),
+    )
+
+
+def _ends(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """The rate at the ends of the median's interval; none where batches differ in length."""
+    rate, seconds = float(row["instances_per_minute"]), row["samples_s"]
+    source = (row.get("lengths") or {}).get("source", "full")
+    if source != "full" or len(seconds) < 2:
+        return None, None
+    found = ratio_of_medians(seconds, (1.0,))
+    return rate * found.value / found.high, rate * found.value / found.low
+
+
+def _ratio(row: Mapping[str, Any]) -> str:
+    for name, found in (row.get("ratio_to") or {}).items():
+        if name in ("backbone", "full") or name.startswith("variant:"):
+            low, high = found["interval"]
+            return f"{found['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+    return "-"
+
+
+def _rounded(value: float | None, scale: float = 1.0) -> float | None:
+    return None if value is None else round(scale * value, 3)
+
+
+def _storage(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
+    """SPARTAN's tables 1 and 2 (storage, throughput) in one picture, the score beside each task."""
+    known = [task for task in tasks if task.n_bytes and task.per_minute]
+    if not known:
+        return
+
+    def draw(figure: Any) -> None:
+        axis = figure.add_subplot()
+        for task in known:
+            size, rate = (task.n_bytes or 0) / 1e6, task.per_minute
+            axis.scatter(size, rate, s=60, color=BLUE)
+            score = "" if task.score is None else f"\n{task.metric} {task.score:.3f}"
+            axis.annotate(f"{task.task}, {task.method}{score}", (size, rate), (6, 6), textcoords="offset points")
+        axis.set(xlabel="storage of one more task, MB", ylabel="inference, instances per minute")
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+        axis.margins(x=0.3, y=0.2)
+
+    yield Section(
+        "storage",
+        "Storage against throughput against score",
+        "One point a task: to the left is smaller, up is faster. What SPARTAN's tables 1 and 2 compare.",
+        ("task", "method", "storage, bytes", "instances/min", "metric", "score"),
+        [(t.task, t.method, t.n_bytes, _rounded(t.per_minute), t.metric, _rounded(t.score)) for t in known],
+        draw,
+    )
+
+
+def _parameters(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
+    """Houlsby's figure 3: parameters trained against the score."""
+    known = [task for task in tasks if task.parameters and task.score is not None]
+    if not known:
+        return
+
+    def draw(figure: Any) -> None:
+        axis = figure.add_subplot()
+        for task in known:
+            axis.scatter(task.parameters, task.score, s=60, color=ORANGE)
+            axis.annotate(
+                f"{task.task}, {task.method}", (task.parameters, task.score), (6, 6), textcoords="offset points"
+            )
+        axis.set(xlabel="parameters trained for one task", ylabel="score", xscale="log")
+        axis.xaxis.set_major_formatter("{x:,.0f}")  # matplotlib's own writes mathematics, which stays text here
+        axis.xaxis.set_minor_formatter("{x:,.0f}")
+        axis.tick_params(axis="x", which="both", rotation=30)
+        axis.margins(x=0.3, y=0.3)
+
+    yield Section(
+        "parameters",
+        "Parameters against score",
+        "Scores of rows that neither training nor the choice of a checkpoint saw. Houlsby's figure 3.",
+        ("task", "method", "parameters", "metric", "score"),
+        [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known],
+        draw,
+    )
+
+
+def _operators(inputs: Inputs) -> Iterator[Section]:
+    for number, (name, document) in enumerate(inputs.bench):
+        for place, entry in enumerate(document.get("operators", [])):
+            for kind in ("by_type", "by_layer"):
+                told = "operator" if kind == "by_type" else "layer"
+                yield _times(f"operators-{number}-{place}-{told}", name, entry, entry[kind], told)
+
+
+def _times(key: str, name: str, entry: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], told: str) -> Section:
+    shown = groups[:_MOST_OPERATORS] if told == "operator" else groups
+
+    def draw(figure: Any) -> None:
+        axis = figure.add_subplot()
+        for place, one in enumerate(shown):
+            axis.barh(place, 1000 * one["seconds"], height=0.6, color=BLUE, label="" if place else "time")
+            axis.plot(
+                [1000 * one["floor_s"]] * 2,
+                [place - 0.38, place + 0.38],
+                color=ORANGE,
+                linewidth=3,
+                label="" if place else "floor",
+            )
+        axis.set_yticks(range(len(shown)), [one["name"] for one in shown])
+        axis.invert_yaxis()
+        figure.legend(frameon=False, loc="outside upper right", ncols=2)
+        axis.set_xlabel("ms for one batch")
+
+    ceilings = entry["ceilings"]
+    return Section(
+        key,
+        f"Time by {told}: {entry['of']}",
+        f"{name}. {entry['rows']} rows, {entry['tokens']} tokens. The floor is the larger of operations over "
+        f"{ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s and bytes over {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, both "
+        "measured in the same run.",
+        (told, "runs", "ms", "GFLOP", "MB", "floor ms", "gap"),
+        [
+            (
+                one["name"],
+                one["count"],
+                _rounded(one["seconds"], 1000),
+                _rounded(one["flops"], 1e-9),
+                _rounded(one["bytes"], 1e-6),
+                _rounded(one["floor_s"], 1000),
+                _rounded(one["gap"]),
+            )
+            for one in groups
+        ],
+        draw,
+        (7.0, 1.5 + 0.32 * len(shown)),
+    )
+
+
+def _suites(inputs: Inputs) -> Iterator[Section]:
+    from edgepeft.report.suite import draw_panels, figure_of
+
+    for number, (name, document) in enumerate(inputs.suites):
+        shown = [row for row in document["rows"] if row["value"] is not None]
+        curves = [row for row in shown if "tasks" in row["samples"]]
+        ratios = [row for row in shown if row["unit"] == "x" and row not in curves]
+        for kind, part in (("Scaling over tasks", curves), (document["title"], ratios)):
+            if part:
+                yield Section(
+                    f"suite-{number}-{'curves' if part is curves else 'ratios'}",
+                    f"{kind}: {document['model']['name']}",
+                    f"{name}. {_conditions(document)}",
+                    ("what", "against", "figure", "verdict"),
+                    [(row["what"], row["peer"] or "-", figure_of(row), row["verdict"]) for row in part],
+                    lambda figure, part=part: draw_panels(figure, part),  # type: ignore[misc]
+                    (7.0, 4.5 if part is curves else 1.2 + 0.5 * len(part)),
+                )
+
+
+def _history(inputs: Inputs) -> Iterator[Section]:
+    """Throughput of what several results measured, by commit."""
+    runs = sorted((d for _, d in inputs.bench if d.get("measured_at")), key=lambda d: str(d["measured_at"]))
+    lines: dict[str, dict[int, float]] = {}
+    for place, document in enumerate(runs):
+        for row in document["results"]:
+            if row.get("instances_per_minute"):
+                what = (
+                    f"{row['workload']} {row['engine']} {row_name(row)}, {row['batch_size']} x {row['sequence_length']}"
+                )
+                lines.setdefault(what, {})[place] = float(row["instances_per_minute"])
+    several = {what: line for what, line in lines.items() if len(line) > 1}
+    if not several:
+        return
+    names = [_commit(document) for document in runs]
+
+    def draw(figure: Any) -> None:
+        axis = figure.add_subplot()
+        for colour, (what, line) in zip(_SERIES, several.items(), strict=False):
+            axis.plot(list(line), list(line.values()), marker="o", color=colour, label=fill(what, 60))
+        axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        axis.set_ylim(bottom=0)
+        axis.set_ylabel("instances per minute")
+        axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25))
+
+    left = f" The first {_MOST_LINES} are drawn." if len(several) > _MOST_LINES else ""
+    rows: list[tuple[Cell, ...]] = [
+        (what, names[place], str(runs[place]["measured_at"]), _rounded(rate))
+        for what, line in several.items()
+        for place, rate in line.items()
+    ]
+    yield Section(
+        "history",
+        "History over commits",
+        f"In the order of measuring; a curve of a shared host moves by itself.{left}",
+        ("what", "commit", "measured at", "instances/min"),
+        rows,
+        draw,
+        (7.0, 5.0),
+    )
+
+
+def _commit(document: Mapping[str, Any]) -> str:
+    commit = document.get("commit")
+    return str(commit)[:8] if commit else str(document["measured_at"])[:16]
+
+
+def _model(document: Mapping[str, Any]) -> str:
+    model = document.get("model", {})
+    return f"{model.get('name')}{', random weights' if model.get('random_weights') else ''}"
+
+
+def _conditions(document: Mapping[str, Any]) -> str:
+    """Profile, limits in force and host, in a sentence."""
+    host, profile = document.get("host", {}), document.get("profile", {})
+    kept = (profile.get("limits") or {}).get("in_force")
+    limits = "no limits in force"
+    if kept:
+        memory = f"{kept['memory_bytes'] / 1e6:,.0f} MB" if kept.get("memory_bytes") else "unlimited memory"
+        limits = f"{kept['cores']} cores and {memory} in force ({kept['backend']})"
+    gemm = host.get("gemm_gflops")
+    rate = f", {gemm:.0f} GFLOP/s of GEMM" if gemm else ""
+    return f"Profile {profile.get('name')}: {limits}, on {host.get('cpu')}{rate}."
+
+
+def _warnings(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Each warning once, with how many rows have one of its kind."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for warning in row.get("warnings") or ():
+            found.setdefault(str(warning).split(":", 1)[0], []).append(str(warning))
+    return tuple(each[0] + (f" [and {len(each) - 1} more]" if len(each) > 1 else "") for each in found.values())

@@ -1,0 +1,241 @@
+"""Does a bundle fit a device: memory for answering and for fine-tuning, disk, how many tasks, how large a batch.
+
+Nothing is run.  Memory is what ``Runtime`` with its cache of packed weights takes: the process, the weights as they are
+packed (mapped, but resident once read), every row of the embeddings, sessions, the values alive in a pass, the
+tokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from edgepeft.data.parts import TaskData
+from edgepeft.errors import UsageError
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.walk import walk
+from edgepeft.profiles.schema import Profile
+from edgepeft.rows import Row
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.runtime.cost import LENGTH, inputs_of
+from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.passes import TOKENS
+from edgepeft.runtime.tuning.layout import demand_of
+from edgepeft.runtime.tuning.memory import matrices_read, packed_bytes, stored_bytes
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
+from edgepeft.runtime.versions import GRAPH
+
+__all__ = ["Fit", "Inference", "Need", "bundle_fit", "resident_bytes"]
+
+# Measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
+_ARENA = 1.4  # pieces of powers of two, and holes: 1.1 to 1.7 of what is alive
+_SESSION = 16_000_000
+_COPIES = 3  # of a delta: its file, its tensors, its packed matrices
+_TOKENIZER = 20  # of tokenizer.json's bytes: hash tables of every token and merge
+_INPUTS = 6 * 8  # ids, mask and types of a token, and a copy of each
+_MOST_ROWS = 1 << 20
+_MOST_TUNED = 1024  # rows of a step
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory at its peak, by what takes it, and the largest batch that stays within what is allowed (0: none)."""
+
+    peak_bytes: int
+    parts: dict[str, int]
+    fits: bool
+    largest_batch: int
+    at_most: bool = False  # the search ended there; a larger batch is computed in passes and takes hardly more
+
+
+@dataclass(frozen=True)
+class Inference(Need):
+    """``tasks``: how many of this task's structure fit at once; ``task_bytes``: what each further one takes."""
+
+    tasks: int = 0
+    task_bytes: int = 0
+    first_start_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``finetune`` is None where the task cannot be tuned; ``untunable`` says why."""
+
+    task: str | None
+    batch_size: int
+    length: int
+    allowed_bytes: int
+    disk: dict[str, int]
+    inference: Inference
+    finetune: Need | None
+    untunable: str | None
+
+    def as_json(self) -> dict[str, Any]:
+        """For a document."""
+        return dataclasses.asdict(self)
+
+
+def resident_bytes() -> int:
+    """Of this process: to be asked before a bundle is opened, for what Python and its packages take."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def bundle_fit(
+    bundle: Bundle,
+    profile: Profile,
+    task: str | None,
+    *,
+    base: int,
+    batch_size: int = 32,
+    length: int | None = None,
+    reserve: int = 0,
+    template: str | None = None,
+) -> Fit:
+    """What a task takes, or the bare backbone for None; ``base``: what the process takes without it.
+
+    Raises:
+        UnknownName: no such task or template.
+        UsageError: sizes that the model does not take, or a reserve that leaves nothing.
+        BundleError: a damaged bundle.
+    """
+    allowed = profile.memory_bytes - reserve
+    if reserve < 0 or allowed <= 0:
+        raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
+    if batch_size < 1:
+        raise UsageError(f"--batch must be at least 1; found {batch_size}.")
+    entry = None if task is None else bundle.entry(task)
+    length = _length(bundle, entry, length)
+    sizes = _Sizes(base, batch_size, length, allowed)
+    inference = _inference(bundle, task, sizes)
+    subject, why = _subject(bundle, task, template)
+    finetune = None if subject is None else _finetune(bundle, subject, sizes)
+    return Fit(task, batch_size, length, allowed, _disk(bundle), inference, finetune, why)
+
+
+def _length(bundle: Bundle, entry: TaskEntry | None, asked: int | None) -> int:
+    longest = bundle.architecture.max_length - (0 if entry is None else entry.prompt_length)
+    own = longest if entry is None else min(longest, entry.max_length)
+    length = min(LENGTH, own) if asked is None else asked
+    if not 1 <= length <= longest:
+        raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens.")
+    return length
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    base: int
+    batch_size: int
+    length: int
+    allowed: int
+
+
+def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
+    graph, entry = bundle.graph(task), None if task is None else bundle.entry(task)
+    base, batch_size, length, allowed = dataclasses.astuple(sizes)
+    stored, packed = stored_bytes(graph.graph), packed_bytes(graph.graph)
+    read = set(matrices_read(graph.graph))
+    delta = 0 if entry is None else entry.n_bytes * (2 if entry.weights_dtype == "fp16" else 1)
+    private = 0 if entry is None else entry.private_bytes
+    tokenizer = bundle.folder / "tokenizer.json"
+    fixed = {
+        "process": base,
+        "packed weights": packed,
+        "embeddings and vectors": sum(size for name, size in stored.items() if name not in read),
+        "session": _SESSION + _COPIES * delta + private,
+        "tokenizer": _TOKENIZER * tokenizer.stat().st_size if tokenizer.is_file() else 0,
+    }
+
+    @functools.cache
+    def alive(rows: int) -> int:
+        specs = walk(graph, inputs_of(bundle, task, rows, length)).specs
+        return int(_ARENA * peak_bytes(graph.graph, specs, in_place=False))
+
+    def parts(rows: int) -> dict[str, int]:
+        in_pass = -(-rows // max(1, round(rows * length / TOKENS)))
+        return {**fixed, "a pass": alive(in_pass), "inputs": _INPUTS * rows * length}
+
+    def peak(rows: int) -> int:
+        return int(max(sum(parts(rows).values()), first))
+
+    # Packing reads every weight once and writes its packed copy to the cache's file.
+    first = base + bundle.weights.stat().st_size + _SESSION
+    most = _most(lambda rows: peak(rows) <= allowed)
+    found = peak(batch_size)
+    further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
+    tasks = 0 if found > allowed or task is None else 1 + (allowed - found) // max(1, further)
+    return Inference(
+        peak_bytes=found,
+        parts=parts(batch_size),
+        fits=found <= allowed,
+        largest_batch=most,
+        at_most=most == _MOST_ROWS,
+        tasks=tasks,
+        task_bytes=further,
+        first_start_bytes=first,
+    )
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    """The largest number of rows that fits, 0 if not even one does; doubling, then bisection."""
+    if not fits(1):
+        return 0
+    good, bad = 1, 2
+    while bad <= _MOST_ROWS and fits(bad):
+        good, bad = bad, 2 * bad
+    if bad > _MOST_ROWS:
+        return good
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+@dataclass(frozen=True)
+class _AnyRows(Files):
+    """Stands for data that is not there: memory depends on how long rows are and how many, not on what they say."""
+
+    pairs: bool = False
+
+    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, *, regression: bool) -> TaskData:
+        label = "0" if regression else (labels or ("a", "b"))[0]
+        row = Row("a", "b" if self.pairs else None, label, "", 1)
+        own = None if regression else (labels or ("a", "b"))
+        return TaskData((row,), (row,), (row,), own, "none")
+
+
+def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Subject | None, str | None]:
+    """What would be tuned, or why nothing can be."""
+    options = TuneOptions()
+    if template is not None:
+        bundle.manifest.template(template)
+        return from_template(bundle, "new", template, _AnyRows(Path()), options, new=False), None
+    if task is None:
+        return None, "the bare backbone is not tuned; name a task or a template"
+    try:
+        return from_task(bundle, task, _AnyRows(Path(), pairs=bundle.entry(task).pairs), options), None
+    except UsageError as error:
+        return None, str(error)
+
+
+def _finetune(bundle: Bundle, subject: Subject, sizes: _Sizes) -> Need:
+    """As ``edgepeft tune`` predicts it; hidden states are left out: they go to a file if need be."""
+    demand, _ = demand_of(bundle, subject, sizes.length, prefix_cache=True)
+    most = demand.most_rows(sizes.allowed, 0, _MOST_TUNED)
+    peak = demand.n_bytes(sizes.batch_size, 0)
+    return Need(peak, {}, peak <= sizes.allowed, most, most == _MOST_TUNED)
+
+
+def _disk(bundle: Bundle) -> dict[str, int]:
+    """Bytes of the bundle's folder, and of the packed copy that the cache will hold."""
+    own = sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
+    graph = bundle.backbone_graph.graph
+    packed = packed_bytes(graph)
+    tasks = sum((bundle.folder / TASKS_FOLDER / f"{name}{GRAPH}").stat().st_size for name in bundle.manifest.tasks)
+    return {"bundle": own, "of it, tasks": tasks, "packed weights": sum(stored_bytes(graph).values()) + packed}
