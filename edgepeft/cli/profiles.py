@@ -174,14 +174,13 @@ def _calibrations(profile: Profile) -> Table:
     from rich.markup import escape
     from rich.table import Column, Table
 
-    headers = ("rate of", "runtime", "threads", "rate", "beside, ms", "samples", "error", "kind", "source and notes")
+    headers = ("rate of", "runtime", "rate", "latencies behind it", "kind", "source and notes")
     table = Table(*(Column(header, overflow="fold") for header in headers), title="what predictions are made from")
     for row in profile.calibrations:
-        runtime = f"{row.runtime} {row.precision}"
-        error = "-" if row.error_percent is None else f"{row.error_percent:g} %"
-        rate, beside = f"{row.value:g} {row.unit}", f"{row.overhead_ms:g}"
-        cells = (row.operators.value, escape(runtime), str(row.threads or "-"), rate, beside, str(row.samples), error)
-        table.add_row(*cells, row.kind, escape(_source(row)))
+        runtime = f"{row.runtime} {row.precision}" + (f", {row.threads} threads" if row.threads else "")
+        rate = f"{row.value:g} {row.unit}" + (f" + {row.overhead_ms:g} ms" if row.overhead_ms else "")
+        behind = f"{row.samples}" + ("" if row.error_percent is None else f", off by {row.error_percent:g} %")
+        table.add_row(row.operators.value, escape(runtime), rate, behind, row.kind, escape(_source(row)))
     return table
 
 

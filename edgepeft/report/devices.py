@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgepeft.errors import UsageError
 from edgepeft.profiles.predict import Predicted, predict
 from edgepeft.profiles.published.encoders import encoder
 from edgepeft.profiles.schema import Profile
@@ -53,11 +54,15 @@ def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
 
     Raises:
         MissingPackage: matplotlib is not installed.
+        UsageError: the folder cannot be made.
     """
     page, picture = folder / PAGE, folder / PICTURE
     check_picture(picture)
     checked = {how: check(profiles, how) for how in _TITLES}
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made ({error.strerror}); give another folder.") from error
     write_atomically(page, devices_page(profiles, checked).encode())
     draw_devices(checked, picture)
     return [page, picture]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
 from edgepeft.graph.cost import costs
-from edgepeft.profiles.work import Work, product_flops
+from edgepeft.profiles.work import OperatorClass, Work, product_flops
 from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["LENGTH", "Cost", "bundle_cost", "inputs_of"]
@@ -41,11 +41,12 @@ class Cost:
         return product_flops(self.works)
 
     def by_operator(self) -> list[dict[str, Any]]:
-        """A row for each type of operator that does something, the most FLOPs first."""
+        """A row for each type of operator that does something, the most FLOPs first; bookkeeping is one row."""
         found: dict[tuple[str, str], list[Work]] = {}
         for work in self.works:
             if work.flops or work.n_bytes:
-                found.setdefault((work.op, work.kind.value), []).append(work)
+                op = "integers" if work.kind is OperatorClass.INDEX else work.op
+                found.setdefault((op, work.kind.value), []).append(work)
         rows = [{"op": op, "class": kind, **_sums(works)} for (op, kind), works in found.items()]
         return sorted(rows, key=lambda row: (-row["flops"], -row["read_bytes"], row["op"]))
 

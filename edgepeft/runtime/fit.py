@@ -27,7 +27,7 @@ from edgepeft.runtime.cost import LENGTH, inputs_of
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.passes import TOKENS
 from edgepeft.runtime.tuning.layout import demand_of
-from edgepeft.runtime.tuning.memory import matrices_read, packed_bytes, stored_bytes
+from edgepeft.runtime.tuning.memory import Demand, matrices_read, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH
@@ -230,9 +230,21 @@ def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Su
 def _finetune(bundle: Bundle, subject: Subject, sizes: _Sizes) -> Need:
     """As ``edgepeft tune`` predicts it; hidden states are left out: they go to a file if need be."""
     demand, _ = demand_of(bundle, subject, sizes.length, prefix_cache=True)
-    most = demand.most_rows(sizes.allowed, 0, _MOST_TUNED)
+    most = _most_of_a_step(demand, sizes.allowed)
     peak = demand.n_bytes(sizes.batch_size, 0)
     return Need(peak, {}, peak <= sizes.allowed, most, most == _MOST_TUNED)
+
+
+def _most_of_a_step(demand: Demand, allowed: int) -> int:
+    """As ``most_rows``, which sizes the training graph a dozen times; memory is nearly a line over rows."""
+    one, two = (demand.n_bytes(rows, 0) for rows in (1, 2))
+    if one > allowed or two <= one:
+        return demand.most_rows(allowed, 0, _MOST_TUNED)
+    guess = min(_MOST_TUNED, 1 + (allowed - one) // (two - one))
+    beyond = guess == _MOST_TUNED or demand.n_bytes(guess + 1, 0) > allowed
+    if demand.n_bytes(guess, 0) <= allowed and beyond:
+        return guess
+    return demand.most_rows(allowed, 0, _MOST_TUNED)
 
 
 def _disk(bundle: Bundle) -> dict[str, int]:

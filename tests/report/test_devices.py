@@ -49,3 +49,9 @@ def test_the_verb_gives_every_error_as_json(tmp_path):
     document = json.loads(edgepeft("profiles", "pi-zero-2w", "--validate", tmp_path, "--json").stdout)
     assert [one["error"] for one in document["family"]] == [None, None]
     assert all(abs(one["error"]) < 0.25 for one in document["model"])
+
+
+def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = edgepeft("profiles", "--validate", tmp_path / "file" / "docs")
+    assert done.returncode == 2 and "cannot be made" in done.stderr
