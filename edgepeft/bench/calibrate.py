@@ -168,7 +168,8 @@ def _refuse_slow_host(profile: Profile, target: float, host: float, flops: int) 
     if host > target * (1 + TOLERANCE):
         raise EdgepeftError(
             f"this host runs the reference of {profile.name} in {_rate(host, flops)}, the device in "
-            f"{_rate(target, flops)}: it is slower and cannot stand in for it. --mode predicted needs no host."
+            f"{_rate(target, flops)}: it is slower and cannot stand in for it. If it is busy with something "
+            "else, repeat when it is not; --mode predicted needs no host."
         )
 
 

@@ -94,8 +94,7 @@ def _of_batches(
     bundle, name = Bundle(subject.model.bundle), task.name if task else None
     graph, precision = bundle.graph(name), bundle.manifest.backbone.weights_dtype
     known: dict[tuple[int, ...], Predicted] = {}
-    prompt = task.prompt_length if task else 0
-    keys = [tuple(n + prompt for n in batch) for batch in batches]
+    keys = [tuple(batch) for batch in batches]  # the graph puts a task's prompt in front by itself
     for rows in keys:
         if rows not in known:
             job = Job(_WORKLOAD, 1, (rows,), vocab_size=subject.model.vocab_size, pad_id=subject.model.pad_id)

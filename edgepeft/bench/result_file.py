@@ -11,7 +11,7 @@ from typing import Any
 
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["SCHEMA", "THREADS", "Key", "Metrics", "Result", "ResultFile"]
+__all__ = ["SCHEMA", "THREADS", "Key", "Metrics", "Result", "ResultFile", "parsed_result"]
 
 Key = tuple[Any, ...]
 _KEY_FIELDS = (
@@ -101,17 +101,29 @@ class ResultFile:
         return _positive(values or [], f"{self.path}: the host's GEMM rates")
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
+def parsed_result(path: Path) -> Mapping[str, Any]:
+    """A result's JSON object, of whatever schema.
+
+    Raises:
+        UsageError: there is no such file.
+        DataError: it is too large, no JSON, or no object.
+    """
     if not path.is_file():
-        raise UsageError(f"there is no file {path}; give two results of `edgepeft bench --json`.")
+        raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
     if path.stat().st_size > _MAX_BYTES:
         raise DataError(f"{path} has {path.stat().st_size} bytes; a result has at most {_MAX_BYTES}.")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({error}); it must come from `edgepeft bench --json`.") from error
-    if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
-        found = document.get("schema") if isinstance(document, Mapping) else type(document).__name__
+    if not isinstance(document, Mapping):
+        raise DataError(f"{path} holds a {type(document).__name__}; a result is an object.")
+    return document
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    document = parsed_result(path)
+    if (found := document.get("schema")) != SCHEMA:
         raise DataError(f"{path}: schema {SCHEMA!r} is needed, found {found!r}{_other_schema(found)}.")
     return document
 

@@ -57,13 +57,14 @@ def command(
     chosen = task or next(iter(opened.manifest.tasks), None)
     kept = 0 if reserve is None else amount_of(reserve, "--reserve")
     sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
-    fit = bundle_fit(opened, device, chosen, base=base, **sizes)  # type: ignore[arg-type]
+    tuned = not workload or "finetune" in workload
+    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, **sizes)  # type: ignore[arg-type]
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")
     if as_json:
         print_json({"schema": "edgepeft.fit/1", "bundle": str(bundle), "profile": device.name, **fit.as_json()})
     else:
-        _show(bundle, device, fit)
+        _show(bundle, device, fit, tuned=tuned)
     _judge(device, fit, workload or _WORKLOADS)
 
 
@@ -81,7 +82,7 @@ def _miss(name: str, need: Need, fit: Fit) -> str:
     return f"{what} {fit.batch_size} x {fit.length} tokens takes about {_mb(need.peak_bytes)}, {most}"
 
 
-def _show(bundle: Path, device: Profile, fit: Fit) -> None:
+def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
     from rich import box
     from rich.table import Column, Table
     from rich.text import Text
@@ -105,7 +106,7 @@ def _show(bundle: Path, device: Profile, fit: Fit) -> None:
     for name, size in fit.disk.items():
         table.add_row(f"disk: {name}", _mb(size))
     table_console().print(table)
-    if fit.finetune is None:
+    if fit.finetune is None and tuned:
         log().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
     log().print("note: what the system and other programs keep is not counted; --reserve leaves it out.", markup=False)
 

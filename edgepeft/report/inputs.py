@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgepeft.bench.result_file import SCHEMA as BENCH
-from edgepeft.bench.result_file import ResultFile
+from edgepeft.bench.result_file import ResultFile, parsed_result
 from edgepeft.bench.suite_run import SUITE_SCHEMA
-from edgepeft.errors import DataError, UsageError
+from edgepeft.errors import DataError
 from edgepeft.report.quickstart import SCHEMA as QUICKSTART
 
 __all__ = ["Inputs", "TaskFacts", "read_inputs", "row_name"]
-
-_MAX_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
     """
     found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {BENCH: [], SUITE_SCHEMA: [], QUICKSTART: []}
     for path in paths:
-        document = _parsed(path)
+        document = parsed_result(path)
         schema = str(document.get("schema"))
         if schema not in found:
             known = ", ".join(found)
@@ -106,17 +103,3 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             document = ResultFile.open(path).document  # its samples are looked at
         found[schema].append((path.name, document))
     return Inputs(found[BENCH], found[SUITE_SCHEMA], found[QUICKSTART])
-
-
-def _parsed(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
-    if path.stat().st_size > _MAX_BYTES:
-        raise DataError(f"{path} has {path.stat().st_size} bytes; a result has at most {_MAX_BYTES}.")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); it must come from `edgepeft bench --json`.") from error
-    if not isinstance(document, Mapping):
-        raise DataError(f"{path} holds a {type(document).__name__}; a result is an object.")
-    return document

@@ -97,8 +97,11 @@ def bundle_fit(
     length: int | None = None,
     reserve: int = 0,
     template: str | None = None,
+    finetune: bool = True,
 ) -> Fit:
     """What a task takes, or the bare backbone for None; ``base``: what the process takes without it.
+
+    ``finetune``: fine-tuning too, of the task or of a new one from a template.
 
     Raises:
         UnknownName: no such task or template.
@@ -114,9 +117,9 @@ def bundle_fit(
     length = _length(bundle, entry, length)
     sizes = _Sizes(base, batch_size, length, allowed)
     inference = _inference(bundle, task, sizes)
-    subject, why = _subject(bundle, task, template)
-    finetune = None if subject is None else _finetune(bundle, subject, sizes)
-    return Fit(task, batch_size, length, allowed, _disk(bundle), inference, finetune, why)
+    subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
+    tuning = None if subject is None else _finetune(bundle, subject, sizes)
+    return Fit(task, batch_size, length, allowed, _disk(bundle), inference, tuning, why)
 
 
 def _length(bundle: Bundle, entry: TaskEntry | None, asked: int | None) -> int:
@@ -162,7 +165,7 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
         return {**fixed, "a pass": alive(in_pass), "inputs": _INPUTS * rows * length}
 
     def peak(rows: int) -> int:
-        return max(sum(parts(rows).values()), first)
+        return int(max(sum(parts(rows).values()), first))
 
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + _SESSION

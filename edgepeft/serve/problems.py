@@ -78,7 +78,10 @@ def _invalid(error: ValidationError) -> Refused:
         return Refused(400, "not_json", "the body is not JSON.")
     known = {"rows", "text", "second", "task", "label", "template", "steps", "epochs", "lr", "head_lr", "batch_size"}
     where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in known)
-    return Refused(422, "invalid", f"{where or 'the body'}: {first['msg']}.")
+    message = (
+        "a field that is not known; /docs lists those that are" if first["type"] == "extra_forbidden" else first["msg"]
+    )
+    return Refused(422, "invalid", f"{where or 'the body'}: {message}.")
 
 
 def _handled(tell: Callable[[Any], Refused]) -> Callable[[Request, Exception], Awaitable[Response]]:

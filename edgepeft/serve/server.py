@@ -100,7 +100,9 @@ def _handle_signals(server: uvicorn.Server, serving: Serving) -> None:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        server.force_exit = server.should_exit  # the second time
+        if server.should_exit:  # the second time: requests are cut off, and uvicorn would log each of them
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            server.force_exit = True
         server.should_exit = True
         serving.state = "stopping"
 

@@ -90,3 +90,20 @@ def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
     file = ResultFile.open(path)
     with pytest.raises(UsageError, match="predicted"):
         compare(file, file, 0.05)
+
+
+def test_a_prompt_is_paid_for_once(tmp_path):
+    """It stands in the task's graph, so the texts that are counted are as long as the user said."""
+    from edgepeft.bench.subject import random_subject
+    from edgepeft.profiles.loader import load_profile
+    from edgepeft.profiles.predict import predict
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.cost import bundle_cost
+
+    random_subject("electra-small-discriminator", tmp_path, methods=["prompt-r"], settings={"length": "40"})
+    asked = {"engines": ("onnxruntime",), "workloads": ("infer",), "batch_size": 2, "length": 16, "mode": "predicted"}
+    rows = run(Request("rpi4", bundle=tmp_path, **asked)).document["results"]
+    cost = bundle_cost(Bundle(tmp_path), "prompt-r", 2, 16)
+    expected = predict(cost.works, load_profile("rpi4")).seconds
+    row = next(row for row in rows if row["method"] == "prompt-r")
+    assert row["instances_per_minute"] == pytest.approx(60 * 2 / expected)
