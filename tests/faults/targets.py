@@ -170,8 +170,8 @@ def request(bundle: Path) -> tuple[list[bytes], Target]:
 
     app = create_app(Settings(bundle, cache=False, threads=1, watch=False))
     loop = asyncio.new_event_loop()
-    lifespan = app.router.lifespan_context(app)
-    loop.run_until_complete(lifespan.__aenter__())
+    app.state.lifespan = app.router.lifespan_context(app)  # held: the service stops when it is collected
+    loop.run_until_complete(app.state.lifespan.__aenter__())
     while app.state.serving.state != "ok":
         loop.run_until_complete(asyncio.sleep(0.01))
 
