@@ -39,8 +39,8 @@ def _trust(document: Mapping[str, Any]) -> str:
     if found := document.get("calibration"):
         return (
             f" Calibrated: {found['share']:.1%} of the cores' time, at which the reference "
-            f"({found['reference']}) runs at {found['error']:+.1%} of the device's rate; memory-bound work and work on one "
-            "thread are not."
+            f"({found['reference']}) runs at {found['error']:+.1%} of the device's rate; memory-bound work and "
+            "work on one thread are not."
         )
     if document.get("mode") != "predicted":
         return ""
