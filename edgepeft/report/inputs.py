@@ -55,6 +55,7 @@ class Inputs:
                     for row in document["results"]
                     if (row.get("task"), row.get("workload"), row.get("engine")) == (name, "infer", "onnxruntime")
                     and row.get("instances_per_minute")
+                    and not row.get("predicted")
                 ]
                 yield TaskFacts(
                     name,

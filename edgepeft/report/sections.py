@@ -8,6 +8,7 @@ from textwrap import fill
 from typing import Any
 
 from edgepeft.bench.statistics import ratio_of_medians
+from edgepeft.report.conditions import conditions_of, kind_of, of_mode
 from edgepeft.report.inputs import Inputs, TaskFacts, row_name
 from edgepeft.report.section import Cell, Section
 
@@ -53,6 +54,7 @@ def _bars(
     scenarios = len({row.get("scenario") for row in rows}) > 1
     labels = [f"{row_name(row)}, {row['engine']}" + (f", {row.get('scenario')}" if scenarios else "") for row in rows]
     values = [(float(row["instances_per_minute"]), *_ends(row)) for row in rows]
+    predicted = document.get("mode") == "predicted"
 
     def draw(figure: Any) -> None:
         axis = figure.add_subplot()
@@ -64,7 +66,8 @@ def _bars(
         axis.set_yticks(range(len(labels)), [fill(label, _WRAPPED) for label in labels])
         axis.invert_yaxis()
         axis.margins(x=0.15)
-        axis.set_xlabel("instances per minute; line: 95 % interval of the median")
+        interval = "the prediction's interval" if predicted else "95 % interval of the median"
+        axis.set_xlabel(f"instances per minute; line: {interval}")
 
     table = [
         (label, *map(_rounded, value), _rounded((row.get("latency_s") or {}).get("p50"), 1000), _ratio(row))
@@ -73,8 +76,8 @@ def _bars(
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
     return Section(
         key,
-        f"Throughput: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(document)}",
-        f"{name}. {_conditions(document)}",
+        f"{kind_of(document)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(document)}",
+        f"{name}. {conditions_of(document)}",
         header,
         table,
         draw,
@@ -84,7 +87,9 @@ def _bars(
 
 
 def _ends(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """The rate at the ends of the median's interval; none where batches differ in length."""
+    """The rate at the ends of the median's interval, or of the prediction's; none where batches differ in length."""
+    if found := (row.get("predicted") or {}).get("instances_per_minute_interval"):
+        return float(found[0]), float(found[1])
     rate, seconds = float(row["instances_per_minute"]), row["samples_s"]
     source = (row.get("lengths") or {}).get("source", "full")
     if source != "full" or len(seconds) < 2:
@@ -226,7 +231,7 @@ def _suites(inputs: Inputs) -> Iterator[Section]:
                 yield Section(
                     f"suite-{number}-{'curves' if part is curves else 'ratios'}",
                     f"{kind}: {document['model']['name']}",
-                    f"{name}. {_conditions(document)}",
+                    f"{name}. {conditions_of(document)}",
                     ("what", "against", "figure", "verdict"),
                     [(row["what"], row["peer"] or "-", figure_of(row), row["verdict"]) for row in part],
                     lambda figure, part=part: draw_panels(figure, part),  # type: ignore[misc]
@@ -244,7 +249,7 @@ def _history(inputs: Inputs) -> Iterator[Section]:
                 what = (
                     f"{row['workload']} {row['engine']} {row_name(row)}, {row['batch_size']} x {row['sequence_length']}"
                 )
-                lines.setdefault(what, {})[place] = float(row["instances_per_minute"])
+                lines.setdefault(what + of_mode(document), {})[place] = float(row["instances_per_minute"])
     several = {what: line for what, line in lines.items() if len(line) > 1}
     if not several:
         return
@@ -284,19 +289,6 @@ def _commit(document: Mapping[str, Any]) -> str:
 def _model(document: Mapping[str, Any]) -> str:
     model = document.get("model", {})
     return f"{model.get('name')}{', random weights' if model.get('random_weights') else ''}"
-
-
-def _conditions(document: Mapping[str, Any]) -> str:
-    """Profile, limits in force and host, in a sentence."""
-    host, profile = document.get("host", {}), document.get("profile", {})
-    kept = (profile.get("limits") or {}).get("in_force")
-    limits = "no limits in force"
-    if kept:
-        memory = f"{kept['memory_bytes'] / 1e6:,.0f} MB" if kept.get("memory_bytes") else "unlimited memory"
-        limits = f"{kept['cores']} cores and {memory} in force ({kept['backend']})"
-    gemm = host.get("gemm_gflops")
-    rate = f", {gemm:.0f} GFLOP/s of GEMM" if gemm else ""
-    return f"Profile {profile.get('name')}: {limits}, on {host.get('cpu')}{rate}."
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -240,3 +240,30 @@ def test_the_verb_writes_a_folder_and_replaces_it_only_when_told(files, tmp_path
     assert edgepeft("report", path, "--out", out).returncode == 2
     assert edgepeft("report", path, "--out", out, "--force").returncode == 0
     assert edgepeft("report", Path(__file__), "--out", tmp_path / "no").returncode == 1
+
+
+def test_the_kinds_of_throughput_are_never_taken_for_one_another():
+    """Limits, calibrated and predicted of one model: three titles, and what each can be trusted with."""
+    from edgepeft.report.inputs import Inputs
+    from edgepeft.report.sections import sections
+
+    calibration = {"share": 0.088, "reference": "ViT, ncnn", "error": 0.035}
+    found = {"calibration": "uncalibrated", "instances_per_minute_interval": [15.0, 75.0]}
+    inputs = Inputs(
+        [
+            ("a.json", bench(row(), mode="limits")),
+            ("b.json", bench(row(), mode="calibrated", calibration=calibration)),
+            ("c.json", bench(row(samples_s=[], predicted=found, instances_per_minute=37.0), mode="predicted")),
+        ],
+        [],
+        [],
+    )
+    made = {one.title: one for one in sections(inputs) if one.title.startswith("Throughput")}
+    titles = ["Throughput: inf", "Throughput, calibrated to rpi4: inf", "Throughput, predicted for rpi4: inf"]
+    assert [any(title.startswith(start) for title in made) for start in titles] == [True] * 3
+    calibrated, predicted = (next(one for title, one in made.items() if word in title) for word in ("calib", "predic"))
+    assert "8.8% of the cores' time" in calibrated.told and "+3.5%" in calibrated.told
+    assert "nothing ran: uncalibrated" in predicted.told
+    assert predicted.rows[0][1:4] == (37.0, 15.0, 75.0)
+    history = [one for one in sections(inputs) if one.key == "history"]
+    assert history == []  # three kinds of one figure are no history
