@@ -113,7 +113,10 @@ def _unpack(commit: str, place: Path, work: Path) -> None:
     if done is None or done.returncode:
         raise EdgepeftError(f"git cannot unpack {commit}: {done.stderr.decode().strip() if done else 'no git'}.")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-        archive.extractall(work, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(work, filter="data")
+        else:  # Python 3.11 before 3.11.4 knows no filters; git gives names inside the checkout only
+            archive.extractall(work)
 
 
 def _install(release: str, work: Path) -> None:
