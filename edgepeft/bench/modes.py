@@ -117,4 +117,5 @@ def _said(profile: Profile, found: Calibrated) -> tuple[str, ...]:
         notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
     if not found.percentiles:
         notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
+    notes.append("PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop")
     return tuple(notes)
