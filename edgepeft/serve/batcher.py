@@ -137,8 +137,8 @@ class Batcher:
         def called() -> None:
             try:
                 result = call()
-            except Exception as error:
-                _deliver(loop, [(future, error)])
+            except BaseException as error:
+                _deliver(loop, [(future, _as_exception(error))])
             else:
                 _deliver(loop, [(future, result)])
 
@@ -217,9 +217,9 @@ class Batcher:
             found = list(
                 self._run_rows([t for job in batch for t in job.tasks], [t for job in batch for t in job.texts])
             )
-        except Exception as error:
+        except BaseException as error:
             if len(batch) == 1:
-                _deliver(batch[0].future.get_loop(), [(batch[0].future, error)])
+                _deliver(batch[0].future.get_loop(), [(batch[0].future, _as_exception(error))])
                 return
             for job in batch:
                 self._run([job])
@@ -229,6 +229,11 @@ class Batcher:
             answers.append((job.future, found[: len(job.texts)]))
             del found[: len(job.texts)]
         _deliver(batch[0].future.get_loop(), answers)
+
+
+def _as_exception(error: BaseException) -> Exception:
+    """A panic of the tokenizers library is no Exception, and must not end the thread either."""
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
 def _deliver(

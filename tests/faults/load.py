@@ -119,7 +119,8 @@ class Load:
             nonlocal answered
             source, connection = random.Random(seed + number), Connection(self.port)
             while time.monotonic() < until:
-                answered += await self.ask(connection, source.choice(self.cases)) == 200
+                status = await self.ask(connection, source.choice(self.cases))
+                answered += status == 200  # not in one line: the count would be read before the answer is awaited
             connection.close()
 
         begin = time.monotonic()

@@ -27,6 +27,8 @@ class Slow:
         self.gate.wait(10)
         if "bad" in texts:
             raise ValueError("a row that nobody can answer")
+        if "panic" in texts:
+            raise KeyboardInterrupt  # as PyO3's PanicException, no Exception
         return list(zip(tasks, texts, strict=True))
 
 
@@ -185,3 +187,12 @@ def test_a_call_between_batches_runs_while_no_batch_does():
         return await call
 
     assert run(scenario, slow) == 1
+
+
+def test_a_panic_in_a_library_fails_its_request_and_the_next_is_answered():
+    async def scenario(batcher):
+        with pytest.raises(RuntimeError):
+            await batcher.submit(["t"], ["panic"])
+        return await batcher.submit(["t"], ["next"])
+
+    assert run(scenario, Slow()) == [("t", "next")]
