@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from onnx import ModelProto, numpy_helper
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.delta import Delta, DeltaCard, new_delta
+from edgepeft.graph.seeded import uniform
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle, read_graph
@@ -59,9 +64,25 @@ def train_from(
     )
     shutil.rmtree(work, ignore_errors=True)
     probe = new_delta(backbone, method, task, rows.labels, head=card.head, max_length=card.max_length)
-    result = train(backbone, method, rows, options, work, start=_tensors(graph, probe, backbone))
+    with _masks_of_tune(seed):
+        result = train(backbone, method, rows, options, work, start=_tensors(graph, probe, backbone))
     shutil.rmtree(work)
     return {"metric": result.metric, "eval": result.eval_score, "test": result.test_score, "n_test": len(rows.test)}
+
+
+@contextmanager
+def _masks_of_tune(seed: int) -> Iterator[None]:
+    """The head's dropout draws what `edgepeft tune` draws: a linear head has one, the backbone's are off."""
+    steps = count()
+
+    def forward(module: nn.Dropout, x: Tensor) -> Tensor:
+        if not module.training:
+            return x
+        drawn = uniform(f"{seed}/{next(steps)}/dropout/0", tuple(x.shape))
+        return x * torch.from_numpy((drawn >= module.p) / (1 - module.p)).to(x.dtype)
+
+    with patch.object(nn.Dropout, "forward", forward):
+        yield
 
 
 def _start(bundle: Bundle, rows: TaskData, task: str, template: str | None, seed: int) -> ModelProto:

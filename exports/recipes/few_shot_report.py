@@ -144,6 +144,6 @@ def _conditions(document: Mapping[str, Any]) -> list[str]:
         lines += [
             "",
             f"ONNX Runtime minus PyTorch, {parity['method']}, from the same start on the same rows in the same order "
-            f"(only the head's dropout differs): {parity['mean']:+.2f} points over all sets ({each}).",
+            f"with the same dropout: {parity['mean']:+.2f} points over all sets ({each}).",
         ]
     return lines
