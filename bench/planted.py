@@ -24,7 +24,7 @@ from onnx import helper, numpy_helper
 
 import edgepeft
 from edgepeft.bench.against import SideBySide
-from edgepeft.bench.metrics import count_metrics
+from edgepeft.bench.counted import count_metrics
 from edgepeft.bench.revision import open_revision
 from edgepeft.bench.run import Request, run
 from edgepeft.bench.subject import Subject, random_subject

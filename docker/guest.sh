@@ -15,14 +15,14 @@ if ! ls "$WORK"/kernel/boot/vmlinuz-* >/dev/null 2>&1; then
 fi
 
 staging=$(mktemp -d "$WORK/guest.XXXX")
-trap 'umount -l "$staging"/root/bundle 2>/dev/null; rm -rf "$staging"' EXIT
-cp -a "$ROOT" "$staging/root"
-mkdir -p "$staging/root/bundle" "$staging/root/cache"
-cp -r "$BUNDLE/." "$staging/root/bundle/"
-install -m 755 "$HERE/guest_init.sh" "$staging/root/init"
-cp "$HERE/guest_serve.py" "$staging/root/"
-sed -e 's/^value = 8$/value = 0.03/' -e '/^variants/d' -e 's/^name = "rpi4"/name = "small"/' "$HERE/../profiles/rpi4.toml" > "$staging/root/small.toml"
-(cd "$staging/root" && find . -print0 | cpio --null --quiet -o -H newc) > "$staging/initrd.cpio"
+trap 'rm -rf "$staging"' EXIT
+cp -a "$ROOT" "$staging/system"
+mkdir -p "$staging/system/bundle" "$staging/system/cache"
+cp -r "$BUNDLE/." "$staging/system/bundle/"
+install -m 755 "$HERE/guest_init.sh" "$staging/system/init"
+cp "$HERE/guest_serve.py" "$staging/system/"
+sed -e 's/^value = 8$/value = 0.03/' -e '/^variants/d' -e 's/^name = "rpi4"/name = "small"/' "$HERE/../profiles/rpi4.toml" > "$staging/system/small.toml"
+(cd "$staging/system" && find . -print0 | cpio --null --quiet -o -H newc) > "$staging/initrd.cpio"
 
 timeout "$LIMIT_S" qemu-system-aarch64 -M virt -cpu cortex-a72 -smp 4 -m 8G -accel tcg,thread=multi -nic none \
   -kernel "$(ls "$WORK"/kernel/boot/vmlinuz-* | head -1)" -initrd "$staging/initrd.cpio" \

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edgepeft.bench.counted_gate import MetricVerdict, judge_metrics
 from edgepeft.bench.fingerprint import differences
-from edgepeft.bench.metric_gate import MetricVerdict, judge_metrics
 from edgepeft.bench.result_file import THREADS, Key, Result, ResultFile
 from edgepeft.bench.statistics import Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError

@@ -15,9 +15,9 @@ from edgepeft.bench.against import SideBySide
 from edgepeft.bench.asked_lengths import lengths_of, ordered
 from edgepeft.bench.batches import batches_of
 from edgepeft.bench.calibrate import StartAt, settled
+from edgepeft.bench.counted import count_metrics
 from edgepeft.bench.document import gemm_gflops, result_rows
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
-from edgepeft.bench.metrics import count_metrics
 from edgepeft.bench.modes import Setting, setting_of
 from edgepeft.bench.plan import plan
 from edgepeft.bench.predicted import predicted_document

@@ -11,7 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from edgepeft.bench.compare import Comparison, Verdict
-from edgepeft.bench.metric_gate import MetricVerdict
+from edgepeft.bench.counted_gate import MetricVerdict
 from edgepeft.bench.result_file import ResultFile
 from edgepeft.bench.statistics import Ratio
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgepeft.bench.compare import Comparison, Verdict
-from edgepeft.bench.metric_gate import MetricVerdict
+from edgepeft.bench.counted_gate import MetricVerdict
 from edgepeft.bench.statistics import Ratio
 
 __all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]

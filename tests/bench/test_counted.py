@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepeft.bench.counted import count_metrics
 from edgepeft.bench.flops import flops_per_instance
-from edgepeft.bench.metrics import count_metrics
 from edgepeft.bench.operator_trace import trace_plain
 from edgepeft.bench.subject import random_subject
 
