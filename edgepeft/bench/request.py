@@ -39,6 +39,7 @@ class Request:
     cache: bool = True
     timed: bool = True  # else nothing is measured: with ``counted``, the figures that need no clock
     counted: bool = False
+    instructions: bool = False  # also count those of one inference, under QEMU where it is
     profile_ops: bool = False  # with ``timed``: where the time of inference goes, by operator
 
 

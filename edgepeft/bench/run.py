@@ -17,6 +17,7 @@ from edgepeft.bench.batches import batches_of
 from edgepeft.bench.calibrate import StartAt, settled
 from edgepeft.bench.counted import count_metrics
 from edgepeft.bench.document import gemm_gflops, result_rows
+from edgepeft.bench.instructions import count_instructions
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
 from edgepeft.bench.modes import Setting, setting_of
 from edgepeft.bench.plan import plan
@@ -24,6 +25,7 @@ from edgepeft.bench.predicted import predicted_document
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.profile_ops import profile_all
 from edgepeft.bench.provenance import provenance
+from edgepeft.bench.qemu import Guest, find_guest
 from edgepeft.bench.random_tokenizer import write_random_tokenizer
 from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.requests_plan import plan_requests
@@ -97,6 +99,10 @@ def run(
         if request.bundle is None and scenario.kind is not Kind.BATCHES:
             write_random_tokenizer(subject.architecture, subject.model.bundle, seed=request.seed)
         metrics = count_metrics(subject.model, batches[0], seed=request.seed) if request.counted else []
+        guest = find_guest() if request.instructions else None
+        if isinstance(guest, Guest):
+            progress("counting instructions", 0, 1)
+            metrics += count_instructions(guest, subject.model, batches[0], seed=request.seed)
         if scenario.kind is Kind.BATCHES or not request.timed:
             units = plan(
                 subject.model,
@@ -164,6 +170,7 @@ def run(
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
         "metrics": metrics,
+        **({"instructions_skipped": guest} if isinstance(guest, str) else {}),
         **({} if operators is None else {"operators": operators}),
         "results": results,
     }

@@ -84,6 +84,9 @@ def command(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
     ] = False,
+    instructions: Annotated[
+        bool, typer.Option("--instructions", help="Also count instructions on an emulated Cortex-A72 (needs QEMU).")
+    ] = False,
     profile_ops: Annotated[
         bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
     ] = False,
@@ -100,6 +103,7 @@ def command(
             **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
             **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
             **{"--deterministic": deterministic or None, "--against": against, "--profile-ops": profile_ops or None},
+            **{"--instructions": instructions or None},
             **{"--mode": None if mode == _MODE else mode},
             **{"--no-cache": no_cache or None, "--scenario": scenario, "--resume": resume or None},
         }
@@ -140,6 +144,7 @@ def command(
         cache=not no_cache,
         timed=not deterministic,
         counted=True,
+        instructions=instructions,
         profile_ops=profile_ops,
     )
     if against is not None and mode != _MODE:
@@ -267,6 +272,10 @@ def _progress() -> AbstractContextManager[Progress]:
 
 def _show(document: dict[str, Any], target: str | None) -> None:
     """The table, and the JSON where it was asked for; one document alone on standard output."""
+    from edgepeft.cli._output import log
+
+    if skipped := document.get("instructions_skipped"):
+        log().print(f"instructions were not counted: {skipped}", markup=False)
     from rich.console import Console
 
     from edgepeft.cli._output import print_json

@@ -83,7 +83,7 @@ def metrics_table(document: Mapping[str, Any]) -> RenderableType:
         table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for entry in document["metrics"]:
         values = [entry["values"].get(name) for name in names]
-        table.add_row(Text(entry["of"]), *("-" if value is None else f"{value:,}" for value in values))
+        table.add_row(Text(entry["of"]), *("-" if value is None else f"{value:,.0f}" for value in values))
     return table
 
 

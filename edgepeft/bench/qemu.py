@@ -1,0 +1,140 @@
+"""Programs on an emulated Cortex-A72 whose instructions are counted: QEMU's user mode with a plugin of 20 lines.
+
+The guest is a folder with an arm64 root file system that has Python and onnxruntime, named by ``EDGEPEFT_ARM64_ROOT``:
+what `docker export` gives of the runtime image, for example.  Its processor is described to ONNX Runtime by files laid
+over it, because the host's /proc and /sys tell of another one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepeft.errors import EdgepeftError
+from edgepeft.resources import package_data
+
+__all__ = ["CPU", "ROOT_VARIABLE", "Guest", "find_guest"]
+
+CPU = "cortex-a72"
+ROOT_VARIABLE = "EDGEPEFT_ARM64_ROOT"
+_QEMU = "qemu-aarch64"
+_TIMEOUT_S = 1800
+_PACKAGES = (
+    "usr/local/lib/python3.*/site-packages",
+    "usr/lib/python3*/dist-packages",
+    "opt/*/lib/python3.*/site-packages",
+)
+# /proc/cpuinfo of a Raspberry Pi 4's core (Arm, "Main ID Register": part 0xd08).
+_CPUINFO = """processor\t: 0
+BogoMIPS\t: 108.00
+Features\t: fp asimd evtstrm crc32 cpuid
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x0
+CPU part\t: 0xd08
+CPU revision\t: 3
+
+"""
+_COUNTED = re.compile(r"^edgepeft-instructions (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A root file system, its Python, and where its onnxruntime lies."""
+
+    root: Path
+    python: Path
+    packages: Path
+
+    @property
+    def runtime(self) -> str:
+        """onnxruntime's version there."""
+        found = sorted(self.packages.glob("onnxruntime-*.dist-info"))
+        return found[0].name.removeprefix("onnxruntime-").removesuffix(".dist-info") if found else "unknown"
+
+    def prepare(self, work: Path) -> None:
+        """Build the plugin, and lay the processor's description over the root.
+
+        Raises:
+            EdgepeftError: the compiler fails.
+        """
+        overlay = work / "root"
+        overlay.mkdir()
+        for entry in self.root.iterdir():
+            if entry.name not in ("proc", "sys"):
+                (overlay / entry.name).symlink_to(entry.absolute())
+        cpus = overlay / "sys" / "devices" / "system" / "cpu"
+        cpus.mkdir(parents=True)
+        for name in ("possible", "present", "online"):
+            (cpus / name).write_text("0\n")
+        (overlay / "proc").mkdir()
+        (overlay / "proc" / "cpuinfo").write_text(_CPUINFO)
+        source = package_data("bench/count_instructions.c")
+        command = ["cc", "-O2", "-shared", "-fPIC", f"-DPLUGIN_API={_plugin_api()}", "-o", work / "count.so", source]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise EdgepeftError(f"the plugin that counts instructions cannot be compiled: {done.stderr.strip()[:300]}")
+
+    def count(self, work: Path, script: str, arguments: list[str]) -> int:
+        """Instructions of the Python program ``script``, its start and end included.
+
+        Raises:
+            EdgepeftError: it failed, or nothing was counted.
+        """
+        inside = work / "root" / self.python.relative_to(self.root)
+        command = [_QEMU, "-L", work / "root", "-plugin", work / "count.so", inside, "-S", "-c", script, *arguments]
+        environment = {
+            **{"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(self.packages), "QEMU_CPU": CPU},
+            **{"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1", "HOME": str(work)},
+        }
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment, timeout=_TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EdgepeftError(
+                f"the emulated {CPU} took more than {_TIMEOUT_S} s; take a shorter --length."
+            ) from error
+        counted = _COUNTED.findall(done.stderr)
+        if done.returncode or not counted:
+            words = [line for line in done.stderr.strip().splitlines() if not _COUNTED.match(line)]
+            last = next((line for line in reversed(words) if line.strip()), f"status {done.returncode}")
+            raise EdgepeftError(f"the emulated {CPU} failed: {last[:300]}")
+        return int(counted[-1])
+
+
+def _plugin_api() -> int:
+    """The version of the plugin interface to name: 1 up to QEMU 8.1, from 8.2 on 2 is the least that is taken."""
+    done = subprocess.run([_QEMU, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    return 2 if found and (int(found[1]), int(found[2])) >= (8, 2) else 1
+
+
+def find_guest(environment: Mapping[str, str] = os.environ) -> Guest | str:
+    """What can be emulated here; a string says what is missing."""
+    for program, package in ((_QEMU, "qemu-user"), ("cc", "gcc")):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (Debian: apt install {package})"
+    named = environment.get(ROOT_VARIABLE)
+    if not named:
+        return f"{ROOT_VARIABLE} names no arm64 root file system with Python and onnxruntime (bench/README.md)"
+    root = Path(named)
+    for pattern in _PACKAGES:
+        for packages in sorted(root.glob(pattern)):
+            if (packages / "onnxruntime").is_dir():
+                python = _python(root, packages)
+                return Guest(root, python, packages) if python else f"{root} has no Python for {packages}"
+    return f"{root} has no onnxruntime where Python packages lie"
+
+
+def _python(root: Path, packages: Path) -> Path | None:
+    """The interpreter of these packages' version; not the link of a virtual environment, which leaves the root."""
+    version = re.search(r"python3\.\d+", str(packages.relative_to(root)))
+    names = [version.group(0)] if version else ["python3"]
+    places = [root / folder / name for folder in ("usr/local/bin", "usr/bin") for name in names]
+    return next((place for place in places if place.is_file()), None)
