@@ -24,6 +24,8 @@ CPU = "cortex-a72"
 ROOT_VARIABLE = "EDGEPEFT_ARM64_ROOT"
 _QEMU = "qemu-aarch64"
 _TIMEOUT_S = 1800
+# Only these are laid over the host's: a file elsewhere (/tmp, /home) is meant as the host has it.
+_SYSTEM = frozenset({"bin", "etc", "lib", "lib64", "opt", "sbin", "usr"})
 _PACKAGES = (
     "usr/local/lib/python3.*/site-packages",
     "usr/lib/python3*/dist-packages",
@@ -66,7 +68,7 @@ class Guest:
         overlay = work / "root"
         overlay.mkdir()
         for entry in self.root.iterdir():
-            if entry.name not in ("proc", "sys"):
+            if entry.name in _SYSTEM:
                 (overlay / entry.name).symlink_to(entry.absolute())
         cpus = overlay / "sys" / "devices" / "system" / "cpu"
         cpus.mkdir(parents=True)
@@ -75,7 +77,16 @@ class Guest:
         (overlay / "proc").mkdir()
         (overlay / "proc" / "cpuinfo").write_text(_CPUINFO)
         source = package_data("bench/count_instructions.c")
-        command = ["cc", "-O2", "-shared", "-fPIC", f"-DPLUGIN_API={_plugin_api()}", "-o", work / "count.so", source]
+        command: list[str | Path] = [
+            "cc",
+            "-O2",
+            "-shared",
+            "-fPIC",
+            f"-DPLUGIN_API={_plugin_api()}",
+            "-o",
+            work / "count.so",
+            source,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise EdgepeftError(f"the plugin that counts instructions cannot be compiled: {done.stderr.strip()[:300]}")
@@ -87,7 +98,18 @@ class Guest:
             EdgepeftError: it failed, or nothing was counted.
         """
         inside = work / "root" / self.python.relative_to(self.root)
-        command = [_QEMU, "-L", work / "root", "-plugin", work / "count.so", inside, "-S", "-c", script, *arguments]
+        command: list[str | Path] = [
+            _QEMU,
+            "-L",
+            work / "root",
+            "-plugin",
+            work / "count.so",
+            inside,
+            "-S",
+            "-c",
+            script,
+            *arguments,
+        ]
         environment = {
             **{"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(self.packages), "QEMU_CPU": CPU},
             **{"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1", "HOME": str(work)},

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgepeft.bench.against import SideBySide
 from edgepeft.bench.asked_lengths import lengths_of, ordered
 from edgepeft.bench.batches import batches_of
-from edgepeft.bench.calibrate import StartAt, settled
+from edgepeft.bench.calibrate import StartAt
 from edgepeft.bench.counted import count_metrics
-from edgepeft.bench.document import gemm_gflops, result_rows
+from edgepeft.bench.document import result_rows
+from edgepeft.bench.facts import calibration_of, host_of, in_force_of, model_of
 from edgepeft.bench.instructions import count_instructions
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
-from edgepeft.bench.modes import Setting, setting_of
+from edgepeft.bench.modes import setting_of
 from edgepeft.bench.plan import plan
 from edgepeft.bench.predicted import predicted_document
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
@@ -36,17 +35,13 @@ from edgepeft.bench.watch import Watched
 from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.profiles.board import board_name
 from edgepeft.profiles.energy import Meter
-from edgepeft.profiles.host import host_facts
-from edgepeft.profiles.limits import InForce
 from edgepeft.profiles.loader import load_profile
 from edgepeft.profiles.sensors import ROOT, Sensors
 from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
 
-_GRADES = ("none", "partial", "full")
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
@@ -93,7 +88,7 @@ def run(
         if request.mode == "predicted":
             made = predicted_document(subject, profile, scenario=scenario, lengths=lengths, batches=batches)
             made["profile"]["notes"] += notes
-            return Outcome({**made, "model": _model(subject), "flops_counted": _COUNTED}, ())
+            return Outcome({**made, "model": model_of(subject), "flops_counted": _COUNTED}, ())
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         threads = setting.threads
         if request.bundle is None and scenario.kind is not Kind.BATCHES:
@@ -157,15 +152,15 @@ def run(
     document = {
         "schema": SCHEMA,
         "mode": setting.mode,
-        "host": {**_host(measured), "board": board_name(root)},
+        "host": {**host_of(measured), "board": board_name(root)},
         "profile": profile_facts(
             profile,
             setting.limits,
-            _in_force(measured),
+            in_force_of(measured),
             [*setting.notes, *arithmetic, *notes],
         ),
-        **_calibration(setting, measured),
-        "model": _model(subject),
+        **calibration_of(setting, measured),
+        "model": model_of(subject),
         **provenance(),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
@@ -281,56 +276,3 @@ def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[i
         precision=None if request.rounds else scenario.precision,
         more_warmup=scenario.max_warmup_rounds - scenario.warmup_rounds,
     )
-
-
-def _host(measured: Sequence[Measured]) -> dict[str, Any]:
-    facts = host_facts()
-    for engine, name in (("onnxruntime", "gemm"), ("pytorch", "pytorch_gemm")):
-        rates = gemm_gflops(measured, engine)
-        everything = [rate for workload in rates.values() for rate in workload]
-        facts[f"{name}_gflops"] = float(np.median(everything)) if everything else None
-        facts[f"{name}_samples_gflops"] = rates
-    return facts
-
-
-def _in_force(measured: Sequence[Measured]) -> InForce | None:
-    """Of the first worker, or of the first that lost some of its limits while it ran."""
-    found = [one.in_force for one in measured if one.in_force]
-    return min(found, key=lambda one: _GRADES.index(one.emulation), default=None)
-
-
-def _calibration(setting: Setting, measured: Sequence[Measured]) -> dict[str, Any]:
-    """The document's part on calibration, with how the reference ran in the rounds themselves."""
-    if setting.calibrated is None:
-        return {}
-    series = {one.unit.workload: [sample.seconds for sample in one.reference.samples] for one in measured}
-    errors = {workload: settled(samples, setting.calibrated.target_s) for workload, samples in series.items()}
-    return {"calibration": {**setting.calibrated.to_json(), "in_rounds_s": series, "in_rounds_error": errors}}
-
-
-def _model(subject: Subject) -> dict[str, Any]:
-    return {
-        "name": subject.name,
-        "random_weights": subject.random_weights,
-        "family": subject.architecture.family,
-        "model_type": subject.architecture.model_type,
-        "n_parameters": subject.architecture.n_parameters,
-        "tasks": {} if subject.random_weights else _tasks(subject),
-    }
-
-
-def _tasks(subject: Subject) -> dict[str, Any]:
-    """What a bundle's manifest tells of the tasks that were measured: their weight and score."""
-    bundle = Bundle(subject.model.bundle)
-    return {task.name: _told(bundle.entry(task.name)) for task in subject.model.tasks}
-
-
-def _told(entry: TaskEntry) -> dict[str, Any]:
-    metrics: Mapping[str, Any] = entry.metrics or {}
-    return {
-        "method": entry.method,
-        "trainable_parameters": entry.trainable_parameters,
-        "n_bytes": entry.n_bytes,
-        "metric": metrics.get("metric"),
-        "score": metrics.get("test"),
-    }

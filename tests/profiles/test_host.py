@@ -5,22 +5,15 @@ import subprocess
 import sys
 from importlib import metadata
 
+from boards import PI4_CPUINFO
+
 from edgepeft.profiles import host
 
-PI = """processor\t: 0
-BogoMIPS\t: 108.00
-Features\t: fp asimd evtstrm crc32 cpuid
-CPU implementer\t: 0x41
-CPU part\t: 0xd08
-
-Revision\t: d03114
-Model\t\t: Raspberry Pi 4 Model B Rev 1.4
-"""
 PC = "processor\t: 0\nmodel name\t: AMD EPYC 7B13\nflags\t\t: fpu sse4_2 avx2 fma smep nx\n"
 
 
 def test_a_pi_names_its_board_and_its_core(tmp_path):
-    (tmp_path / "cpuinfo").write_text(PI)
+    (tmp_path / "cpuinfo").write_text(PI4_CPUINFO)
     assert host.cpu_model(tmp_path) == "Raspberry Pi 4 Model B Rev 1.4, Cortex-A72"
     assert host.isa_flags(tmp_path) == ("asimd", "crc32")
 
