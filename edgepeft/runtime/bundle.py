@@ -17,13 +17,14 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.external import check_external
+from edgepeft.graph.sound import check_sound
 from edgepeft.graph.splice import splice
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.verify import Allowed, allowed_for
 from edgepeft.runtime.versions import GRAPH, locate
 
-__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "TEMPLATES_FOLDER", "Bundle", "check_owner", "read_graph"]
+__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "TEMPLATES_FOLDER", "Bundle", "check_owner", "parse_graph", "read_graph"]
 
 BACKBONE_FILE = "backbone.onnx"
 TASKS_FOLDER = "tasks"
@@ -184,13 +185,23 @@ def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
     """An ONNX file, weights that lie outside not loaded; they may lie in ``weights``, a file beside it.
 
     Raises:
-        BundleError: missing, not an ONNX model, or one that wants to read another file.
+        BundleError: missing, damaged, not an ONNX model, or one that wants to read another file.
     """
     try:
-        model = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, OSError, ValueError) as error:
-        raise BundleError(f"{path} is missing, truncated or not an ONNX model.") from error
-    check_external(model, weights, path)
+        content = path.read_bytes()
+    except OSError as error:
+        raise BundleError(f"{path} is missing or cannot be read ({error.strerror}).") from error
+    return parse_graph(content, path, weights)
+
+
+def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx.ModelProto:
+    """The model of an ONNX file's bytes; arguments and errors as ``read_graph``."""
+    try:
+        model = onnx.load_model_from_string(content)
+    except (DecodeError, ValueError) as error:
+        raise BundleError(f"{where} is truncated or not an ONNX model.") from error
+    check_sound(model, where)
+    check_external(model, weights, where)
     return model
 
 

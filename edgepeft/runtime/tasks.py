@@ -19,12 +19,11 @@ import onnx
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.graph.external import check_external
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
 from edgepeft.resources import locked, write_atomically
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, read_graph
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
 from edgepeft.runtime.data_check import DataCheck
 from edgepeft.runtime.manifest import Manifest, OnData, Reference, TaskEntry, Verification, check_task_name
 from edgepeft.runtime.model_card import model_card
@@ -70,10 +69,9 @@ def prepare_task(
         BundleError: damaged, of another version or of another backbone.
         VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
-    delta = onnx.load_model_from_string(graph)
-    check_external(delta, None, where)
+    delta = parse_graph(graph, where)
     if training is not None:
-        check_external(onnx.load_model_from_string(training), bundle.weights.name, where)
+        parse_graph(training, where, bundle.weights.name)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
     sites = bundle.manifest.backbone.sites
@@ -125,7 +123,6 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
             raise UsageError(
                 f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
             )
-    read_graph(path)  # a truncated file is told apart here
     training = path.with_name(f"{path.stem}{TRAINING}")
     # A training graph reads the float32 weights; among 8-bit ones the task runs, and cannot be tuned.
     usable = bundle.manifest.backbone.weights_dtype == "fp32" and training.is_file()

@@ -176,6 +176,7 @@ def _finding(folder: Path, name: str, case: Any, what: str) -> dict[str, Any]:
     length = int.from_bytes(case[:8], "little")
     path = folder / f"finding-{name}-{time.monotonic_ns()}"
     path.write_bytes(case[8 : 8 + length])
+    print(f"{name}: {what} ({path})", file=sys.stderr, flush=True)
     return {"what": what, "case": str(path)}
 
 

@@ -195,8 +195,12 @@ def request(bundle: Path) -> tuple[list[bytes], Target]:
         }
         sent: list[dict[str, object]] = []
 
+        bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
         async def receive() -> dict[str, object]:
-            return {"type": "http.request", "body": body, "more_body": False}
+            if not bodies:
+                await asyncio.Event().wait()  # the client stays and says no more
+            return bodies.pop()
 
         async def send(message: dict[str, object]) -> None:
             sent.append(message)
