@@ -1,0 +1,66 @@
+"""Schemathesis against the service's own OpenAPI document: every answer is one that the document promises.
+
+    pip install schemathesis
+    python tests/faults/schema.py --examples 500
+
+The service runs with tuning allowed on a small bundle; its job of tuning may be started and cancelled by what is sent.
+Prints schemathesis' own counts; exit 1 where it finds something, or where the service did not end well afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from subject import subject
+
+
+def start(bundle: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
+    """The service in a process of its own, and its address."""
+    entry = "import sys; from edgepeft.cli._main import main; main()"
+    with log.open("w") as out:
+        command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", "--allow-tuning", "--no-cache"]
+        process = subprocess.Popen(command, stderr=out)
+    while "ready, with" not in (told := log.read_text()):
+        if process.poll() is not None:
+            raise SystemExit(f"the service did not start: {told}")
+        time.sleep(0.1)
+    found = re.search(r"on (http://\S+:\d+)\n", told)
+    assert found is not None
+    return process, found[1]
+
+
+def main() -> None:
+    """Run schemathesis' command against the service."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--examples", type=int, default=500, help="of each operation")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    program = shutil.which("schemathesis", path=f"{Path(sys.executable).parent}:{sys.exec_prefix}/bin") or shutil.which(
+        "schemathesis"
+    )
+    if program is None:
+        raise SystemExit("schemathesis is not installed: pip install schemathesis")
+    folder = Path(tempfile.mkdtemp(prefix="edgepeft-schema."))
+    bundle = subject(folder / "subject")
+    process, address = start(bundle, folder / "serve.log")
+    try:
+        options = ["--checks", "all", "--max-examples", str(asked.examples), "--seed", str(asked.seed), "--no-color"]
+        done = subprocess.run([program, "run", f"{address}/openapi.json", *options], check=False)
+    finally:
+        process.terminate()
+        code = process.wait(60)
+    print(f"the service ended with {code}; its log: {folder / 'serve.log'}", file=sys.stderr)
+    sys.exit(1 if done.returncode or code else 0)
+
+
+if __name__ == "__main__":
+    main()
