@@ -26,6 +26,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 __all__ = ["LAUNCHES", "SideBySide", "verdict"]
 
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
+_PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
 
 
 def verdict(ratio: Ratio, max_regression: float) -> str:
@@ -97,7 +98,11 @@ class SideBySide:
         for launch in range(launches):
             share = schedule.rounds // launches + (launch < schedule.rounds % launches)
             part = replace(
-                schedule, rounds=share, max_seconds=schedule.max_seconds / launches, seed=schedule.seed + launch
+                schedule,
+                rounds=share,
+                max_seconds=schedule.max_seconds / launches,
+                seed=schedule.seed + launch,
+                probe_every=_PROBE_EVERY,
             )
             bases = [self._other(unit) for unit in units if unit.job]
             both = measure(

@@ -153,18 +153,15 @@ def _described(lengths: Lengths, batches: Sequence[Sequence[int]]) -> dict[str, 
 
 
 def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
-    """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round)."""
+    """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round, or the last before it)."""
     job = one.unit.job
-    if (
-        job is None
-        or one.unit.role is Role.REQUESTS
-        or not one.series.samples
-        or len(one.gemm.samples) != len(one.series.samples)
-    ):
+    if job is None or one.unit.role is Role.REQUESTS or not 0 < len(one.gemm.samples) <= len(one.series.samples):
         return None
     fractions = []
     full = one.unit.role is Role.FULL
-    for sample, batch, gemm in zip(one.series.samples, one.series.batches, one.gemm.samples, strict=True):
+    share = len(one.gemm.samples) / len(one.series.samples)
+    for number, (sample, batch) in enumerate(zip(one.series.samples, one.series.batches, strict=True)):
+        gemm = one.gemm.samples[int(number * share)]
         lengths = _tokens(one, job.batches[batch])
         work = len(lengths) * flops_per_instance(architecture, lengths, one.unit.workload, full=full)
         fractions.append(work / sample.seconds / (FLOPS_PER_STEP / gemm.seconds))

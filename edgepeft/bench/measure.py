@@ -63,6 +63,7 @@ class Schedule:
     min_rounds: int | None = None  # with ``precision``: no more than these where all medians are known that well
     precision: float | None = None
     more_warmup: int = 0  # rounds, until steps are steady
+    probe_every: int = 1  # rounds, of the GEMM probes
 
     def rule(self, group: Sequence[Measured]) -> Rule:
         """When to stop early; what a batch weighs is its number of tokens."""
@@ -149,6 +150,8 @@ def _measure_together(
             warmed=lambda: _throttle(workers.values()),
             progress=lambda done, total: progress(workload, done, total),
             rule=schedule.rule(group),
+            seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
+            every=schedule.probe_every,
         )
         load = load_between(before, snapshot(), _cpu_seconds(series.values()))
         for label, one in everyone.items():

@@ -1,7 +1,8 @@
 """Rounds: every unit once per round, in a shuffled order, never two at the same time.
 
 Neighbours in time see the same host, so ratios are taken within a round; the order is shuffled so
-that none always follows the same other (a hot cache, a hot core).  The clock is a parameter: tests
+that none always follows the same other, and nobody follows itself: a step whose weights are still
+in the cache takes two thirds of one that comes after another's.  The clock is a parameter: tests
 bring their own.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,12 +79,21 @@ class Series:
             self.batches.append(batch)
 
 
-def round_orders(names: Sequence[str], rounds: int, seed: int) -> Iterator[list[str]]:
-    """One permutation of ``names`` per round, the same for the same seed."""
+def round_orders(
+    names: Sequence[str], rounds: int, seed: int, seldom: Collection[str] = (), every: int = 1
+) -> Iterator[list[str]]:
+    """One permutation of ``names`` per round, the same for the same seed; none begins with who ended the last.
+
+    Names in ``seldom`` take part in the first of ``every`` rounds.
+    """
     source = random.Random(seed)
-    for _ in range(rounds):
-        order = list(names)
+    last = None
+    for index in range(rounds):
+        order = [name for name in names if index % every == 0 or name not in seldom]
         source.shuffle(order)
+        if len(order) > 1 and order[0] == last:
+            order[0], order[-1] = order[-1], order[0]
+        last = order[-1] if order else last
         yield order
 
 
@@ -120,12 +130,15 @@ def sample_rounds(
     warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     rule: Rule | None = None,
+    seldom: Collection[str] = (),
+    every: int = 1,
 ) -> dict[str, Series]:
     """Warm up, then measure ``rounds`` rounds; round r works on batch r modulo ``n_batches``.
 
     A round that has begun is finished, so every unit has the same number of samples; no new one
     begins once ``max_seconds`` have passed since the first (one is always done), or ``rule`` is content.
-    After Ctrl-C, what was measured is returned.  ``warmed`` is called before the first round.
+    After Ctrl-C, what was measured is returned.  ``warmed`` is called before the first round.  Units named in
+    ``seldom`` take part in the first of ``every`` rounds.
     """
     rule = rule or Rule()
     series = {name: Series() for name in units}
@@ -142,7 +155,7 @@ def sample_rounds(
     warmed()
     passed, before = 0.0, clock()
     try:
-        for index, order in enumerate(round_orders(list(units), rounds, seed)):
+        for index, order in enumerate(round_orders(list(units), rounds, seed, seldom, every)):
             now = clock()
             passed, before = passed + max(0.0, now - before), now  # a clock that was set back adds nothing
             if index and passed >= max_seconds:
@@ -155,14 +168,15 @@ def sample_rounds(
             for name in order:
                 series[name].add(units[name], index % n_batches)
     except KeyboardInterrupt:
-        _cut_off(series)
+        _cut_off(series, seldom if every > 1 else ())
     progress(total, total)
     return series
 
 
-def _cut_off(series: Mapping[str, Series]) -> None:
+def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
     """Whole rounds only, so that ratios stay within rounds."""
-    whole = min((len(one.samples) for one in series.values() if one.failure is None), default=0)
+    always = [one for name, one in series.items() if name not in seldom and one.failure is None]
+    whole = min((len(one.samples) for one in always), default=0)
     for one in series.values():
         one.interrupted = True
         del one.samples[whole:], one.batches[whole:]

@@ -99,6 +99,8 @@ def test_both_versions_do_every_round_and_launches_split_them(fake_start, base):
     (row,) = outcome.document["results"]
     side.annotate(outcome.document, outcome.measured, 0.05)
     assert len(row["samples_s"]) == len(row["against"]["base_samples_s"]) == 10
+    gemm = [label for label, _ in start.log if "gemm" in label.lower()]
+    assert 3 <= len(gemm) - 3 * len(outcome.document["schedule"]["warmup_batches"]) < 10, "the probe is in fewer rounds"
     started = [group for group in start.together if any("of the base" in label for label in group)]
     assert len(started) >= 3
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from edgepeft.bench.sampler import Rule, Sample, round_orders, sample_rounds
@@ -169,3 +171,40 @@ def test_after_ctrl_c_whole_rounds_are_kept(clock):
     assert len(found["a"].samples) == len(found["b"].samples) == len(found["a"].batches) == 3
     assert found["a"].interrupted
     assert found["b"].interrupted
+
+
+def test_a_probe_that_is_seldom_takes_part_in_the_first_of_so_many_rounds(clock):
+    log = []
+    units = [FakeUnit(name, clock, log) for name in ("a", "probe")]
+    found = run(units, clock, rounds=7, seldom=["probe"], every=3)
+    assert (len(found["a"].samples), len(found["probe"].samples)) == (7, 3)
+    rounds_of_the_probe = [sum(name == "a" for name, _ in log[:at]) for at, (n, _) in enumerate(log) if n == "probe"]
+    assert all(seen in (r, r + 1) for seen, r in zip(rounds_of_the_probe, (0, 3, 6), strict=True))
+
+
+def test_ctrl_c_keeps_the_whole_rounds_of_all_but_the_probe(clock):
+    class Pressed(FakeUnit):
+        def step(self, batch):
+            if self.steps == 5:
+                raise KeyboardInterrupt
+            return super().step(batch)
+
+    units = [FakeUnit("a", clock, []), Pressed("b", clock, []), FakeUnit("probe", clock, [])]
+    found = run(units, clock, rounds=9, seldom=["probe"], every=3)
+    assert len(found["a"].samples) == len(found["b"].samples) == 5
+    assert len(found["probe"].samples) == 2
+
+
+@pytest.mark.parametrize("names", ["ab", "abc", "abcde"])
+def test_nobody_follows_itself_from_one_round_to_the_next(names):
+    orders = list(round_orders(names, 200, 3, seldom="a", every=7))
+    assert all(before[-1] != after[0] for before, after in pairwise(orders) if len(after) > 1)
+    assert [set(order) for order in orders[:8]] == [set(names)] + [set(names) - {"a"}] * 6 + [set(names)]
+
+
+def test_in_a_round_of_three_everyone_follows_everyone_else():
+    orders = [name for order in round_orders("abc", 300, 1) for name in order]
+    pairs = [a + b for a, b in pairwise(orders)]
+    assert {pair: pairs.count(pair) > 60 for pair in set(pairs)} == dict.fromkeys(
+        ("ab", "ac", "ba", "bc", "ca", "cb"), True
+    )
