@@ -33,7 +33,7 @@ export QEMU_CPU=cortex-a72
 inside=(chroot --userspec=10001:10001 "$ROOT" /usr/bin/env -i PATH=/opt/edgepeft/bin:/usr/bin:/bin HOME=/cache
   EDGEPEFT_CACHE=/cache/edgepeft ORT_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1 NO_COLOR=1 "QEMU_CPU=$QEMU_CPU")
 
-inside python -c 'import platform, os; print("inside:", platform.machine(), "uid", os.getuid())'
+"${inside[@]}" python -c 'import platform, os; print("inside:", platform.machine(), "uid", os.getuid())'
 if "${inside[@]}" touch /opt/x 2>/dev/null; then echo 'the root file system can be written to' >&2; exit 1; fi
 "${inside[@]}" edgepeft --version
 "${inside[@]}" edgepeft verify /bundle
