@@ -95,20 +95,25 @@ def child(
             report(data)
 
 
+def _tried(target: Target, data: bytes) -> tuple[str, float]:
+    """How it ended, and the seconds it took."""
+    begin = time.perf_counter()
+    try:
+        outcome = target(data)
+    except BaseException as error:  # what is looked for
+        outcome = f"FINDING {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
+    return outcome, time.perf_counter() - begin
+
+
 def _reporting(target: Target, pipe: Connection, case: Any, watch: Watch) -> Callable[[bytes], None]:
     def report(data: bytes) -> None:
         kept = data[: len(case) - 8]
         case[8 : 8 + len(kept)] = kept
         case[:8] = len(kept).to_bytes(8, "little")
-        begin = time.perf_counter()
         before = watch.outside
-        try:
-            outcome = target(data)
-        except BaseException as error:  # what is looked for
-            outcome = (
-                f"FINDING {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
-            )
-        took = time.perf_counter() - begin
+        outcome, took = _tried(target, data)
+        if took > HANG_S:  # once more: a busy host is slow once, a hang is one each time
+            outcome, took = min((outcome, took), _tried(target, data), key=lambda tried: tried[1])
         if watch.outside != before:
             outcome = "FINDING a file outside the folder was opened"
         pipe.send((outcome, took))

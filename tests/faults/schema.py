@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from subject import subject
 
 
-def start(bundle: Path, log: Path) -> tuple[subprocess.Popen[bytes], str]:
+def start(bundle: Path, log: Path, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """The service in a process of its own, and its address."""
     entry = "import sys; from edgepeft.cli._main import main; main()"
     with log.open("w") as out:
         command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", "--allow-tuning", "--no-cache"]
-        process = subprocess.Popen(command, stderr=out)
+        process = subprocess.Popen(command, stderr=out, env=environment)
     while "ready, with" not in (told := log.read_text()):
         if process.poll() is not None:
             raise SystemExit(f"the service did not start: {told}")
