@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> Starlette:
     async def openapi(_: Request) -> Response:
         return Json(document)
 
-    routes: list[Route | Mount] = [Route(e.path, e.call, methods=[e.method]) for e in ROUTES]
+    routes: list[Route | Mount] = [_route(path) for path in dict.fromkeys(e.path for e in ROUTES)]
     routes += [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)]
     routes.append(Mount("/static", StaticFiles(directory=folder)))
     open_paths = ["/", "/docs", "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
@@ -73,6 +73,18 @@ def create_app(settings: Settings) -> Starlette:
     app = Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=_lifespan)
     app.state.serving = serving
     return app
+
+
+def _route(path: str) -> Route:
+    """One for all methods of a path, so that an answer of 405 names them all."""
+    calls = {e.method: e.call for e in ROUTES if e.path == path}
+    if "GET" in calls:
+        calls["HEAD"] = calls["GET"]
+
+    async def call(request: Request) -> Response:
+        return await calls[request.method](request)
+
+    return Route(path, call, methods=list(calls))
 
 
 @contextlib.asynccontextmanager

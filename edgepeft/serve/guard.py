@@ -28,7 +28,7 @@ _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Guard:
-    """ASGI middleware: host, token, content type, size and time of the body; counts what passes.
+    """ASGI middleware: host, token, size and time of the body; counts what passes.
 
     ``open_paths`` need no token: the page asks for it, and a health check has none.
     """
@@ -77,10 +77,6 @@ class Guard:
             if not (right and scheme.lower() == "bearer"):
                 challenge = {"WWW-Authenticate": "Bearer", "Connection": "close"}
                 raise Refused(401, "unauthorized", "send the token: Authorization: Bearer TOKEN.", challenge)
-        if scope["method"] == "POST":
-            kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":  # anything else a page of another site could send unasked
-                raise Refused(415, "not_json", "send Content-Type: application/json.", {"Connection": "close"})
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body, before anything looks at it."""

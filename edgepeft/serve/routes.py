@@ -66,6 +66,10 @@ def _serving(request: Request) -> Serving:
 
 
 async def _body(request: Request, model: type[Model]) -> Model:
+    """What was asked; anything but JSON a page of another site could send unasked, and is refused."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "not_json", "send Content-Type: application/json.")
     return model.model_validate_json(await request.body())
 
 

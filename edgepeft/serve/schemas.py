@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 __all__ = [
     "Answers",
@@ -38,9 +38,19 @@ class Row(_Asked):
     second: str | None = None
 
 
+_ONE_TEXT_OR_ROWS: list[JsonValue] = [
+    {"required": ["text"], "properties": {"text": {"type": "string"}, "rows": {"type": "null"}}},
+    {
+        "required": ["rows"],
+        "properties": {"rows": {"type": "array"}, "text": {"type": "null"}, "second": {"type": "null"}},
+    },
+]
+
+
 class PredictRequest(_Asked):
     """Either one text (with ``second``: a pair), or ``rows``: texts, pairs, or both."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator below
     text: str | None = Field(default=None, examples=["We laughed all evening."])
     second: str | None = None
     rows: list[str | Row] | None = Field(default=None, min_length=1)

@@ -30,29 +30,8 @@ from edgepeft.runtime.runtime import Runtime
 
 TOLERANCE = 2e-3  # of a probability: rows of other requests run beside it, and the served one may be on int8
 CLIENTS = 16
-WORDS = [
-    "the",
-    "a",
-    "we",
-    "they",
-    "soup",
-    "street",
-    "evening",
-    "rain",
-    "prize",
-    "match",
-    "goal",
-    "bank",
-    "market",
-    "song",
-    "film",
-    "laughed",
-    "fell",
-    "won",
-    "said",
-    "over",
-    "cold",
-]
+TURNS = 7
+WORDS = "the a we they soup street evening rain prize match goal bank market song film laughed fell won said over cold".split()  # noqa: SIM905
 
 
 class Connection:
@@ -90,9 +69,11 @@ class Load:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.latencies: list[float] = []
+        self.answers: list[tuple[tuple[str, str, Any], bytes]] = []
 
     async def ask(self, connection: Connection, case: tuple[str, str, Any]) -> int:
-        task, text, expected = case
+        """Ask and keep the answer for ``check``, whose time must not be the service's."""
+        task, text, _ = case
         begin = time.perf_counter()
         try:
             status, body = await connection.post(f"/v1/tasks/{task}:predict", json.dumps({"text": text}).encode())
@@ -103,12 +84,18 @@ class Load:
         self.latencies.append(time.perf_counter() - begin)
         self.counts[str(status)] += 1
         if status == 200:
+            self.answers.append((case, body))
+        return status
+
+    def check(self) -> None:
+        """Compare every answer with the offline one."""
+        for (task, text, expected), body in self.answers:
             found = json.loads(body)["predictions"][0]
             scores = found.get("scores") or {"value": found["value"]}
             wanted = expected.scores or {"value": expected.score}
             if found["task"] != task or max(abs(scores[k] - wanted[k]) for k in wanted) > TOLERANCE:
                 self.wrong.append(f"{task}: {text[:60]}: {found} in place of {expected}")
-        return status
+        self.answers.clear()
 
     async def closed_loop(self, clients: int, seconds: float, seed: int = 0) -> float:
         """Each client asks again when it has its answer; answers per second."""
@@ -125,7 +112,9 @@ class Load:
 
         begin = time.monotonic()
         await asyncio.gather(*(client(i) for i in range(clients)))
-        return answered / (time.monotonic() - begin)
+        took = time.monotonic() - begin
+        self.check()
+        return answered / took
 
     async def open_loop(self, rate: float, seconds: float, watch: Any) -> None:
         """Requests come at ``rate`` a second, whatever becomes of those before."""
@@ -149,31 +138,38 @@ class Load:
                 else:
                     self.counts["not sent: 200 under way"] += 1
             watch(now)
+            self.check()
             await asyncio.sleep(0.005)
         await asyncio.gather(*running)
+        self.check()
 
 
-def offline(bundle: Path, threads: int | None, seed: int = 0) -> tuple[list[tuple[str, str, Any]], float, float]:
-    """Cases with their answers, rows per second in batches of 32, and the median seconds of a single row."""
-    source = random.Random(seed)
-    with Runtime(bundle, threads=threads) as runtime:
+class Offline:
+    """The same rows in this process, without a service."""
+
+    def __init__(self, runtime: Runtime, seed: int = 0) -> None:
+        self.runtime, source = runtime, random.Random(seed)
         tasks = [task for task in runtime.tasks if not runtime.bundle.entry(task).pairs]
-        texts = [" ".join(source.choices(WORDS, k=source.randrange(3, 40))) for _ in range(512)]
-        named = [source.choice(tasks) for _ in texts]
-        answers: list[Any] = []
-        rates = []
-        for _ in range(3):
+        self.texts = [" ".join(source.choices(WORDS, k=source.randrange(3, 40))) for _ in range(512)]
+        self.tasks = [source.choice(tasks) for _ in self.texts]
+        self.rates: list[float] = []
+        self.singles: list[float] = []
+
+    def answers(self) -> list[Any]:
+        """Of all rows in batches of 32; their rate is kept."""
+        begin = time.perf_counter()
+        starts = range(0, len(self.texts), 32)
+        found = [self.runtime.predict_mixed(self.tasks[i : i + 32], self.texts[i : i + 32]) for i in starts]
+        self.rates.append(len(self.texts) / (time.perf_counter() - begin))
+        return [answer for batch in found for answer in batch]
+
+    def single(self) -> float:
+        """Median seconds of a single row."""
+        for task, text in zip(self.tasks[:200], self.texts[:200], strict=True):
             begin = time.perf_counter()
-            answers = [
-                a for i in range(0, 512, 32) for a in runtime.predict_mixed(named[i : i + 32], texts[i : i + 32])
-            ]
-            rates.append(512 / (time.perf_counter() - begin))
-        singles = []
-        for task, text in zip(named[:200], texts[:200], strict=True):
-            begin = time.perf_counter()
-            runtime.predict(task, [text])
-            singles.append(time.perf_counter() - begin)
-    return list(zip(named, texts, answers, strict=True)), median(rates), median(singles)
+            self.runtime.predict(task, [text])
+            self.singles.append(time.perf_counter() - begin)
+        return median(self.singles[-200:])
 
 
 def start(bundle: Path, threads: int | None) -> tuple[subprocess.Popen[bytes], int]:
@@ -194,12 +190,20 @@ def start(bundle: Path, threads: int | None) -> tuple[subprocess.Popen[bytes], i
     return process, int(found[1])
 
 
-async def measure(load: Load, process: psutil.Process, minutes: float) -> dict[str, Any]:
+async def measure(load: Load, process: psutil.Process, offline: Offline, minutes: float) -> dict[str, Any]:
+    """Offline and served in turns, then the overload."""
     await load.closed_loop(CLIENTS, 5)
-    load.latencies.clear()
-    await load.closed_loop(1, 10)
-    single = median(load.latencies)
-    rates = [await load.closed_loop(CLIENTS, 10, seed=i) for i in range(3)]
+    rates, added, client_s = [], [], 0.0
+    offline.rates.clear()
+    for turn in range(TURNS):
+        offline.answers()
+        client_began = sum(psutil.Process().cpu_times()[:2])
+        rates.append(await load.closed_loop(CLIENTS, 5, seed=turn))
+        client_s += sum(psutil.Process().cpu_times()[:2]) - client_began
+        load.latencies.clear()
+        alone = offline.single()
+        await load.closed_loop(1, 2)
+        added.append(1000 * (median(load.latencies) - alone))
     load.counts.clear()
     load.latencies.clear()
     memory: list[tuple[float, int]] = []
@@ -213,8 +217,11 @@ async def measure(load: Load, process: psutil.Process, minutes: float) -> dict[s
         await load.open_loop(2 * capacity, 60 * minutes, watch)
     early = [rss for at, rss in memory if at >= min(120, 30 * minutes)][:3]
     return {
+        "offline_rows_per_s": offline.rates,
         "served_rows_per_s": rates,
-        "single_client_p50_s": single,
+        "served_over_offline": median(s / o for s, o in zip(rates, offline.rates, strict=True)),
+        "client_cores": client_s / (5 * TURNS),
+        "added_latency_p50_ms": median(added),
         "overload": {
             "minutes": minutes,
             "asked_per_s": 2 * capacity,
@@ -235,20 +242,17 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
-    cases, rate, single = offline(asked.bundle, asked.threads)
-    process, port = start(asked.bundle, asked.threads)
-    try:
-        found = asyncio.run(measure(Load(port, cases), psutil.Process(process.pid), asked.minutes))
-    finally:
-        process.terminate()
-        code = process.wait(60)
-    found |= {
-        "offline_rows_per_s": rate,
-        "served_over_offline": median(found["served_rows_per_s"]) / rate,
-        "offline_single_p50_s": single,
-        "added_latency_p50_ms": 1000 * (found["single_client_p50_s"] - single),
-        "exit_code": code,
-    }
+    with Runtime(asked.bundle, threads=asked.threads) as runtime:
+        offline = Offline(runtime)
+        cases = list(zip(offline.tasks, offline.texts, offline.answers(), strict=True))
+        process, port = start(asked.bundle, asked.threads)
+        try:
+            load = Load(port, cases)
+            found = asyncio.run(measure(load, psutil.Process(process.pid), offline, asked.minutes))
+        finally:
+            process.terminate()
+            code = process.wait(60)
+    found["exit_code"] = code
     print(json.dumps(found, indent=2))
     overload = found["overload"]
     lost = sum(n for outcome, n in overload["outcomes"].items() if outcome.startswith("lost"))

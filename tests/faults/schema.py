@@ -22,6 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from subject import subject
 
+# A deadline that the client asked for may pass: 504 is an answer.  A job that was stopped by DELETE can still be asked how it
+# ended, so that check is left out.
+CONFIG = """
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 503, 504]
+
+[parameters]
+"path.task" = "mood"
+"""
+
 
 def start(bundle: Path, log: Path, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[bytes], str]:
     """The service in a process of its own, and its address."""
@@ -53,8 +63,20 @@ def main() -> None:
     bundle = subject(folder / "subject")
     process, address = start(bundle, folder / "serve.log")
     try:
-        options = ["--checks", "all", "--max-examples", str(asked.examples), "--seed", str(asked.seed), "--no-color"]
-        done = subprocess.run([program, "run", f"{address}/openapi.json", *options], check=False)
+        options = [
+            "--checks",
+            "all",
+            "--exclude-checks",
+            "use_after_free",
+            "--max-examples",
+            str(asked.examples),
+            "--seed",
+            str(asked.seed),
+            "--no-color",
+        ]
+        (folder / "schemathesis.toml").write_text(CONFIG)
+        given = ["--config-file", str(folder / "schemathesis.toml")]
+        done = subprocess.run([program, *given, "run", f"{address}/openapi.json", *options], check=False, cwd=folder)
     finally:
         process.terminate()
         code = process.wait(60)

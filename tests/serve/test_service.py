@@ -145,6 +145,37 @@ def test_a_lone_surrogate_which_no_text_can_hold_is_refused(served):
         assert code(served.post("/v1/predict", body)) == (400, "not_json")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/healthz", {"GET", "HEAD"}),
+        ("PUT", "/v1/jobs/x", {"GET", "HEAD", "DELETE"}),
+        ("GET", "/v1/predict", {"POST"}),
+    ],
+)
+def test_another_method_is_refused_with_those_that_there_are(served, method, path, allowed):
+    status, headers, _ = served.ask(method, path)
+    assert status == 405
+    found = next(value for name, value in dict(headers).items() if name.lower() == "allow")
+    assert set(found.split(", ")) == allowed
+
+
+def test_a_request_that_the_schema_allows_is_one_that_is_answered(served):
+    schema = served.get("/openapi.json")[2]["components"]["schemas"]["PredictRequest"]
+    for body in ({"text": "w5"}, {"text": "w5", "rows": None}, {"rows": ["w5"], "text": None}):
+        assert sum(_allows(rule, body) for rule in schema["oneOf"]) == 1
+        assert served.predict("mood", body)[0] == 200
+    for body in ({}, {"text": None}, {"text": "w5", "rows": ["w5"]}, {"rows": ["w5"], "second": "w6"}):
+        assert sum(_allows(rule, body) for rule in schema["oneOf"]) != 1
+        assert code(served.predict("mood", body)) == (422, "invalid")
+
+
+def _allows(rule, body):
+    kinds = {"string": str, "array": list, "null": type(None)}
+    right = all(isinstance(body[n], kinds[p["type"]]) for n, p in rule["properties"].items() if n in body)
+    return right and all(name in body for name in rule["required"])
+
+
 def test_only_json_is_read_so_that_no_foreign_page_can_post(served):
     answer = served.predict("mood", b'{"text":"w5"}', headers={"Content-Type": "text/plain"})
     assert code(answer) == (415, "not_json")
