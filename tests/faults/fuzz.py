@@ -82,6 +82,10 @@ def child(
     """``plan``: seed of the source, cases to skip, cases to run."""
     watch = Watch(folder)
     seeds, target = targets(bundle, folder)[name]()
+    if engine == "atheris":
+        import atheris
+
+        atheris.instrument_all()  # takes a minute, so before it is said to be ready
     pipe.send(None)
     seed, skip, cases = plan
     report = _reporting(target, pipe, case, watch)
@@ -128,7 +132,6 @@ def _guided(report: Callable[[bytes], None], seeds: Sequence[bytes], cases: int,
     for i, each in enumerate(seeds):
         (corpus / f"seed-{i}").write_bytes(each)
     largest = 4 * max(map(len, seeds))
-    atheris.instrument_all()
     atheris.Setup([sys.argv[0], f"-runs={cases}", f"-max_len={largest}", "-verbosity=0", str(corpus)], report)
     atheris.Fuzz()
 
