@@ -42,6 +42,8 @@ class Connection:
         self.reader: asyncio.StreamReader | None = None
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self.reader is not None and self.reader.at_eof():  # the service closes what was idle for long
+            self.close()
         if self.reader is None:
             self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
         self.writer.write(
