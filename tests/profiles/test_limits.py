@@ -216,8 +216,10 @@ def test_two_limited_processes_live_side_by_side(backend):
     assert groups_left() == []
 
 
+# Ctrl-C counts, even where a shell started the tests in the background and so ignores it.
 INTERRUPTED = """
-import sys
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from edgepeft.profiles.limits import LimitedProcess, Limits
 with LimitedProcess(["sleep", "60"], Limits(1, 400 << 20)) as process:
     print(process.popen.pid, flush=True)
