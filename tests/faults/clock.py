@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from kills import OPERATIONS, check, prepare_spare
-from schema import start
+from service import start
 from subject import subject
 
 from edgepeft.runtime.manifest import Manifest
@@ -96,7 +96,7 @@ def served(bundle: Path, log: Path, environment: dict[str, str], requests: int) 
     texts = [f"w{5 + i % 50} w{6 + i % 40}" for i in range(requests)]
     with Runtime(bundle, cache=False, threads=1) as runtime:
         expected = [answer.scores for answer in runtime.predict("mood", texts)]
-    process, address = start(bundle, log, environment)
+    process, address = start(bundle, log, ["--no-cache"], environment)
     wrong = []
     try:
         for text, scores in zip(texts, expected, strict=True):

@@ -30,6 +30,7 @@ from subject import subject
 from targets import Target, targets
 
 HANG_S = 2.0
+_ROOTS_HOME = f"{Path('~root').expanduser()}/"
 # Share of the cases.  Opening a session takes ten times what reading a manifest does.
 SHARES = {"manifest": 0.3, "request": 0.4, "delta": 0.1, "profile": 0.07, "bench": 0.07, "session": 0.02}
 ALTERED_SHARE = 0.008
@@ -72,7 +73,9 @@ class Watch:
             return
         path = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100 (no file is touched)
         writes = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-        if (writes and not path.startswith((self.folder, "/dev/null"))) or path.startswith(("/etc/passwd", "/root/")):
+        if (writes and not path.startswith((self.folder, "/dev/null"))) or path.startswith(
+            ("/etc/passwd", _ROOTS_HOME)
+        ):
             self.outside += not path.startswith((self.folder, sys.prefix, sys.base_prefix)) and ".py" not in path
 
 

@@ -13,7 +13,6 @@ import asyncio
 import json
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +23,9 @@ from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[2])]
+
+from service import start
 
 from edgepeft.runtime.runtime import Runtime
 
@@ -174,24 +175,6 @@ class Offline:
         return median(self.singles[-200:])
 
 
-def start(bundle: Path, threads: int | None) -> tuple[subprocess.Popen[bytes], int]:
-    """The service in a process of its own."""
-    entry = "import sys; from edgepeft.cli._main import main; main()"
-    command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", "--queue", "128"]
-    command += [] if threads is None else ["--threads", str(threads)]
-    log = Path(tempfile.mkstemp(prefix="edgepeft-serve.")[1])
-    with log.open("w") as out:  # a pipe that nobody reads would stop the service
-        process = subprocess.Popen(command, stderr=out)
-    while "ready, with" not in (told := log.read_text()):
-        if process.poll() is not None:
-            raise SystemExit(f"the service did not start: {told}")
-        time.sleep(0.1)
-    found = re.search(r"on http://\S+:(\d+)\n", told)
-    assert found is not None
-    print(f"the service's log: {log}", file=sys.stderr)
-    return process, int(found[1])
-
-
 async def measure(load: Load, process: psutil.Process, offline: Offline, minutes: float) -> dict[str, Any]:
     """Offline and served in turns, then the overload."""
     await load.closed_loop(CLIENTS, 5)
@@ -247,9 +230,12 @@ def main() -> None:
     with Runtime(asked.bundle, threads=asked.threads) as runtime:
         offline = Offline(runtime)
         cases = list(zip(offline.tasks, offline.texts, offline.answers(), strict=True))
-        process, port = start(asked.bundle, asked.threads)
+        log = Path(tempfile.mkstemp(prefix="edgepeft-serve.")[1])
+        threads = [] if asked.threads is None else ["--threads", str(asked.threads)]
+        process, address = start(asked.bundle, log, ["--queue", "128", *threads])
+        print(f"the service's log: {log}", file=sys.stderr)
         try:
-            load = Load(port, cases)
+            load = Load(int(address.rpartition(":")[2]), cases)
             found = asyncio.run(measure(load, psutil.Process(process.pid), offline, asked.minutes))
         finally:
             process.terminate()

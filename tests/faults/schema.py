@@ -10,16 +10,15 @@ Prints schemathesis' own counts; exit 1 where it finds something, or where the s
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from service import start
 from subject import subject
 
 # A deadline that the client asked for may pass: 504 is an answer.  A job that was stopped by DELETE can still be asked how it
@@ -31,21 +30,6 @@ expected-statuses = ["2xx", "3xx", "4xx", 503, 504]
 [parameters]
 "path.task" = "mood"
 """
-
-
-def start(bundle: Path, log: Path, environment: dict[str, str] | None = None) -> tuple[subprocess.Popen[bytes], str]:
-    """The service in a process of its own, and its address."""
-    entry = "import sys; from edgepeft.cli._main import main; main()"
-    with log.open("w") as out:
-        command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", "--allow-tuning", "--no-cache"]
-        process = subprocess.Popen(command, stderr=out, env=environment)
-    while "ready, with" not in (told := log.read_text()):
-        if process.poll() is not None:
-            raise SystemExit(f"the service did not start: {told}")
-        time.sleep(0.1)
-    found = re.search(r"on (http://\S+:\d+)\n", told)
-    assert found is not None
-    return process, found[1]
 
 
 def main() -> None:
@@ -61,7 +45,7 @@ def main() -> None:
         raise SystemExit("schemathesis is not installed: pip install schemathesis")
     folder = Path(tempfile.mkdtemp(prefix="edgepeft-schema."))
     bundle = subject(folder / "subject")
-    process, address = start(bundle, folder / "serve.log")
+    process, address = start(bundle, folder / "serve.log", ["--allow-tuning", "--no-cache"])
     try:
         options = [
             "--checks",
