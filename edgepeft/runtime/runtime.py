@@ -117,6 +117,11 @@ class Runtime:
                 self._sessions[task] = self._open(self.bundle.graph(task))
             return self._sessions[task]
 
+    def structure(self, task: str | None) -> bytes | None:
+        """Equal for tasks whose rows ``predict_mixed`` runs together; None while a task's session is not open."""
+        session = self._sessions.get(task)
+        return None if session is None else session.structure
+
     def _forget(self, session: object) -> None:
         """Too many are open: the tasks that run on this one open another when they are asked again."""
         self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}

@@ -1,8 +1,9 @@
-"""Micro-batching: rows of all requests that are there run together, whatever their tasks.
+"""Micro-batching: the request that has waited longest runs with all those that can share its passes.
 
-One thread runs batches.  While it is busy the queue fills, and the next batch takes what has come.  When it is free,
-the first row waits at most ``wait_s`` for others, and only while a client that was active lately has nothing in the
-queue: a single client never waits.
+One thread runs batches.  While it is busy the queue fills.  The others, of tasks whose rows gain nothing from this
+batch, are the next ones: meanwhile the event loop writes answers and reads what their clients ask next, and rows of a
+kind gather.  When the thread is free, the first row waits at most ``wait_s`` for others, and only while a client that
+was active lately has nothing in the queue: a single client never waits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ __all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
 
 T = TypeVar("T")
 Run = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[Answer]]
+Kind = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
 _MOST_RETRY_S = 60
@@ -58,14 +60,24 @@ class _Job:
 
 
 class Batcher:
-    """A bounded queue and the thread that empties it with ``run``; ``observe`` hears each batch's rows and seconds."""
+    """A bounded queue and the thread that empties it with ``run``; ``observe`` hears each batch's rows and seconds.
 
-    def __init__(self, run: Run, limits: Limits, observe: Callable[[int, float], object] = lambda *_: None) -> None:
-        self._run_rows, self.limits, self._observe = run, limits, observe
+    ``kind`` is called by that thread, for every request that waits: it must be quick.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        limits: Limits,
+        observe: Callable[[int, float], object] = lambda *_: None,
+        kind: Kind = lambda _: None,
+    ) -> None:
+        self._run_rows, self.limits, self._observe, self._kind = run, limits, observe, kind
         self._jobs: deque[_Job] = deque()
         self._calls: deque[Callable[[], None]] = deque()  # what runs between batches
         self._clients: dict[Hashable, float] = {}  # when each sent its last request
         self._rate = 0.0  # rows per second, while busy
+        self._gathering = False  # the thread waits for others beside those that are queued
         self._closing = False
         self._ready = threading.Condition()  # of everything above
         self._thread = threading.Thread(target=self._work, name="edgepeft-batches", daemon=True)
@@ -116,7 +128,8 @@ class Batcher:
                 raise QueueFull(self._retry_after())
             self._clients[client] = job.arrived
             self._jobs.append(job)
-            self._ready.notify()
+            if not (self._gathering and self._others_expected()):  # its thread would only go back to sleep
+                self._ready.notify()
         try:
             async with asyncio.timeout(limit):
                 return await job.future
@@ -189,8 +202,10 @@ class Batcher:
                     self._calls.clear()
                     return calls
                 until = self._jobs[0].arrived + self.limits.wait_s
+                self._gathering = True
                 while self._others_expected() and not self._calls and (left := until - monotonic()) > 0:
                     self._ready.wait(left)
+                self._gathering = False
                 if batch := self._take():
                     return batch
 
@@ -202,13 +217,21 @@ class Batcher:
         return len({job.client for job in self._jobs}) < len(self._clients)
 
     def _take(self) -> list[_Job]:
-        """Requests in their order, as many as fit into a batch; the first in any case."""
+        """The first request in any case, and those of its kinds in their order, as many as fit into a batch."""
         batch: list[_Job] = []
         rows = 0
-        while self._jobs and (not batch or rows + len(self._jobs[0].texts) <= self.limits.batch_rows):
-            job = self._jobs.popleft()
+        kinds: frozenset[Hashable] = frozenset()
+        for job in self._jobs:
+            own = frozenset(map(self._kind, job.tasks))
+            if batch and not own <= kinds:
+                continue
+            if batch and rows + len(job.texts) > self.limits.batch_rows:
+                break
+            kinds = kinds or own
             batch.append(job)
             rows += len(job.texts)
+        for job in batch:
+            self._jobs.remove(job)
         return batch
 
     def _run(self, batch: Sequence[_Job]) -> None:

@@ -6,7 +6,7 @@ Everything here but ``tasks`` is called by one thread at a time, that of the bat
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
@@ -94,6 +94,10 @@ class Service:
             self._truncated_before += replaced.truncation.rows
             replaced.close()
             return tuple({**before.tasks, **self.manifest.tasks})
+
+    def kind(self, task: str | None) -> Hashable:
+        """Equal for tasks whose rows share their passes."""
+        return self.runtime.structure(task) or task
 
     def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[Answer]:
         """The answer of each row, or the error in its place.

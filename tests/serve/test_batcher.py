@@ -32,8 +32,8 @@ class Slow:
         return list(zip(tasks, texts, strict=True))
 
 
-def run(scenario, slow, **limits):
-    batcher = Batcher(slow, Limits(**limits))
+def run(scenario, slow, kind=lambda _: None, **limits):
+    batcher = Batcher(slow, Limits(**limits), kind=kind)
     batcher.start()
     try:
         return asyncio.run(scenario(batcher))
@@ -80,6 +80,39 @@ def test_a_batch_holds_whole_requests_up_to_its_size():
 
     run(scenario, slow, batch_rows=8, rows=9)
     assert [len(batch) for batch in slow.batches] == [1, 7, 5, 9]
+
+
+def test_the_request_that_waited_longest_runs_with_those_of_its_kind_and_the_others_after_it():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit(["a1"], ["first"]))]
+        await until(lambda: slow.batches)
+        for named in (["a1"], ["b1"], ["a2", "a1"], ["a1", "b2"], ["b2"], ["a2"]):
+            tasks.append(asyncio.create_task(batcher.submit(named, named)))
+        await until(lambda: batcher.queued_rows == 8)
+        slow.gate.set()
+        return await asyncio.gather(*tasks)
+
+    answers = run(scenario, slow, kind=lambda task: task[0], batch_rows=4)
+    # What is of both kinds runs after them: it would hold up whom it ran with.
+    assert slow.batches == [["first"], ["a1", "a2", "a1", "a2"], ["b1", "b2"], ["a1", "b2"]]
+    assert answers[4] == [("a1", "a1"), ("b2", "b2")]
+
+
+def test_of_one_kind_none_overtakes_a_request_that_no_longer_fits():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
+        await until(lambda: slow.batches)
+        tasks += [asyncio.create_task(batcher.submit(["t"] * n, [str(n)] * n)) for n in (3, 2, 1)]
+        await until(lambda: batcher.queued_rows == 6)
+        slow.gate.set()
+        await asyncio.gather(*tasks)
+
+    run(scenario, slow, batch_rows=4, rows=4)
+    assert [len(batch) for batch in slow.batches] == [1, 3, 3]
 
 
 def test_a_single_client_never_waits_for_others():
