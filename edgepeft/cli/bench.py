@@ -190,6 +190,7 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
     """
     from edgepeft.bench.against import SideBySide
     from edgepeft.bench.run import run
+    from edgepeft.cli._output import log
 
     with ExitStack() as stack:
         side = SideBySide.open(asked, stack, launches=launches)
@@ -197,6 +198,11 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
         outcome = run(request, progress=_shower(bar), against=side)
         slower = side.annotate(outcome.document, outcome.measured, allowed)
     _show(outcome.document, shown)
+    if any(one.interrupted for one in outcome.measured):
+        done = max(len(one.series.samples) for one in outcome.measured)
+        kept = "shown" if shown is None else "in the JSON"
+        log().print(f"{done} of {outcome.document['schedule']['rounds']} rounds are {kept}; no verdict is given.")
+        raise typer.Exit(_INTERRUPTED)
     if slower:
         raise ThroughputRegression(
             f"slower than {asked} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
