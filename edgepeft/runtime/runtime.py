@@ -98,6 +98,7 @@ class Runtime:
             self.bundle = self._weights.bundle = bundle
             for name in changed:
                 self._sessions.pop(name, None)
+            self._mixer.renew(bundle, changed)
             if changed:
                 self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the one they have
             return tuple(changed)
