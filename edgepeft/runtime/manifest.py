@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.resources import write_json
+from edgepeft.task_name import check_task_name
 
 __all__ = [
     "MANIFEST_FILE",
@@ -28,23 +29,9 @@ __all__ = [
     "TemplateEntry",
     "Verification",
     "WeightsDtype",
-    "check_task_name",
 ]
 
 MANIFEST_FILE = "edgepeft.json"
-
-
-def check_task_name(name: str) -> str:
-    """A task's name is also a file's name.
-
-    Raises:
-        UsageError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, or starts with a dot.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name):
-        raise UsageError(
-            f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
-        )
-    return name
 
 
 def _sha256(value: str) -> str:

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from edgepeft.errors import BundleError, UnknownName, UsageError
-from edgepeft.runtime.manifest import Manifest, check_task_name
+from edgepeft.runtime.manifest import Manifest
+from edgepeft.task_name import check_task_name
 
 SOUND = {
     "format": "edgepeft.bundle/1",
