@@ -273,6 +273,8 @@ def read_card(folder: Path) -> DeltaCard:
         return DeltaCard.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise BundleError(f"{folder} is not a delta: it has no {CARD_FILE}.") from None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

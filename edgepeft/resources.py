@@ -22,6 +22,7 @@ __all__ = [
     "locked",
     "new_folder",
     "package_data",
+    "refuse_mount_point",
     "sha256_of",
     "write_atomically",
     "write_json",
@@ -88,6 +89,8 @@ def _disk_errors(target: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise EdgepeftError(f"{target} cannot be written ({error.strerror}); choose another place.") from error
+        if error.errno == errno.EBUSY:  # a mount within one file system, which `refuse_mount_point` does not see
+            raise EdgepeftError(f"{target} is mounted and cannot be replaced; choose a folder inside it.") from error
         raise
 
 
@@ -141,12 +144,13 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     Any exception, Ctrl-C included, removes it and leaves what was at ``path`` as it was.
 
     Raises:
-        UsageError: ``path`` exists, and ``force`` is not given (or it is a file).
+        UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point.
         EdgepeftError: no space left or no permission.
     """
     path = path.absolute()
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
+    refuse_mount_point(path)
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]
@@ -170,6 +174,18 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                     parent.rmdir()
             raise
         _sync(path.parent)
+
+
+def refuse_mount_point(path: Path) -> None:
+    """See that a folder can be replaced, before the work that is to fill it.
+
+    Raises:
+        UsageError: something is mounted there, as a container's volume is.
+    """
+    if path.is_mount():
+        raise UsageError(
+            f"{path} is a mount point, which cannot be replaced by a new folder; give one inside it: {path / 'out'}."
+        )
 
 
 def _swap_in(temporary: Path, path: Path) -> None:

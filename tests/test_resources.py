@@ -60,3 +60,23 @@ def test_a_full_disk_is_said_and_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_mount_point_is_refused_before_the_work_since_no_folder_can_take_its_place(tmp_path, monkeypatch):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    monkeypatch.setattr("pathlib.Path.is_mount", lambda path: path == volume)
+    with pytest.raises(UsageError, match=r"is a mount point.*volume/out"):
+        fill(volume, AssertionError("the work began"))
+    fill(volume / "out")
+    assert (volume / "out" / "part").read_text() == "new"
+
+
+def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):
+    def busy(path, _):
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr("pathlib.Path.rename", busy)
+    with pytest.raises(EdgepeftError, match="mounted"):
+        fill(tmp_path / "volume")

@@ -197,14 +197,20 @@ class Manifest(_Model):
 
         Raises:
             UsageError: no such folder, or it is no bundle.
-            BundleError: the manifest is damaged or of an unknown version.
+            BundleError: the manifest is damaged, of an unknown version, or this user may not read it.
         """
         path = folder / MANIFEST_FILE
-        if not path.is_file():
-            found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
-            raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
         try:
-            manifest = cls.model_validate_json(path.read_bytes())
+            if not path.is_file():
+                found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
+                raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
+            content = path.read_bytes()
+        except OSError as error:
+            raise BundleError(
+                f"{path} cannot be read ({error.strerror}); give a bundle that this user may read (chmod -R a+rX)."
+            ) from error
+        try:
+            manifest = cls.model_validate_json(content)
             for name in (*manifest.tasks, *manifest.templates):
                 check_task_name(name)
         except ValidationError as error:

@@ -1,5 +1,6 @@
 """The verbs that need no torch, as a user calls them: output, exit codes, and no traceback ever."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from verbs import ENTRY, edgepeft
 
 from edgepeft.backbones.tokens import Text
+from edgepeft.cli._main import main
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -211,3 +213,22 @@ def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):
         process.stdout.readline()
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/mnt/card"), "error: /mnt/card: Input/output error. "),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: no space left on the disk. "),
+        (TimeoutError(), "error: TimeoutError. "),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, error, line):
+    def refused():
+        raise error
+
+    monkeypatch.setattr("edgepeft.cli._main.app", refused)
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert (end.value.code, said.startswith(line), said.count("\n")) == (1, True, 1), said

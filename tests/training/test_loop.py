@@ -247,6 +247,14 @@ def test_even_force_deletes_no_folder_that_holds_something_else(run, tmp_path):
     assert set(content(tmp_path / "out")) == {"thesis.tex"}
 
 
+def test_a_mount_point_is_refused_before_training_and_not_when_the_delta_is_to_be_written(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.is_mount", lambda path: path == tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="is a mount point"):
+        run()
+    assert not content(tmp_path / "out")
+
+
 def test_an_interrupted_replacement_leaves_the_old_delta_whole(run, tmp_path):
     run()
     before = content(tmp_path / "out")
