@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -48,6 +49,8 @@ for _module in modules_of("edgepeft.cli"):
 
 def main() -> None:
     """Run the command line; expected errors become one line on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     try:
         app()
     except EdgepeftError as error:

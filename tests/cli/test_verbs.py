@@ -56,6 +56,22 @@ def written(path, rows):
     return path
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_run_escapes_what_has_no_utf_8_and_nothing_else(exported, tmp_path, form):
+    texts = ["w7 \ud800", "w7 äöü \u4f60", "\udcff"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"sentence1": text}) + "\n" for text in texts))
+    done = edgepeft("run", exported, "--task", "mood", "--input", tmp_path / "rows.jsonl", *form)
+    assert not done.returncode, done.stderr
+    answers = json.loads(done.stdout) if form else [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["text"] for answer in answers] == texts
+    assert "äöü \u4f60" in done.stdout
+
+
+def test_run_escapes_a_byte_of_the_command_line_that_is_no_utf_8(exported):
+    done = edgepeft("run", exported, "--task", "mood", "w7 \udcff")  # as Python hands the byte 0xff over
+    assert (done.returncode, "w7 \\udcff" in done.stdout) == (0, True), done.stderr
+
+
 def test_run_answers_each_row_of_a_file_with_the_task_that_it_names(exported, tmp_path):
     names = ["mood", None, "pair", "score", "pair", "mood", "", "score"]
     rows = [{"sentence1": f"w{7 + i} w9", "duty": name} for i, name in enumerate(names)]
