@@ -132,8 +132,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` as indented UTF-8 JSON, atomically."""
-    write_atomically(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+    """Write ``document`` as indented UTF-8 JSON, atomically; what has no UTF-8, as in a file's name, becomes ``?``."""
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode(errors="replace"))
 
 
 @contextlib.contextmanager

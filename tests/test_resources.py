@@ -1,11 +1,12 @@
 """Folders and files that appear whole or not at all."""
 
 import errno
+import json
 
 import pytest
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.resources import new_folder, write_atomically
+from edgepeft.resources import new_folder, write_atomically, write_json
 
 
 def fill(folder, failure=None, *, force=False):
@@ -80,3 +81,8 @@ def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.rename", busy)
     with pytest.raises(EdgepeftError, match="mounted"):
         fill(tmp_path / "volume")
+
+
+def test_a_name_that_has_no_utf_8_does_not_keep_a_document_from_being_written(tmp_path):
+    write_json(tmp_path / "card.json", {"split": "40 rows of d\udcff.jsonl, \u4f60"})
+    assert json.loads((tmp_path / "card.json").read_bytes()) == {"split": "40 rows of d?.jsonl, \u4f60"}
