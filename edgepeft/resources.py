@@ -46,11 +46,23 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what can be made anew lies: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Where what can be made anew lies: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        EdgepeftError: none of them says, and this user has no home, as in a container under a number of its own.
+    """
     if configured := os.environ.get("EDGEPEFT_CACHE"):
         return Path(configured)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "edgepeft"  # XDG: a relative path is ignored
+    if shared.is_absolute():  # XDG: a relative path is ignored
+        return shared / "edgepeft"
+    try:
+        return Path.home() / ".cache" / "edgepeft"
+    except RuntimeError as error:
+        raise EdgepeftError(
+            f"there is no folder for the cache: HOME is not set, and user {os.getuid()} has no home. "
+            "Set EDGEPEFT_CACHE to a folder."
+        ) from error
 
 
 def file_identity(path: Path) -> str:

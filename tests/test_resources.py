@@ -6,7 +6,7 @@ import json
 import pytest
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.resources import new_folder, write_atomically, write_json
+from edgepeft.resources import cache_folder, new_folder, write_atomically, write_json
 
 
 def fill(folder, failure=None, *, force=False):
@@ -86,3 +86,19 @@ def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):
 def test_a_name_that_has_no_utf_8_does_not_keep_a_document_from_being_written(tmp_path):
     write_json(tmp_path / "card.json", {"split": "40 rows of d\udcff.jsonl, \u4f60"})
     assert json.loads((tmp_path / "card.json").read_bytes()) == {"split": "40 rows of d?.jsonl, \u4f60"}
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """As `docker run --user 12345` without HOME: a number that no passwd entry has."""
+    for name in ("HOME", "XDG_CACHE_HOME", "EDGEPEFT_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 12345678)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_hears_what_names_a_cache(tmp_path, monkeypatch):
+    with pytest.raises(EdgepeftError, match="user 12345678 has no home.*EDGEPEFT_CACHE"):
+        cache_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "edgepeft"
