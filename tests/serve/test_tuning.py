@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import shutil
+import threading
+import time
 
 import pytest
 
@@ -12,6 +15,9 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 torch = pytest.importorskip("torch", reason="exporting needs pip install edgepeft[train]")
 
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.serve.problems import Refused
+from edgepeft.serve.schemas import TuneRequest
+from edgepeft.serve.tuning import Jobs
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +105,58 @@ def test_rows_that_cannot_be_learnt_from_fail_the_job_with_the_reason_and_withou
         assert own.predict("mood", {"text": "w5"})[0] == 200
         _, _, job = own.post("/v1/tasks/mood:tune", {"rows": moods(60), "epochs": 1000})
         assert own.stop() == 0
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_that_takes_long_to_start_and_then_fails_holds_nobody_up(tmp_path, monkeypatch):
+    starting, go_on = threading.Event(), threading.Event()
+
+    def start(_):
+        starting.set()
+        assert go_on.wait(60)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", start)
+    jobs, request, found = Jobs(tmp_path, None), TuneRequest(rows=moods(4)), []
+    begin = threading.Thread(target=lambda: found.append(jobs.start("mood", request)), daemon=True)
+    begin.start()
+    assert starting.wait(60)
+    until(lambda: jobs._states)
+    (job,) = jobs._states  # not from the answer, which may not have come yet
+    ask = threading.Thread(target=lambda: found.extend([jobs.state(job), jobs.stop(job)]), daemon=True)
+    ask.start()
+    ask.join(10)
+    assert not ask.is_alive(), "the event loop would wait for the process to start"
+    with pytest.raises(Refused, match="under way"):
+        jobs.start("mood", request)
+    go_on.set()
+    until(lambda: jobs.state(job)["state"] != "running")
+    assert (jobs.state(job)["state"], jobs.state(job)["error"]["code"]) == ("failed", "internal")
+    begin.join(10)
+    assert [each["state"] for each in found] == ["running"] * 3
+    assert jobs.start("mood", request)["state"] == "running"  # the next may start
+
+
+def test_a_run_that_is_stopped_before_its_process_is_there_is_stopped(trainable, tmp_path, monkeypatch):
+    process = multiprocessing.get_context("spawn").Process
+    starting, go_on, real = threading.Event(), threading.Event(), process.start
+
+    def start(self):
+        starting.set()
+        assert go_on.wait(60)
+        real(self)
+
+    monkeypatch.setattr(process, "start", start)
+    jobs = Jobs(shutil.copytree(trainable, tmp_path / "bundle"), 1)
+    job = jobs.start("mood", TuneRequest(rows=moods(60), epochs=1000))["job"]
+    assert starting.wait(60)
+    jobs.stop(job)
+    go_on.set()
+    until(lambda: jobs.state(job)["state"] != "running")
+    assert jobs.state(job)["state"] == "stopped"
