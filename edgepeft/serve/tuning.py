@@ -17,11 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgepeft.errors import EdgepeftError
+from edgepeft.runtime.tuning.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.tuning.loop import Progress
 
 __all__ = ["Jobs"]
 
@@ -41,6 +45,7 @@ class _Run:
     task: str
     process: Any = None
     stopping: bool = False
+    begun: bool = False  # it has told of progress: what checkpoints there are, are its own
     over: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
@@ -94,7 +99,7 @@ class Jobs:
             return dict(self._states[job])
 
     def stop(self, job: str) -> dict[str, Any]:
-        """End a run; the bundle stays as it was.
+        """End a run, and the bundle stays as it was; one whose result is just being put in force ends as done.
 
         Raises:
             Refused: there is none of that name.
@@ -149,11 +154,10 @@ class Jobs:
                     run.stop()
             ended = self._heard(run, ours)
         process.join()
-        if ended is not None:
-            return ended
-        if process.exitcode == -signal.SIGKILL:
-            return _failed("killed", "the run was killed; the memory may not have been enough.")
-        return {"state": "stopped"}
+        ended = ended or _cut_off(run, process.exitcode)
+        if ended["state"] != "done":
+            self._discard(run)
+        return ended
 
     def _heard(self, run: _Run, pipe: Connection) -> dict[str, Any] | None:
         """Keep its state up to date until it says how it ended; None where it did not."""
@@ -162,9 +166,25 @@ class Jobs:
                 told: dict[str, Any] = pipe.recv()
                 if "state" in told:
                     return told
+                run.begun = True
                 with self._lock:
                     self._states.get(run.job, {}).update(told)
         return None
+
+    def _discard(self, run: _Run) -> None:
+        """Remove its checkpoints, which nobody can continue; not those of another process' run, nor of one before."""
+        with contextlib.suppress(EdgepeftError), claim(self._bundle, run.task) as work:
+            if run.begun:
+                discard(work)
+
+
+def _cut_off(run: _Run, exitcode: int | None) -> dict[str, Any]:
+    """How a run ended whose process did not say it."""
+    if run.stopping:
+        return {"state": "stopped"}
+    if exitcode == -signal.SIGKILL:
+        return _failed("killed", "the run was killed; the memory may not have been enough.")
+    return _failed("internal", "the run failed; the service's log says why.")
 
 
 def _failed(code: str, message: str) -> dict[str, Any]:
@@ -172,10 +192,16 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
-    """The run itself, in the child; says how it goes.  SIGTERM ends it."""
+    """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
     from edgepeft.runtime.tuning.options import TuneOptions
     from edgepeft.runtime.tuning.subject import Files
     from edgepeft.runtime.tuning.tune import tune
+
+    def watch(progress: Progress) -> None:
+        if progress.phase == "commit":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the whole process; a mask is of one thread
+        told = {name: getattr(progress, name) for name in ("phase", "done", "total", "loss", "score")}
+        pipe.send({name: value for name, value in told.items() if value is not None})
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the group; the service tells us
     os.nice(_NICE)
@@ -197,9 +223,7 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             template=asked["template"],
             force=True,
             threads=threads,
-            watch=lambda p: pipe.send(
-                {"phase": p.phase, "done": p.done, "total": p.total, "loss": p.loss, "score": p.score}
-            ),
+            watch=watch,
         )
         told = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": _plain(result)}
         pipe.send({"state": "done", "phase": "done", "result": told})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
 import shutil
+import signal
 import threading
 import time
 
@@ -14,7 +16,10 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 torch = pytest.importorskip("torch", reason="exporting needs pip install edgepeft[train]")
 
+from edgepeft.resources import locked
+from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.tuning.checkpoint import claim
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.tuning import Jobs
@@ -160,3 +165,64 @@ def test_a_run_that_is_stopped_before_its_process_is_there_is_stopped(trainable,
     go_on.set()
     until(lambda: jobs.state(job)["state"] != "running")
     assert jobs.state(job)["state"] == "stopped"
+
+
+@pytest.fixture
+def bundle(trainable, tmp_path):
+    return shutil.copytree(trainable, tmp_path / "bundle")
+
+
+def ended(jobs, job):
+    until(lambda: jobs.state(job)["state"] != "running")
+    return jobs.state(job)
+
+
+def content(bundle):
+    return {path.relative_to(bundle): path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+
+
+def test_a_stopped_run_leaves_the_bundle_as_it_was(bundle):
+    before, jobs = content(bundle), Jobs(bundle, 1)
+    job = jobs.start("fresh", TuneRequest(rows=moods(60), template="lora", epochs=1000))["job"]
+    until(lambda: list(bundle.glob(".tune/fresh/*.safetensors")))
+    jobs.stop(job)
+    assert ended(jobs, job)["state"] == "stopped"
+    assert content(bundle) == before and not (bundle / ".tune").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, "killed"), (signal.SIGTERM, "internal")])
+def test_a_run_that_somebody_else_ended_failed_and_leaves_the_bundle_as_it_was(bundle, number, code):
+    before, jobs = content(bundle), Jobs(bundle, 1)
+    job = jobs.start("mood", TuneRequest(rows=moods(60), epochs=1000))["job"]
+    until(lambda: list(bundle.glob(".tune/mood/*.safetensors")))
+    os.kill(jobs._running.process.pid, number)
+    state = ended(jobs, job)
+    assert (state["state"], state["error"]["code"]) == ("failed", code)
+    assert content(bundle) == before and not (bundle / ".tune").exists()
+
+
+def test_a_run_of_another_process_keeps_its_checkpoints(bundle):
+    jobs = Jobs(bundle, 1)
+    with claim(bundle, "mood") as work:
+        (work / "20.safetensors").write_bytes(b"theirs")
+        state = ended(jobs, jobs.start("mood", TuneRequest(rows=moods(60)))["job"])
+        assert state["state"] == "failed" and (work / "20.safetensors").read_bytes() == b"theirs"
+
+
+def test_a_run_that_is_stopped_while_its_result_is_put_in_force_is_done(bundle):
+    before, jobs = Manifest.read(bundle).task("mood"), Jobs(bundle, 1)
+    with locked(bundle):
+        request = TuneRequest(rows=moods(60), epochs=6, lr=0.01, head_lr=0.05, batch_size=8)
+        job = jobs.start("mood", request)["job"]
+        until(lambda: jobs.state(job).get("phase") == "commit")  # it waits for the lock
+        jobs.stop(job)
+        time.sleep(0.5)
+    state = ended(jobs, job)
+    assert (state["state"], state["result"]["replaced"]) == ("done", True)
+    assert Manifest.read(bundle).task("mood").previous.sha256 == before.sha256
+
+
+def test_options_that_exclude_each_other_fail_the_run_with_the_reason(bundle):
+    jobs = Jobs(bundle, 1)
+    state = ended(jobs, jobs.start("mood", TuneRequest(rows=moods(60), steps=1, epochs=1))["job"])
+    assert state["state"] == "failed" and "exclude each other" in state["error"]["message"]
