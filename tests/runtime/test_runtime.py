@@ -235,6 +235,19 @@ def test_a_rollback_goes_back_from_the_version_that_another_process_committed(bu
     assert not any(finding.problem for finding in audit(bundle))
 
 
+def test_the_fault_tests_notice_a_task_that_an_operation_lost_or_replaced_unasked(bundle, exported, tmp_path):
+    from kills import check
+
+    before = Bundle(bundle).manifest
+    assert all(check(name, bundle, before) is None for name in ("add", "remove", "tune", "cache"))
+    commit_tasks(Bundle(bundle), [mood_version(bundle, exported, tmp_path, "newer")], replace=True)
+    found = {name: check(name, bundle, before) for name in ("add", "remove", "tune", "cache")}
+    assert found == {"add": None, "remove": "mood changed", "tune": None, "cache": "mood changed"}
+    remove_task(bundle, "mood")
+    found = {name: check(name, bundle, before) for name in ("add", "remove", "tune", "cache")}
+    assert found == {"add": "lost: ['mood']", "remove": None, "tune": "lost: ['mood']", "cache": "lost: ['mood']"}
+
+
 def test_batches_keep_order_and_rest():
     assert list(in_batches(iter(range(5)), 2)) == [[0, 1], [2, 3], [4]]
 
