@@ -5,6 +5,7 @@ Paths are never taken from the manifest: a task's files follow from its name, wh
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -57,6 +58,9 @@ WeightsDtype = Literal["fp32", "int8"]
 DeltaDtype = Literal["fp32", "fp16"]
 Reference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
+
+
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]  # no way out of the folder
 
 
 class _Model(BaseModel):
@@ -177,7 +181,7 @@ class Manifest(_Model):
     backbone: BackboneEntry
     tasks: dict[str, TaskEntry] = {}
     templates: dict[str, TemplateEntry] = {}
-    files: dict[str, FileHash] = {}  # of config and tokenizer; older bundles say none
+    files: dict[FileName, FileHash] = {}  # of config and tokenizer; older bundles say none
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:
@@ -210,13 +214,14 @@ class Manifest(_Model):
 
         Raises:
             UsageError: no such folder, or it is no bundle.
-            BundleError: the manifest is damaged or of an unknown version.
+            BundleError: the manifest is damaged or of an unknown version, or a link leads out of the folder.
         """
         path = folder / MANIFEST_FILE
         if not path.is_file():
             found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
             raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
         try:
+            _check_links(folder)
             manifest = cls.model_validate_json(path.read_bytes())
             for name in (*manifest.tasks, *manifest.templates):
                 check_task_name(name)
@@ -227,3 +232,15 @@ class Manifest(_Model):
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
+
+
+def _check_links(folder: Path) -> None:
+    """What is read or written under a bundle's name lies in its folder, whoever made the archive that it came in."""
+    inside = folder.resolve()
+    for parent, folders, files in os.walk(inside):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise BundleError(
+                    f"{folder / path.relative_to(inside)} is a link that leads out of the bundle. A bundle holds its "
+                    "own files; copy it with its links followed: cp -rL."
+                )
