@@ -60,7 +60,8 @@ Reference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
 
 
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]  # no way out of the folder
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+FileName = Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})*$")]  # in the folder, or in one in it
 
 
 class _Model(BaseModel):
