@@ -184,14 +184,22 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
 
 
 def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> None:
-    """A line per answer; as one JSON array where a document is asked for, still in constant memory."""
+    """A line per answer; as one JSON array where a document is asked for, still in constant memory.
+
+    A row that cannot be read ends the array after the answers before it.
+    """
     opening = "["
-    for answer in answers:
-        line = json_text(answer)
-        typer.echo(f"{opening}{line}" if as_document else line, nl=not as_document)
-        opening = ",\n"
+    try:
+        for answer in answers:
+            line = json_text(answer)
+            typer.echo(f"{opening}{line}" if as_document else line, nl=not as_document)
+            opening = ",\n"
+    except EdgepeftError:
+        if as_document and opening != "[":
+            typer.echo("]")
+        raise
     if as_document:
-        typer.echo("]")
+        typer.echo("[]" if opening == "[" else "]")
 
 
 def _one_line(text: str) -> str:

@@ -67,6 +67,14 @@ def test_run_escapes_what_has_no_utf_8_and_nothing_else(exported, tmp_path, form
     assert "äöü \u4f60" in done.stdout
 
 
+def test_a_row_that_cannot_be_read_ends_the_json_array_after_the_answers_before_it(exported, tmp_path):
+    sound = [json.dumps({"sentence1": f"w{i}"}) for i in range(5, 45)]
+    (tmp_path / "rows.jsonl").write_text("\n".join([*sound, "{", *sound]))
+    done = edgepeft("run", exported, "--task", "mood", "--input", tmp_path / "rows.jsonl", "--json")
+    assert (done.returncode, "rows.jsonl:41" in done.stderr) == (1, True)
+    assert [answer["text"] for answer in json.loads(done.stdout)] == [f"w{i}" for i in range(5, 37)]
+
+
 def test_run_escapes_a_byte_of_the_command_line_that_is_no_utf_8(exported):
     done = edgepeft("run", exported, "--task", "mood", "w7 \udcff")  # as Python hands the byte 0xff over
     assert (done.returncode, "w7 \\udcff" in done.stdout) == (0, True), done.stderr
