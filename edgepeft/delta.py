@@ -275,6 +275,8 @@ def read_card(folder: Path) -> DeltaCard:
     except (FileNotFoundError, NotADirectoryError):
         found = f"has no {CARD_FILE}" if folder.exists() else "is not there"
         raise UsageError(f"{folder} is not a delta: it {found}. Make one with: edgepeft train.") from None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
+from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.tasks import commit_tasks, prepare_task
 from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
 from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
 from edgepeft.runtime.verify import pack_check
+from edgepeft.task_name import check_task_name
 
 __all__ = ["TuneResult", "tune"]
 
@@ -68,7 +69,7 @@ def tune(
         # There is no PyTorch to ask, but the training graph is its trace.
         check = pack_check(subject.check, run.engine.logits(tuned.tensors, subject.check))
         del run  # with its sessions
-        entry = _replace(bundle, subject, tuned, check) if tuned.improved else None
+        entry = _replace(bundle, subject, tuned, check, watch) if tuned.improved else None
         discard(work)
     return TuneResult(tuned, entry)
 
@@ -91,10 +92,13 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
     return found
 
 
-def _replace(bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes) -> TaskEntry:
+def _replace(
+    bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes, watch: Callable[[Progress], None]
+) -> TaskEntry:
     graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     training = subject.training_bytes
     prepared = prepare_task(bundle, content, check, where, training=training, reference="training graph")
+    watch(Progress("commit", 0, 1, None, None, None))
     return commit_tasks(bundle, [prepared], replace=True).task(subject.task)
