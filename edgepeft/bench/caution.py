@@ -40,7 +40,7 @@ HINTS = {
     Caution.THROTTLED: "cool the processor or raise the quota; throughput is lower than it could be",
     Caution.OVERSUBSCRIBED: "threads wait for each other in a loop: give as many as there are cores",
     Caution.SWAP: "free some memory, or take a smaller --batch-size",
-    Caution.INTERRUPTED: "run the same command with --resume",
+    Caution.INTERRUPTED: "run the same command with --resume, or anew where it has --against",
 }
 
 

@@ -28,7 +28,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text."""
+    """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
+
+    ``trains_everything``: as its method says; fine-tuning it already is what the others are compared with.
+    """
 
     name: str
     method: str
@@ -36,6 +39,7 @@ class Task:
     n_labels: int = 2
     prompt_length: int = 0
     untrainable: str | None = None  # why it cannot be fine-tuned with ONNX Runtime
+    trains_everything: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,8 @@ def _subjects(workload: str, engine: str, tasks: Sequence[Task]) -> list[tuple[R
     Without a task, training everything is PyTorch's only: ONNX Runtime trains what a training graph was exported for.
     """
     other = Role.BACKBONE if workload == "infer" else Role.FULL
-    # A task whose method is full fine-tuning already is that comparison.
     own: list[tuple[Role, Task | None, int]] = [
-        (Role.FULL if workload == "finetune" and task.method == "full" else Role.TASK, task, task.prompt_length)
+        (Role.FULL if workload == "finetune" and task.trains_everything else Role.TASK, task, task.prompt_length)
         for task in tasks
     ]
     if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):

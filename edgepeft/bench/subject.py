@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.config import read_config
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.plan import Model, Task
 from edgepeft.bench.random_weights import write_random_checkpoint
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
-from edgepeft.resources import sha256_of, write_atomically
+from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.runtime.versions import GRAPH, TRAINING
@@ -103,7 +104,21 @@ def _task(name: str, entry: TaskEntry) -> Task:
         untrainable = (
             f"task {name} has no training graph; on a workstation: edgepeft export --trainable, with the delta's folder"
         )
-    return Task(name, entry.method, entry.hyperparameters, entry.n_outputs, entry.prompt_length, untrainable)
+    return Task(
+        name,
+        entry.method,
+        entry.hyperparameters,
+        entry.n_outputs,
+        entry.prompt_length,
+        untrainable,
+        _trains_everything(entry.method),
+    )
+
+
+def _trains_everything(method: str) -> bool:
+    """As the method states; from the catalogue, since a board has no torch to import methods with."""
+    entries = read_config(package_data("methods.json"))["methods"]
+    return any(entry["name"] == method and entry["trains_everything"] for entry in entries)
 
 
 def _task_of(method: str) -> str:

@@ -105,6 +105,7 @@ def _entry(method: type[Method], architectures: dict[str, Architecture]) -> dict
         "paper": method.paper,
         "equation": method.equation,
         "near_identity": method.near_identity,
+        "trains_everything": method.trains_everything,
         "learning_rate": method.learning_rate,
         "learning_rate_source": method.learning_rate_source,
         "fields": [_field(method, field) for field in dataclasses.fields(method)],

@@ -30,7 +30,7 @@ def test_fine_tuning_covers_all_tasks_and_everything_at_once():
 
 
 def test_a_task_that_trains_everything_is_not_measured_twice():
-    model = Model(Path("b"), (Task("all", "full"),), 100, 0)
+    model = Model(Path("b"), (Task("all", "whatever it is called", trains_everything=True),), 100, 0)
     (unit,) = planned(model, workloads=("finetune",), engines=("pytorch",))
     assert unit.role is Role.FULL
     assert unit.task.name == "all"

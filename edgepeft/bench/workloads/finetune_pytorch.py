@@ -27,9 +27,11 @@ def prepare(job: Job) -> Prepared:
 
     from edgepeft.bench.workloads._finetune import LEARNING_RATE, labels_of
     from edgepeft.bench.workloads._torch import FRESH_DELTA, inputs_of, load
+    from edgepeft.methods.base import method_named
 
     backbone, model = load(job)
-    logits, trained = (_everything if job.method == "full" else _delta)(job, backbone, model)
+    everything = method_named(job.method or "").trains_everything
+    logits, trained = (_everything if everything else _delta)(job, backbone, model)
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
 
     def step(batch: int) -> None:
@@ -44,7 +46,7 @@ def prepare(job: Job) -> Prepared:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return Prepared(step, () if job.method == "full" else (FRESH_DELTA,))
+    return Prepared(step, () if everything else (FRESH_DELTA,))
 
 
 def _delta(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:
