@@ -98,7 +98,7 @@ def homeless(monkeypatch):
 
 @pytest.mark.usefixtures("homeless")
 def test_a_user_without_a_home_hears_what_names_a_cache(tmp_path, monkeypatch):
-    with pytest.raises(EdgepeftError, match="user 12345678 has no home.*EDGEPEFT_CACHE"):
+    with pytest.raises(EdgepeftError, match=r"user 12345678 has no home.*EDGEPEFT_CACHE"):
         cache_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "edgepeft"
