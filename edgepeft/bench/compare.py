@@ -4,7 +4,8 @@ The ratio is new throughput over base throughput, of medians, with a 95 % bootst
 batches differ in length, of the sums over the same batches.  A result has regressed when the whole
 interval lies below 1 - max_regression.  The same code moves by 7 % between runs minutes apart on a
 shared host, so where both files hold the host's GEMM rate, the ratio per unit of that rate must lie
-below as well: a host that was slower for everything is not a regression (it is said).
+below as well: a host that was slower for everything is not a regression (it is said).  Of two samples
+and two, chance puts the new ones last in one case of six: so few are not judged (that is said, too).
 
 Results of other processors, cores, limits or versions are refused, unless ``normalise``: then the ratio
 per unit of the GEMM rate alone is judged.
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
 from edgepeft.bench.counted_gate import MetricVerdict, judge_metrics
 from edgepeft.bench.fingerprint import differences
 from edgepeft.bench.result_file import THREADS, Key, Result, ResultFile
-from edgepeft.bench.statistics import Ratio, ratio_of_medians, ratio_of_totals
+from edgepeft.bench.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError
 
 __all__ = ["Comparison", "Verdict", "compare"]
@@ -28,12 +30,16 @@ _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of both files; ``per_gemm`` is the ratio per unit of the host's GEMM rate, if known."""
+    """One row of both files; ``per_gemm`` is the ratio per unit of the host's GEMM rate, if known.
+
+    ``too_few``: with so few samples nothing counts as slower.
+    """
 
     result: Result
     ratio: Ratio
     per_gemm: Ratio | None
     regressed: bool
+    too_few: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,14 @@ def _verdict(
             "Measure it again with this version."
         )
     judged = [one for one in (ratio if not normalise else None, per_gemm) if one is not None]
-    return Verdict(fresh, ratio, per_gemm, all(one.high < least for one in judged))
+    slower = all(one.high < least for one in judged)
+    too_few = _too_few(len(old.samples_s), len(fresh.samples_s))
+    return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
+
+
+def _too_few(n_old: int, n_fresh: int) -> bool:
+    """Whether chance puts all of one run's samples above the other's more often than ``CONFIDENCE`` allows."""
+    return 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
 
 
 def _ratio(old: Result, fresh: Result) -> Ratio:
@@ -169,7 +182,7 @@ def _scaled(ratio: Ratio, by: Ratio) -> Ratio:
 
 
 def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> list[str]:
-    notes = []
+    notes = [f"{v.result.label}: too few samples to judge; measure more rounds" for v in verdicts if v.too_few]
     for workload in dict.fromkeys(verdict.result.workload for verdict in verdicts):
         speeds = base.gemm_gflops(workload), new.gemm_gflops(workload)
         if not all(speeds):

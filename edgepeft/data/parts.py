@@ -1,8 +1,8 @@
 """The rows of one training run: those that train, those that choose a checkpoint, those that are reported.
 
 What no file is given for is held out of the training file, stratified, in the same way for every seed, so
-that runs of several seeds are scored on the same rows.  Files are taken as they are, but none may lie wholly
-in another; how many rows of one part stand in another is written down with where they are from.
+that runs of several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not
+all be among those that train or choose; how many rows two parts share is written down with where they are from.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def load_data(
     """Read the files of a run and part them; ``labels`` are those that a head has already.
 
     Raises:
-        UsageError: a path that is no data file; a part that lies wholly in another; too many rows wanted.
+        UsageError: a path that is no data file; a test that lies in another part; too many rows wanted.
         DataError: what is wrong in a file, with its line.
     """
     given = {name: path for name, path in (("--data", train), ("--eval", eval), ("--test", test)) if path}
@@ -205,11 +205,12 @@ def _shared(parts: dict[str, Sequence[Row]]) -> str:
 
 
 def _require_different(given: dict[str, Path], parts: dict[str, tuple[Row, ...]]) -> None:
-    """No part lies wholly in another, in whatever order: the rows that choose a checkpoint are not those reported."""
+    """The rows that choose a checkpoint or train are never the rows reported, in whatever order they stand."""
     digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
     for one, other in combinations(parts, 2):
-        if digests[one] <= digests[other] or digests[other] <= digests[one]:
-            inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
+        inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
+        reported = other == "--test" and digests[inner] <= digests[outer]
+        if reported or digests[one] == digests[other]:
             raise UsageError(
                 f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
                 f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."

@@ -34,8 +34,10 @@ def splice(
 
     Raises:
         BundleError: the delta names a site or tensor that the backbone lacks, adapts one value
-            twice, has no logits, closes a circle, or has a recipe that cannot be followed.
+            twice, has no logits, closes a circle, or has a recipe that cannot be followed; or a binding
+            names a value that the backbone's graph lacks.
     """
+    _check_bindings(backbone.graph, delta.graph, bindings)
     joined, part = onnx.ModelProto(), onnx.ModelProto()
     joined.CopyFrom(backbone)
     part.CopyFrom(delta)
@@ -101,6 +103,18 @@ def _value_of(site: str, bindings: Mapping[str, str]) -> str:
     if site not in bindings:
         raise BundleError(f"the delta graph names a site {site!r} that this backbone does not have.")
     return bindings[site]
+
+
+def _check_bindings(graph: onnx.GraphProto, part: onnx.GraphProto, bindings: Mapping[str, str]) -> None:
+    """A site whose value nobody produces would be adapted without effect: the backbone alone would answer."""
+    values = {name for node in graph.node for name in node.output}
+    for value in (*part.input, *part.output):
+        kind, name = without_prefix(value.name)
+        site = name if kind == "adapted" else value.name
+        if site in bindings and bindings[site] not in values:
+            raise BundleError(
+                f"the site {site!r} is said to be the value {bindings[site]!r}, which the backbone's graph lacks."
+            )
 
 
 def _check_overrides(graph: onnx.GraphProto, part: onnx.GraphProto, checkpoint: Checkpoint) -> None:

@@ -5,6 +5,7 @@ Paths are never taken from the manifest: a task's files follow from its name, wh
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,6 +45,10 @@ WeightsDtype = Literal["fp32", "int8"]
 DeltaDtype = Literal["fp32", "fp16"]
 Reference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
+
+
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+FileName = Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})*$")]  # in the folder, or in one in it
 
 
 class _Model(BaseModel):
@@ -164,7 +169,7 @@ class Manifest(_Model):
     backbone: BackboneEntry
     tasks: dict[str, TaskEntry] = {}
     templates: dict[str, TemplateEntry] = {}
-    files: dict[str, FileHash] = {}  # of config and tokenizer; older bundles say none
+    files: dict[FileName, FileHash] = {}  # of config and tokenizer; older bundles say none
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:
@@ -197,7 +202,8 @@ class Manifest(_Model):
 
         Raises:
             UsageError: no such folder, or it is no bundle.
-            BundleError: the manifest is damaged, of an unknown version, or this user may not read it.
+            BundleError: the manifest is damaged, of an unknown version, or this user may not read it; a link leads out
+                of the folder.
         """
         path = folder / MANIFEST_FILE
         try:
@@ -209,6 +215,7 @@ class Manifest(_Model):
             raise BundleError(
                 f"{path} cannot be read ({error.strerror}); give a bundle that this user may read (chmod -R a+rX)."
             ) from error
+        _check_links(folder)
         try:
             manifest = cls.model_validate_json(content)
             for name in (*manifest.tasks, *manifest.templates):
@@ -220,3 +227,15 @@ class Manifest(_Model):
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
+
+
+def _check_links(folder: Path) -> None:
+    """What is read or written under a bundle's name lies in its folder, whoever made the archive that it came in."""
+    inside = folder.resolve()
+    for parent, folders, files in os.walk(inside):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+                raise BundleError(
+                    f"{folder / path.relative_to(inside)} is a link that leads out of the bundle. A bundle holds its "
+                    "own files; copy it with its links followed: cp -rL."
+                )

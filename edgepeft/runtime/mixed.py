@@ -38,6 +38,12 @@ class Mixer:
         self._feeds.clear()
         self._sessions.clear()
 
+    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
+        """The manifest was read again: what is known of changed tasks is theirs no longer."""
+        self._bundle = bundle
+        for task in changed:
+            self._feeds.pop(task, None)
+
     def forget(self, session: ort.InferenceSession) -> None:
         """Let one session go; it opens again when it is needed."""
         self._sessions = {key: each for key, each in self._sessions.items() if each is not session}

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Prediction", "predictions"]
+from edgepeft.errors import BundleError
+
+__all__ = ["Prediction", "of_width", "predictions"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,17 @@ class Prediction:
         if self.label is None:
             return {"task": self.task, "value": self.score}
         return {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores}
+
+
+def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """``logits`` [batch, outputs] as they are, if there are as many as the task's manifest entry says.
+
+    Raises:
+        BundleError: more, or fewer.
+    """
+    if logits.shape[1] != n_outputs:
+        raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
+    return logits
 
 
 def predictions(task: str, labels: Sequence[str] | None, logits: NDArray[np.float32]) -> list[Prediction]:

@@ -14,6 +14,7 @@ from edgepeft.graph.cut import above, below, untouched
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
+from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
 from edgepeft.runtime.weights import TaskSession
 
@@ -55,7 +56,9 @@ class Prefix:
             hidden = run_session(self._session(cut, None), value, part)
             with_hidden: dict[str, NDArray[Any]] = {**part, value: hidden}
             for task, logits in found.items():
-                logits[rows] = run_session(self._session(cut, task), LOGITS, with_hidden)
+                logits[rows] = of_width(
+                    logits.shape[1], task, run_session(self._session(cut, task), LOGITS, with_hidden)
+                )
         return found
 
     def close(self) -> None:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import BundleError, DataError, EdgepeftError, UsageError
+from edgepeft.errors import DataError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.mixed import MOST_TASKS, Mixer, pad_together
 from edgepeft.runtime.passes import passes
-from edgepeft.runtime.prediction import Prediction, predictions
+from edgepeft.runtime.prediction import Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session
 from edgepeft.runtime.weights import TaskSession, Weights
@@ -98,6 +98,7 @@ class Runtime:
             self.bundle = self._weights.bundle = bundle
             for name in changed:
                 self._sessions.pop(name, None)
+            self._mixer.renew(bundle, changed)
             if changed:
                 self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the one they have
             return tuple(changed)
@@ -154,7 +155,7 @@ class Runtime:
         n_outputs = self.bundle.entry(task).n_outputs
         found = np.empty((len(inputs["input_ids"]), n_outputs), np.float32)
         for rows, logits in self._run(task, LOGITS, inputs):
-            found[rows] = _of_width(n_outputs, task, logits)
+            found[rows] = of_width(n_outputs, task, logits)
         return found
 
     def last_hidden_state(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -297,7 +298,7 @@ class Runtime:
             chosen = [(tasks[i], sessions[i]) for i in present]
             for k, logits in enumerate(self._mixer.run(chosen, slot, part, prompt)):
                 i = present[k]
-                found[i][within[rows[slot == k]]] = _of_width(found[i].shape[1], tasks[i], logits)
+                found[i][within[rows[slot == k]]] = of_width(found[i].shape[1], tasks[i], logits)
         return found
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
@@ -318,12 +319,6 @@ class Runtime:
             batch = self._encoder.encode(read, max_length)
             self.truncation.rows += batch.truncated * answers
         return batch.inputs
-
-
-def _of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    if logits.shape[1] != n_outputs:
-        raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
-    return logits
 
 
 def check_rows(mask: NDArray[np.int64]) -> None:

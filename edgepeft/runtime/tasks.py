@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,9 +137,16 @@ def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool
     Raises:
         UsageError: the bundle has a task of that name, and ``replace`` is not given.
     """
-    with locked(bundle.folder):
-        bundle.manifest = Manifest.read(bundle.folder)  # another process may have written since
+    with _held(bundle):
         return _commit(bundle, tasks, replace)
+
+
+@contextlib.contextmanager
+def _held(bundle: Bundle) -> Iterator[None]:
+    """Nobody else writes to the bundle meanwhile; its manifest is read anew, for somebody may just have written."""
+    with locked(bundle.folder):
+        bundle.manifest = Manifest.read(bundle.folder)
+        yield
 
 
 def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Manifest:
@@ -176,12 +183,15 @@ def roll_back(folder: Path, name: str) -> Manifest:
         BundleError: that version's files are damaged.
     """
     bundle = Bundle(folder)
-    before = bundle.entry(name).previous
-    if before is None:
-        raise UsageError(f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one.")
-    content = content_of(folder / TASKS_FOLDER, name, before)
-    task = PreparedTask(name, content[GRAPH], content[CHECK], before, content.get(TRAINING))
-    return commit_tasks(bundle, [task], replace=True)
+    with _held(bundle):
+        before = bundle.entry(name).previous
+        if before is None:
+            raise UsageError(
+                f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one."
+            )
+        content = content_of(folder / TASKS_FOLDER, name, before)
+        task = PreparedTask(name, content[GRAPH], content[CHECK], before, content.get(TRAINING))
+        return _commit(bundle, [task], replace=True)
 
 
 def remove_task(folder: Path, name: str) -> Manifest:
@@ -191,12 +201,13 @@ def remove_task(folder: Path, name: str) -> Manifest:
         UnknownName: there is none of that name.
     """
     bundle = Bundle(folder)
-    bundle.manifest.task(name)
-    entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
-    manifest = _write(bundle, entries)
-    for suffix in (GRAPH, CHECK, TRAINING):
-        (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
-    drop_versions(folder / TASKS_FOLDER, name)
+    with _held(bundle):
+        bundle.manifest.task(name)
+        entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
+        manifest = _write(bundle, entries)
+        for suffix in (GRAPH, CHECK, TRAINING):
+            (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
+        drop_versions(folder / TASKS_FOLDER, name)
     return manifest
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -115,12 +116,22 @@ def _in_background(serving: Serving, work: Any) -> None:
 
 async def _warm(serving: Serving) -> None:
     with contextlib.suppress(Closing):
-        problems = await serving.batcher.between(serving.service.warm)
-        for task, problem in problems.items():
-            log.error("task %s cannot be run: %s", task, problem)
+        n_failed = await _warm_tasks(serving)
         if serving.state == "starting":
             serving.state = "ok"
-        log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - len(problems))
+        log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - n_failed)
+
+
+async def _warm_tasks(serving: Serving) -> int:
+    """Open the tasks' sessions, each between two batches; how many cannot be opened."""
+    n_failed = 0
+    for task in serving.service.first_tasks:
+        try:
+            await serving.batcher.between(partial(serving.service.warm, task))
+        except EdgepeftError as error:
+            log.error("task %s cannot be run: %s", task, error)
+            n_failed += 1
+    return n_failed
 
 
 async def _watch(serving: Serving) -> None:
@@ -138,7 +149,7 @@ def reload_soon(serving: Serving) -> None:
 async def _reload(serving: Serving) -> None:
     try:
         changed = await serving.batcher.between(serving.service.reload)
-        await serving.batcher.between(serving.service.warm)
+        await _warm_tasks(serving)
     except Closing:
         return
     except EdgepeftError as error:

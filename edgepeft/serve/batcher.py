@@ -112,7 +112,7 @@ class Batcher:
         client: Hashable = None,
         deadline_s: float | None = None,
     ) -> Sequence[Answer]:
-        """The answers of ``tasks[i]`` to ``texts[i]``.
+        """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
 
         Raises:
             QueueFull: there are too many rows already.
@@ -137,6 +137,13 @@ class Batcher:
             raise DeadlinePassed from None
         finally:
             self._withdraw(job)
+
+    def forget(self, client: Hashable) -> None:
+        """The client is gone: nobody waits for another request of it."""
+        with self._ready:
+            self._clients.pop(client, None)
+            if self._gathering and not self._others_expected():
+                self._ready.notify()
 
     async def between(self, call: Callable[[], T]) -> T:
         """What ``call`` gives, run by the thread of the batches while none runs.

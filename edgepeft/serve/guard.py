@@ -12,19 +12,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgepeft.serve.metrics import Metrics
-from edgepeft.serve.problems import Refused, problem
-from edgepeft.serve.settings import Settings
+from edgepeft.serve.problems import HEADERS, Refused, problem
+from edgepeft.serve.settings import Settings, is_loopback
 
 __all__ = ["Guard"]
 
-_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
-}
 _DISCARDED = 8  # times the limit
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 class Guard:
@@ -50,7 +43,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
-                for name, value in _HEADERS.items():
+                for name, value in HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -68,7 +61,7 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
-        if self.settings.loopback and _host(headers.get("host", "")) not in _LOCAL_NAMES:
+        if self.settings.loopback and not is_loopback(_host(headers.get("host", ""))):
             # A page of another site whose name was made to lead here, to read what only this machine may ask.
             raise Refused(403, "wrong_host", "this service answers to localhost only.")
         if self._token is not None and scope["path"] not in self._open_paths:
@@ -111,10 +104,10 @@ class Guard:
 
 
 def _host(value: str) -> str:
-    """Without the port."""
+    """Without the port, and without an IPv6 address's brackets."""
     value = value.strip().lower()
     if value.startswith("["):
-        return value.partition("]")[0] + "]"
+        return value[1:].partition("]")[0]
     return value.partition(":")[0]
 
 

@@ -15,9 +15,17 @@ from starlette.responses import JSONResponse, Response
 from edgepeft.errors import BundleError, DataError, EdgepeftError, UnknownName
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 
-__all__ = ["HANDLERS", "Json", "Refused", "explain", "fault", "problem"]
+__all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem"]
 
 log = logging.getLogger("edgepeft.serve")
+
+# Of every answer, which the guard sees to; Starlette makes that to a failure of ours outside of it.
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+}
 
 
 class Json(JSONResponse):
@@ -46,7 +54,8 @@ def fault(code: str, message: str) -> dict[str, str]:
 
 def problem(refused: Refused) -> Json:
     """The answer to a request that was refused."""
-    return Json({"error": fault(refused.code, refused.message)}, refused.status, dict(refused.headers or {}))
+    headers = {**HEADERS, **(refused.headers or {})}
+    return Json({"error": fault(refused.code, refused.message)}, refused.status, headers)
 
 
 def explain(error: EdgepeftError, task: str | None) -> Refused:

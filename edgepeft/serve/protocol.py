@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,8 +19,8 @@ _TOO_LARGE = (
 )
 
 
-def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
-    """The class that uvicorn makes one of for each connection."""
+def limited_protocol(limits: Limits, gone: Callable[[Any], object] = lambda _: None) -> type[asyncio.Protocol]:
+    """The class that uvicorn makes one of for each connection; ``gone`` hears whose was closed, (host, port)."""
 
     class Limited(HttpToolsProtocol):
         """A connection; in the head of a request until its headers are complete."""
@@ -36,6 +37,7 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(exc)
+            gone(self.client)
 
         def data_received(self, data: bytes) -> None:
             if self._refused:

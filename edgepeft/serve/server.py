@@ -71,7 +71,7 @@ def run(settings: Settings, started: Callable[[str], object] = lambda _: None) -
     with listen(settings.host, settings.port) as listening:
         config = uvicorn.Config(
             app,
-            http=limited_protocol(limits),
+            http=limited_protocol(limits, app.state.serving.batcher.forget),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -68,15 +68,19 @@ class Service:
         """Answers that read a text cut to its task's maximal length."""
         return self._truncated_before + self.runtime.truncation.rows
 
-    def warm(self) -> dict[str, str]:
-        """Open the sessions before somebody waits for them; what is wrong with tasks that cannot be opened."""
-        problems = {}
-        for task in self.runtime.tasks[:MOST_SESSIONS]:
-            try:
-                self.runtime.session(task)
-            except EdgepeftError as error:
-                problems[task] = str(error)
-        return problems
+    @property
+    def first_tasks(self) -> tuple[str, ...]:
+        """Those whose sessions may all be open at once."""
+        return self.runtime.tasks[:MOST_SESSIONS]
+
+    def warm(self, task: str) -> None:
+        """Open a task's session before somebody waits for it; nothing where the task is gone.
+
+        Raises:
+            EdgepeftError: it cannot be opened.
+        """
+        if task in self.runtime.tasks:
+            self.runtime.session(task)
 
     def reload(self) -> tuple[str, ...]:
         """Take over what changed in the folder; the tasks that are new, replaced or gone.

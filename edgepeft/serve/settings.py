@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgepeft.errors import UsageError
 
-__all__ = ["Limits", "Settings", "read_token"]
+__all__ = ["Limits", "Settings", "is_loopback", "read_token"]
 
 _LEAST_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
 _MOST_TOKEN = 4096
@@ -67,12 +67,17 @@ class Settings:
     @property
     def loopback(self) -> bool:
         """Whether only this machine can connect."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:  # another name: where it leads is not ours to guess
-            return False
+        return is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address leads to this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name: where it leads is not ours to guess
+        return False
 
 
 def read_token(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import multiprocessing
 import os
 import secrets
@@ -13,20 +14,45 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgepeft.errors import EdgepeftError
+from edgepeft.runtime.tuning.checkpoint import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest
 
+if TYPE_CHECKING:
+    from edgepeft.runtime.tuning.loop import Progress
+
 __all__ = ["Jobs"]
+
+log = logging.getLogger("edgepeft.serve")
 
 _NICE = 10  # the service's own threads come first
 _MOST_KEPT = 32  # finished runs that can still be asked about
 _STOP_S = 10.0
 _ROWS_FILE = "rows.jsonl"
+
+
+@dataclass
+class _Run:
+    """The one that is under way; ``process`` is None until it has been started."""
+
+    job: str
+    task: str
+    process: Any = None
+    stopping: bool = False
+    begun: bool = False  # it has told of progress: what checkpoints there are, are its own
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def stop(self) -> None:
+        """Ask its process to end, at the latest when it has been started."""
+        self.stopping = True
+        if self.process is not None:
+            self.process.terminate()
 
 
 class Jobs:
@@ -36,15 +62,15 @@ class Jobs:
         self._bundle, self._threads = bundle, threads
         self._done: Callable[[], object] = lambda: None
         self._states: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._running: tuple[str, Any, threading.Thread] | None = None
-        self._lock = threading.Lock()
+        self._running: _Run | None = None
+        self._lock = threading.Lock()  # held for moments only: the event loop's thread takes it too
 
     def on_done(self, call: Callable[[], object]) -> None:
         """Call it when a run has ended well; from a thread of its own."""
         self._done = call
 
     def start(self, task: str, request: TuneRequest) -> dict[str, Any]:
-        """Begin a run.
+        """Begin a run, in a thread of its own: a process takes seconds to start on a small board.
 
         Raises:
             Refused: one is running.
@@ -52,20 +78,13 @@ class Jobs:
         with self._lock:
             if self._running is not None:
                 raise Refused(409, "busy", "a run is under way; stop it or wait.", {"Retry-After": "10"})
-            job = secrets.token_hex(8)
-            state = {"job": job, "task": task, "state": "running", "phase": "starting", "done": 0, "total": 0}
-            self._states[job] = state
+            run = _Run(secrets.token_hex(8), task)
+            threading.Thread(target=self._watch, args=(run, request), daemon=True).start()
+            self._running = run
+            state = {"job": run.job, "task": task, "state": "running", "phase": "starting", "done": 0, "total": 0}
+            self._states[run.job] = state
             while len(self._states) > _MOST_KEPT:
                 self._states.popitem(last=False)
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe(duplex=False)
-            asked = (str(self._bundle), task, request.model_dump(), self._threads)
-            process = context.Process(target=_work, args=(theirs, *asked), daemon=True)
-            process.start()
-            theirs.close()
-            watcher = threading.Thread(target=self._watch, args=(job, process, ours), daemon=True)
-            self._running = (job, process, watcher)
-            watcher.start()
             return dict(state)
 
     def state(self, job: str) -> dict[str, Any]:
@@ -80,97 +99,138 @@ class Jobs:
             return dict(self._states[job])
 
     def stop(self, job: str) -> dict[str, Any]:
-        """End a run; the bundle stays as it was.
+        """End a run, and the bundle stays as it was; one whose result is just being put in force ends as done.
 
         Raises:
             Refused: there is none of that name.
         """
         state = self.state(job)
         with self._lock:
-            if self._running is not None and self._running[0] == job:
-                self._running[1].terminate()
+            if self._running is not None and self._running.job == job:
+                self._running.stop()
         return state
 
     def close(self) -> None:
         """End the run that is under way."""
         with self._lock:
-            running = self._running
-        if running is None:
-            return
-        _, process, watcher = running
-        process.terminate()
-        process.join(_STOP_S)
-        if process.is_alive():
-            process.kill()
-        watcher.join(_STOP_S)
+            run = self._running
+            if run is None:
+                return
+            run.stop()
+        if not run.over.wait(_STOP_S) and run.process is not None:
+            run.process.kill()
+            run.over.wait(_STOP_S)
 
-    def _watch(self, job: str, process: Any, pipe: Connection) -> None:
-        state = "stopped"
+    def _watch(self, run: _Run, request: TuneRequest) -> None:
+        """From a run's beginning to its end; whatever becomes of it, the next may start."""
+        ended = _failed("internal", "the run failed; the service's log says why.")
+        try:
+            with tempfile.TemporaryDirectory(prefix="edgepeft-tune.") as folder:
+                ended = self._followed(run, request, Path(folder))
+            if ended["state"] == "done":
+                self._done()
+        except Exception:
+            log.exception("task %s: the run failed", run.task)
+        finally:
+            with self._lock:
+                self._states.get(run.job, {}).update(ended)
+                self._running = None
+            run.over.set()
+
+    def _followed(self, run: _Run, request: TuneRequest, folder: Path) -> dict[str, Any]:
+        """Start its process and hear it out: how it ended, shown when the process is gone and the next may start."""
+        data = folder / _ROWS_FILE
+        data.write_text("".join(_line(row.text, row.second, row.label) for row in request.rows), encoding="utf-8")
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        asked = {"asked": request.model_dump(exclude={"rows"}), "rows": str(data), "threads": self._threads}
+        process = context.Process(target=_work, args=(theirs, str(self._bundle), run.task), kwargs=asked, daemon=True)
+        with ours:
+            with theirs:
+                process.start()
+            with self._lock:
+                run.process = process
+                if run.stopping:
+                    run.stop()
+            ended = self._heard(run, ours)
+        process.join()
+        ended = ended or _cut_off(run, process.exitcode)
+        if ended["state"] != "done":
+            self._discard(run)
+        return ended
+
+    def _heard(self, run: _Run, pipe: Connection) -> dict[str, Any] | None:
+        """Keep its state up to date until it says how it ended; None where it did not."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                told = pipe.recv()
-                state = told.pop("state", state)  # shown when the process is gone and the next may start
+                told: dict[str, Any] = pipe.recv()
+                if "state" in told:
+                    return told
+                run.begun = True
                 with self._lock:
-                    self._states.get(job, {}).update(told)
-        process.join()
-        if state == "done":
-            self._done()
-        with self._lock:
-            if state == "stopped":
-                killed = process.exitcode == -signal.SIGKILL
-                error = fault("killed", "the run was killed; the memory may not have been enough.") if killed else None
-                state = "failed" if killed else "stopped"
-                self._states.get(job, {}).update({"error": error} if error else {})
-            self._states.get(job, {})["state"] = state
-            self._running = None
+                    self._states.get(run.job, {}).update(told)
+        return None
+
+    def _discard(self, run: _Run) -> None:
+        """Remove its checkpoints, which nobody can continue; not those of another process' run, nor of one before."""
+        with contextlib.suppress(EdgepeftError), claim(self._bundle, run.task) as work:
+            if run.begun:
+                discard(work)
 
 
-def _work(pipe: Connection, bundle: str, task: str, asked: dict[str, Any], threads: int | None) -> None:
-    """The run itself, in the child; says how it goes."""
+def _cut_off(run: _Run, exitcode: int | None) -> dict[str, Any]:
+    """How a run ended whose process did not say it."""
+    if run.stopping:
+        return {"state": "stopped"}
+    if exitcode == -signal.SIGKILL:
+        return _failed("killed", "the run was killed; the memory may not have been enough.")
+    return _failed("internal", "the run failed; the service's log says why.")
+
+
+def _failed(code: str, message: str) -> dict[str, Any]:
+    return {"state": "failed", "error": fault(code, message)}
+
+
+def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
+    """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
     from edgepeft.runtime.tuning.options import TuneOptions
     from edgepeft.runtime.tuning.subject import Files
     from edgepeft.runtime.tuning.tune import tune
 
+    def watch(progress: Progress) -> None:
+        if progress.phase == "commit":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the whole process; a mask is of one thread
+        told = {name: getattr(progress, name) for name in ("phase", "done", "total", "loss", "score")}
+        pipe.send({name: value for name, value in told.items() if value is not None})
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the group; the service tells us
     os.nice(_NICE)
-    request = TuneRequest.model_validate(asked)
-    options = TuneOptions(
-        steps=request.steps,
-        epochs=request.epochs,
-        learning_rate=request.lr,
-        head_learning_rate=request.head_lr,
-        batch_size=request.batch_size,
-        seed=request.seed,
-    )
-    # Stopped by SIGTERM: the folder is removed by nobody else.
-    folder = Path(tempfile.mkdtemp(prefix="edgepeft-tune."))
-
-    def stop(*_: object) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)
-
-    signal.signal(signal.SIGTERM, stop)
+    data = Path(rows)
     try:
-        data = folder / _ROWS_FILE
-        data.write_text("".join(_line(row.text, row.second, row.label) for row in request.rows), encoding="utf-8")
+        options = TuneOptions(
+            steps=asked["steps"],
+            epochs=asked["epochs"],
+            learning_rate=asked["lr"],
+            head_learning_rate=asked["head_lr"],
+            batch_size=asked["batch_size"],
+            seed=asked["seed"],
+        )
         result = tune(
             Path(bundle),
             task,
             Files(data, None, None),
             options,
-            template=request.template,
+            template=asked["template"],
             force=True,
             threads=threads,
-            watch=lambda p: pipe.send(
-                {"phase": p.phase, "done": p.done, "total": p.total, "loss": p.loss, "score": p.score}
-            ),
+            watch=watch,
         )
         told = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": _plain(result)}
         pipe.send({"state": "done", "phase": "done", "result": told})
     except EdgepeftError as error:
-        pipe.send({"state": "failed", "error": _told(error, task, folder, bundle)})
+        pipe.send({"state": "failed", "error": _told(error, task, data, bundle)})
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(data.parent, ignore_errors=True)  # a service that was killed does not
 
 
 def _line(text: str, second: str | None, label: str | int | float) -> str:
@@ -183,10 +243,10 @@ def _plain(result: Any) -> dict[str, Any]:
     return {name: result.tuned.training.get(name) for name in wanted}
 
 
-def _told(error: EdgepeftError, task: str, folder: Path, bundle: str) -> dict[str, str]:
+def _told(error: EdgepeftError, task: str, data: Path, bundle: str) -> dict[str, str]:
     """The message, unless it names a file of the bundle: most say what is wrong with the rows that the client sent."""
-    message = str(error).replace(str(folder / _ROWS_FILE), "rows")
-    if bundle in message or str(folder) in message:
+    message = str(error).replace(str(data), "rows")
+    if bundle in message or str(data.parent) in message:
         refused = explain(error, task)
         return fault(refused.code, refused.message)
     return fault("tuning_failed", message)

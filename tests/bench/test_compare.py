@@ -77,6 +77,13 @@ def test_a_slowdown_that_noise_could_explain_passes(result):
     assert compare(result(row(base)), result(row(new)), 0.05).regressions == ()
 
 
+@pytest.mark.parametrize(("n_old", "n_new", "judged"), [(1, 1, False), (2, 2, False), (3, 3, True), (2, 8, True)])
+def test_samples_that_chance_could_order_are_not_judged_and_it_is_said(result, n_old, n_new, judged):
+    comparison = compare(result(row([1.0] * n_old)), result(row([1.5] * n_new)), 0.05)
+    assert bool(comparison.regressions) is judged  # 1 in 2, 6, 20 and 45 orders has all the new ones last
+    assert any("too few samples" in note for note in comparison.notes) is not judged
+
+
 def test_becoming_faster_is_no_regression(result):
     comparison = compare(result(row(noisy(1.0))), result(row(noisy(0.5))), 0.05)
     assert comparison.regressions == ()

@@ -195,7 +195,7 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("verify", "nowhere"), 2, "not a bundle"),
         (("add", "BUNDLE", "nowhere.onnx"), 2, "nowhere.onnx"),
         (("add", "BUNDLE", "BUNDLE/tasks/mood.onnx"), 2, "already"),
-        (("add", "BUNDLE", "BUNDLE"), 1, "delta.json"),
+        (("add", "BUNDLE", "BUNDLE"), 2, "delta.json"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS"), 1, "no label 'maybe'"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "COLUMNS"), 1, "no column label"),
         (("eval", "BUNDLE", "--task", "score", "--data", "LABELS"), 1, "finite number"),

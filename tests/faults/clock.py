@@ -88,7 +88,7 @@ def operation(name: str, sound: Path, spare: Path, folder: Path, environment: di
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         return f"exit {done.returncode}: {done.stderr.strip().splitlines()[-1][:300]}"
-    return check(bundle, before)
+    return check(name, bundle, before)
 
 
 def served(bundle: Path, log: Path, environment: dict[str, str], requests: int) -> dict[str, Any]:

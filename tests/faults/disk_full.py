@@ -64,7 +64,7 @@ def trial(name: str, sound: Path, spare: Path, disk: Path, room_kb: int) -> str:
         outcome = "FINDING the process died"
     process.join()
     try:
-        problem = check(bundle, before)
+        problem = check(name, bundle, before)
     except Exception as error:
         problem = repr(error)
     return outcome if problem is None else f"FINDING {problem} (it had ended with: {outcome})"

@@ -26,11 +26,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import onnx
 from subject import subject
 
 from edgepeft.runtime.bundle import TASKS_FOLDER
-from edgepeft.runtime.manifest import Manifest
-from edgepeft.runtime.versions import content_of
+from edgepeft.runtime.manifest import Manifest, TaskEntry
+from edgepeft.runtime.versions import content_of, hashes
 
 WRITING, DONE = 0, 1
 
@@ -99,19 +100,33 @@ def wait(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def check(bundle: Path, before: Manifest) -> str | None:
-    """What is lost, if anything: each task that the manifest lists is whole, and the others' are as they were."""
+def check(name: str, bundle: Path, before: Manifest) -> str | None:
+    """What is lost, if anything: each task that the manifest lists is whole and as it was, but the one that ``name`` works on.
+
+    That one may be gone after ``remove``, and after ``add`` and ``tune`` be what comes after the one before.
+    """
     now = Manifest.read(bundle)
-    lost = [task for task in before.tasks if task not in now.tasks and task != "mood"]
+    gone = {"mood"} if name == "remove" else set()
+    lost = [task for task in before.tasks if task not in now.tasks and task not in gone]
     if lost:
         return f"lost: {lost}"
+    replaced = {"mood"} if name in ("add", "tune") else set()
     for task, entry in now.tasks.items():
-        if task != "mood" and entry != before.tasks[task]:
+        if task not in before.tasks:
+            return f"{task} is nobody's"
+        if entry != before.tasks[task] and not (task in replaced and follows(entry, before.tasks[task])):
             return f"{task} changed"
         content_of(bundle / TASKS_FOLDER, task, entry)  # BundleError: missing or altered
         if entry.previous is not None:
             content_of(bundle / TASKS_FOLDER, task, entry.previous)
     return None
+
+
+def follows(entry: TaskEntry, before: TaskEntry) -> bool:
+    """Whether it is the same version, verified anew, or one that can be rolled back to it."""
+    if hashes(entry) == hashes(before):
+        return entry.previous == before.previous
+    return entry.previous == before.model_copy(update={"previous": None})
 
 
 def trial(
@@ -133,21 +148,25 @@ def trial(
     if delay is None and code:
         return inside, f"the operation itself failed with {code}", took
     try:
-        problem = check(bundle, before)
+        problem = check(name, bundle, before)
         if problem is None:
+            before = Manifest.read(bundle)
             again = wait(run_child(OPERATIONS[name], bundle, spare, flags))
-            problem = f"it cannot be done afterwards: exit {again}" if again else check(bundle, before)
+            problem = f"it cannot be done afterwards: exit {again}" if again else check(name, bundle, before)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
     return inside, problem, took
 
 
 def prepare_spare(sound: Path) -> Path:
-    """A second copy of the bundle, whose task is added again, with rows to tune on."""
+    """A second copy of the bundle, with another version of a task to be added, and rows to tune on."""
     spare = sound.parent / "spare"
     if not (spare / "rows.jsonl").is_file():
         shutil.rmtree(spare, ignore_errors=True)
         shutil.copytree(sound, spare)
+        graph = onnx.load(spare / "tasks" / "mood.onnx")
+        graph.doc_string = "another version"
+        onnx.save(graph, spare / "tasks" / "mood.onnx")
         source = random.Random(0)
         rows = [
             {"sentence1": f"w{source.randrange(5, 60)} w{10 + i % 2}", "label": ("no", "yes")[i % 2]} for i in range(40)

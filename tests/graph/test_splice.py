@@ -182,3 +182,14 @@ def test_two_insertions_on_one_value_are_refused():
     bindings = {**BINDINGS, "layer.0.layer_output": "dense"}
     with pytest.raises(BundleError, match="would replace one value, dense"):
         splice(onnx.parser.parse_model(BACKBONE), part, bindings, Checkpoint(Path("none"), {}))
+
+
+@pytest.mark.parametrize("site", ["layer.0.ffn_output", "pooled.mean"])
+def test_a_binding_to_a_value_that_nobody_produces_is_refused_not_ignored(site):
+    part = delta(
+        "{ FFN_A = Neg(FFN) logits = Identity(POOL) }",
+        "float[n,2] FFN, float[n,2] POOL",
+        "float[n,2] FFN_A, float[n,2] logits",
+    )
+    with pytest.raises(BundleError, match=f"site '{site}' is said to be the value 'elsewhere'"):
+        splice(onnx.parser.parse_model(BACKBONE), part, {**BINDINGS, site: "elsewhere"}, Checkpoint(Path("none"), {}))

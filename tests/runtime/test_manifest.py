@@ -79,6 +79,30 @@ def test_a_task_name_that_leaves_the_folder_is_refused(tmp_path):
         Manifest.read(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "..", ""])
+def test_a_hashed_file_that_leaves_the_folder_is_refused(tmp_path, name):
+    with pytest.raises(BundleError, match="files"):
+        Manifest.read(written(tmp_path, files={name: "a" * 64}))
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused_and_one_within_is_not(tmp_path):
+    folder = tmp_path / "bundle"
+    (folder / "tasks").mkdir(parents=True)
+    written(folder)
+    (tmp_path / "secret").write_text("x")
+    (folder / "real.onnx").write_text("x")
+    (folder / "tasks" / "news.onnx").symlink_to("../real.onnx")
+    (tmp_path / "alias").symlink_to(folder)
+    assert Manifest.read(tmp_path / "alias").task("news")
+    for where, target in (("tasks/news.check.safetensors", "../../secret"), ("templates", str(tmp_path))):
+        (folder / where).symlink_to(target)
+        with pytest.raises(BundleError, match=f"{where} is a link that leads out"):
+            Manifest.read(folder)
+        (folder / where).unlink()
+    (folder / "tasks" / "circle").symlink_to("circle")
+    assert Manifest.read(folder)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"format": "edgepeft.bundle/1"'])
 def test_damaged_json_is_a_bundle_error(tmp_path, content):
     (tmp_path / "edgepeft.json").write_bytes(content)

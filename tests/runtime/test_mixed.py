@@ -208,6 +208,22 @@ def test_tasks_whose_files_were_replaced_meanwhile_answer_as_before(several, tmp
             np.testing.assert_allclose(numbers(answer), numbers(before), atol=1e-5)
 
 
+def test_tasks_that_came_with_a_reload_mix_and_one_that_was_replaced_answers_by_its_new_values(several, tmp_path):
+    folder = shutil.copytree(several, tmp_path / "bundle")
+    manifest = json.loads((folder / "edgepeft.json").read_text())
+    shown = {name: entry for name, entry in manifest["tasks"].items() if name in ("lora-0", "lora-1", "full-0")}
+    (folder / "edgepeft.json").write_text(json.dumps(manifest | {"tasks": shown}))
+    with Runtime(folder, threads=1) as runtime:
+        check(runtime, ["lora-0", "lora-1"], TEXTS[:2])
+        other = manifest["tasks"]["lora-3"]
+        (folder / "tasks" / "lora-0.onnx").write_bytes((folder / "tasks" / "lora-3.onnx").read_bytes())
+        everything = manifest["tasks"] | {"lora-0": manifest["tasks"]["lora-0"] | other}
+        (folder / "edgepeft.json").write_text(json.dumps(manifest | {"tasks": everything}))
+        assert {"lora-0", "lora-2", "pfeiffer-0", "pfeiffer-1"} <= set(runtime.reload())
+        found = check(runtime, ["lora-2", "lora-0", "lora-3", "pfeiffer-0", "pfeiffer-1"], [TEXTS[5]] * 5)
+    assert numbers(found[1]) == pytest.approx(numbers(found[2]))  # lora-0 is a copy of it now
+
+
 def test_an_unknown_task_is_refused_before_anything_runs(several, runs):
     with Runtime(several, threads=1) as runtime, pytest.raises(UnknownName, match="'lora-9'"):
         runtime.predict_mixed(["lora-1", "lora-9", "lora-2"], TEXTS[:3])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
+from edgepeft.errors import BundleError
 from edgepeft.export.bundle import export_bundle
 from edgepeft.export.delta import export_delta
 from edgepeft.graph.splice import splice
@@ -65,6 +68,15 @@ def test_the_lower_layers_run_once_for_all_tasks_that_leave_them_alone(bundle, m
     monkeypatch.setattr(prefix_module, "run_session", counting)
     Runtime(bundle).predict_all(list(TASKS), TEXTS[:5])
     assert sorted(ran) == ["layer.1.layer_output", "logits", "logits", "logits", "logits"]  # a, b, c and e
+
+
+def test_labels_that_do_not_fit_the_graph_are_refused_not_spread_over_it(bundle, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "bundle")
+    manifest = json.loads((folder / "edgepeft.json").read_text())
+    manifest["tasks"]["b"]["labels"] = ["x", "y", "z", "w"]
+    (folder / "edgepeft.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="task b gives 2 logits; its manifest entry names 4"):
+        Runtime(folder).predict_all(["a", "b"], TEXTS[:3])
 
 
 def test_a_task_asked_for_twice_answers_twice_the_same_and_no_text_gets_no_answer(bundle):

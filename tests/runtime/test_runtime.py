@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import onnx
@@ -15,10 +16,11 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
+from edgepeft.resources import locked
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime, in_batches
-from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task
+from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task, roll_back
 
 
 @pytest.mark.parametrize("task", ["mood", "pair", "score"])
@@ -119,9 +121,10 @@ def test_an_unknown_task_is_named(exported):
 def test_an_exported_task_moves_between_bundles_without_torch(bundle, exported):
     code = f"""
 import sys
+import threading
 from pathlib import Path
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task
+from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task, roll_back
 remove_task(Path({str(bundle)!r}), "mood")
 bundle = Bundle(Path({str(bundle)!r}))
 commit_tasks(bundle, [prepare_exported(bundle, Path({str(exported)!r}) / "tasks" / "mood.onnx")])
@@ -180,6 +183,69 @@ def test_a_task_that_is_there_is_not_replaced_unasked(bundle, exported):
     with pytest.raises(UsageError, match="already"):
         commit_tasks(opened, [prepared])
     assert commit_tasks(opened, [prepared], replace=True).tasks.keys() == opened.manifest.tasks.keys()
+
+
+def mood_version(bundle, exported, folder, mark):
+    """The task mood with ``mark`` in its graph: another version, with the same answers."""
+    graph = onnx.load(exported / "tasks" / "mood.onnx")
+    graph.doc_string = mark
+    onnx.save(graph, folder / "mood.onnx")
+    (folder / "mood.check.safetensors").write_bytes((exported / "tasks" / "mood.check.safetensors").read_bytes())
+    return prepare_exported(Bundle(bundle), folder / "mood.onnx")
+
+
+def committing_after_opening(monkeypatch, task):
+    """Another process commits ``task`` as soon as an operation has opened the bundle."""
+
+    def opened(folder):
+        found = Bundle(folder)
+        commit_tasks(Bundle(folder), [task], replace=True)
+        return found
+
+    monkeypatch.setattr("edgepeft.runtime.tasks.Bundle", opened)
+
+
+def test_a_task_that_is_committed_while_another_is_removed_is_kept(bundle, exported, tmp_path, monkeypatch):
+    newer = mood_version(bundle, exported, tmp_path, "newer")
+    committing_after_opening(monkeypatch, newer)
+    remove_task(bundle, "pair")
+    assert Bundle(bundle).entry("mood").sha256 == newer.entry.sha256
+    assert list(Bundle(bundle).manifest.tasks) == ["mood", "score"]
+    assert not any(finding.problem for finding in audit(bundle))
+
+
+def test_what_is_removed_waits_for_whoever_writes_to_the_bundle(bundle):
+    removing = threading.Thread(target=remove_task, args=(bundle, "pair"))
+    with locked(bundle):
+        removing.start()
+        removing.join(0.5)
+        assert removing.is_alive() and "pair" in Bundle(bundle).manifest.tasks
+    removing.join(30)
+    assert "pair" not in Bundle(bundle).manifest.tasks
+
+
+def test_a_rollback_goes_back_from_the_version_that_another_process_committed(bundle, exported, tmp_path, monkeypatch):
+    first, second, third = (mood_version(bundle, exported, tmp_path, mark) for mark in ("first", "second", "third"))
+    commit_tasks(Bundle(bundle), [first], replace=True)
+    commit_tasks(Bundle(bundle), [second], replace=True)
+    committing_after_opening(monkeypatch, third)
+    roll_back(bundle, "mood")
+    entry = Bundle(bundle).entry("mood")
+    assert (entry.sha256, entry.previous.sha256) == (second.entry.sha256, third.entry.sha256)
+    assert not any(finding.problem for finding in audit(bundle))
+
+
+def test_the_fault_tests_notice_a_task_that_an_operation_lost_or_replaced_unasked(bundle, exported, tmp_path):
+    from kills import check
+
+    before = Bundle(bundle).manifest
+    assert all(check(name, bundle, before) is None for name in ("add", "remove", "tune", "cache"))
+    commit_tasks(Bundle(bundle), [mood_version(bundle, exported, tmp_path, "newer")], replace=True)
+    found = {name: check(name, bundle, before) for name in ("add", "remove", "tune", "cache")}
+    assert found == {"add": None, "remove": "mood changed", "tune": None, "cache": "mood changed"}
+    remove_task(bundle, "mood")
+    found = {name: check(name, bundle, before) for name in ("add", "remove", "tune", "cache")}
+    assert found == {"add": "lost: ['mood']", "remove": None, "tune": "lost: ['mood']", "cache": "lost: ['mood']"}
 
 
 def test_batches_keep_order_and_rest():

@@ -139,6 +139,23 @@ def test_a_row_waits_for_a_client_that_was_active_and_no_longer_than_the_limit()
     assert slow.batches[1:] == [["a", "b"], ["y"]] or slow.batches[1:] == [["a"], ["b"], ["y"]]
 
 
+def test_a_client_that_is_gone_is_no_longer_waited_for():
+    slow = Slow()
+
+    async def scenario(batcher):
+        await asyncio.gather(*(batcher.submit(["t"], ["x"], client=name) for name in ("one", "two", "three")))
+        batcher.forget("two")
+        begin = time.monotonic()
+        waiting = asyncio.create_task(batcher.submit(["t"], ["y"], client="one"))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        batcher.forget("three")
+        await waiting
+        return time.monotonic() - begin
+
+    assert run(scenario, slow, wait_s=0.9) < 0.5
+
+
 def test_more_rows_than_the_queue_holds_are_refused_with_a_time_to_come_back():
     slow = Slow(gated=True)
 

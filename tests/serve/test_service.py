@@ -183,7 +183,50 @@ def test_only_json_is_read_so_that_no_foreign_page_can_post(served):
 
 def test_a_foreign_name_for_loopback_is_refused(served):
     assert code(served.get("/v1/tasks", headers={"Host": "evil.example"})) == (403, "wrong_host")
-    assert served.get("/v1/tasks", headers={"Host": f"localhost:{served.port}"})[0] == 200
+    assert served.get("/v1/tasks", headers={"Host": "127.0.0.1.evil.example"})[0] == 403
+    for name in ("localhost", "127.0.0.2", "[::1]"):
+        assert served.get("/v1/tasks", headers={"Host": f"{name}:{served.port}"})[0] == 200
+
+
+def test_a_client_that_hangs_up_after_each_answer_is_not_waited_for(exported, tmp_path):
+    from served import serving
+
+    with serving(exported, tmp_path, "--no-cache", "--max-wait-ms", "1000") as own:
+        begin = time.monotonic()
+        for _ in range(8):
+            assert own.predict("mood", {"text": "w5"})[0] == 200
+        assert time.monotonic() - begin < 3
+
+
+def test_a_failure_of_ours_is_500_with_the_headers_of_every_answer(exported):
+    import asyncio
+
+    from edgepeft.serve.app import create_app
+    from edgepeft.serve.settings import Settings
+
+    app = create_app(Settings(exported, cache=False, watch=False))
+    app.state.serving.service = None
+    sent = []
+
+    async def ask(path):
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        headers = [(b"host", b"localhost")]
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+        await app(scope, receive, send)
+
+    asyncio.run(ask("/healthz"))
+    sound = {name for name, _ in sent[0]["headers"]}
+    sent.clear()
+    with pytest.raises(AttributeError):
+        asyncio.run(ask("/v1/tasks"))
+    assert sent[0]["status"] == 500
+    assert sound <= {name for name, _ in sent[0]["headers"]}
+    assert b"AttributeError" not in sent[1]["body"]
 
 
 def test_a_deadline_that_cannot_be_met_is_504_and_a_wrong_one_400(served):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import random
 import shutil
+import signal
+import threading
+import time
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 torch = pytest.importorskip("torch", reason="exporting needs pip install edgepeft[train]")
 
+from edgepeft.resources import locked
+from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.tuning.checkpoint import claim
+from edgepeft.serve.problems import Refused
+from edgepeft.serve.schemas import TuneRequest
+from edgepeft.serve.tuning import Jobs
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +110,119 @@ def test_rows_that_cannot_be_learnt_from_fail_the_job_with_the_reason_and_withou
         assert own.predict("mood", {"text": "w5"})[0] == 200
         _, _, job = own.post("/v1/tasks/mood:tune", {"rows": moods(60), "epochs": 1000})
         assert own.stop() == 0
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_process_that_takes_long_to_start_and_then_fails_holds_nobody_up(tmp_path, monkeypatch):
+    starting, go_on = threading.Event(), threading.Event()
+
+    def start(_):
+        starting.set()
+        assert go_on.wait(60)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(multiprocessing.get_context("spawn").Process, "start", start)
+    jobs, request, found = Jobs(tmp_path, None), TuneRequest(rows=moods(4)), []
+    begin = threading.Thread(target=lambda: found.append(jobs.start("mood", request)), daemon=True)
+    begin.start()
+    assert starting.wait(60)
+    until(lambda: jobs._states)
+    (job,) = jobs._states  # not from the answer, which may not have come yet
+    ask = threading.Thread(target=lambda: found.extend([jobs.state(job), jobs.stop(job)]), daemon=True)
+    ask.start()
+    ask.join(10)
+    assert not ask.is_alive(), "the event loop would wait for the process to start"
+    with pytest.raises(Refused, match="under way"):
+        jobs.start("mood", request)
+    go_on.set()
+    until(lambda: jobs.state(job)["state"] != "running")
+    assert (jobs.state(job)["state"], jobs.state(job)["error"]["code"]) == ("failed", "internal")
+    begin.join(10)
+    assert [each["state"] for each in found] == ["running"] * 3
+    assert jobs.start("mood", request)["state"] == "running"  # the next may start
+
+
+def test_a_run_that_is_stopped_before_its_process_is_there_is_stopped(trainable, tmp_path, monkeypatch):
+    process = multiprocessing.get_context("spawn").Process
+    starting, go_on, real = threading.Event(), threading.Event(), process.start
+
+    def start(self):
+        starting.set()
+        assert go_on.wait(60)
+        real(self)
+
+    monkeypatch.setattr(process, "start", start)
+    jobs = Jobs(shutil.copytree(trainable, tmp_path / "bundle"), 1)
+    job = jobs.start("mood", TuneRequest(rows=moods(60), epochs=1000))["job"]
+    assert starting.wait(60)
+    jobs.stop(job)
+    go_on.set()
+    until(lambda: jobs.state(job)["state"] != "running")
+    assert jobs.state(job)["state"] == "stopped"
+
+
+@pytest.fixture
+def bundle(trainable, tmp_path):
+    return shutil.copytree(trainable, tmp_path / "bundle")
+
+
+def ended(jobs, job):
+    until(lambda: jobs.state(job)["state"] != "running")
+    return jobs.state(job)
+
+
+def content(bundle):
+    return {path.relative_to(bundle): path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+
+
+def test_a_stopped_run_leaves_the_bundle_as_it_was(bundle):
+    before, jobs = content(bundle), Jobs(bundle, 1)
+    job = jobs.start("fresh", TuneRequest(rows=moods(60), template="lora", epochs=1000))["job"]
+    until(lambda: list(bundle.glob(".tune/fresh/*.safetensors")))
+    jobs.stop(job)
+    assert ended(jobs, job)["state"] == "stopped"
+    assert content(bundle) == before and not (bundle / ".tune").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, "killed"), (signal.SIGTERM, "internal")])
+def test_a_run_that_somebody_else_ended_failed_and_leaves_the_bundle_as_it_was(bundle, number, code):
+    before, jobs = content(bundle), Jobs(bundle, 1)
+    job = jobs.start("mood", TuneRequest(rows=moods(60), epochs=1000))["job"]
+    until(lambda: list(bundle.glob(".tune/mood/*.safetensors")))
+    os.kill(jobs._running.process.pid, number)
+    state = ended(jobs, job)
+    assert (state["state"], state["error"]["code"]) == ("failed", code)
+    assert content(bundle) == before and not (bundle / ".tune").exists()
+
+
+def test_a_run_of_another_process_keeps_its_checkpoints(bundle):
+    jobs = Jobs(bundle, 1)
+    with claim(bundle, "mood") as work:
+        (work / "20.safetensors").write_bytes(b"theirs")
+        state = ended(jobs, jobs.start("mood", TuneRequest(rows=moods(60)))["job"])
+        assert state["state"] == "failed" and (work / "20.safetensors").read_bytes() == b"theirs"
+
+
+def test_a_run_that_is_stopped_while_its_result_is_put_in_force_is_done(bundle):
+    before, jobs = Manifest.read(bundle).task("mood"), Jobs(bundle, 1)
+    with locked(bundle):
+        request = TuneRequest(rows=moods(60), epochs=6, lr=0.01, head_lr=0.05, batch_size=8)
+        job = jobs.start("mood", request)["job"]
+        until(lambda: jobs.state(job).get("phase") == "commit")  # it waits for the lock
+        jobs.stop(job)
+        time.sleep(0.5)
+    state = ended(jobs, job)
+    assert (state["state"], state["result"]["replaced"]) == ("done", True)
+    assert Manifest.read(bundle).task("mood").previous.sha256 == before.sha256
+
+
+def test_options_that_exclude_each_other_fail_the_run_with_the_reason(bundle):
+    jobs = Jobs(bundle, 1)
+    state = ended(jobs, jobs.start("mood", TuneRequest(rows=moods(60), steps=1, epochs=1))["job"])
+    assert state["state"] == "failed" and "exclude each other" in state["error"]["message"]

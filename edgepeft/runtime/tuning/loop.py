@@ -44,7 +44,10 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Progress(NamedTuple):
-    """What is going on: ``phase`` is prefix, train, eval or test, ``done`` of ``total`` its steps or rows."""
+    """What is going on: ``phase`` is prefix, train, eval or test, ``done`` of ``total`` its steps or rows.
+
+    A last one is commit, where the result is put in force: said before the first file of the bundle is written.
+    """
 
     phase: str
     done: int

@@ -69,7 +69,7 @@ def tune(
         # There is no PyTorch to ask, but the training graph is its trace.
         check = pack_check(subject.check, run.engine.logits(tuned.tensors, subject.check))
         del run  # with its sessions
-        entry = _replace(bundle, subject, tuned, check) if tuned.improved else None
+        entry = _replace(bundle, subject, tuned, check, watch) if tuned.improved else None
         discard(work)
     return TuneResult(tuned, entry)
 
@@ -92,10 +92,13 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
     return found
 
 
-def _replace(bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes) -> TaskEntry:
+def _replace(
+    bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes, watch: Callable[[Progress], None]
+) -> TaskEntry:
     graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     training = subject.training_bytes
     prepared = prepare_task(bundle, content, check, where, training=training, reference="training graph")
+    watch(Progress("commit", 0, 1, None, None, None))
     return commit_tasks(bundle, [prepared], replace=True).task(subject.task)
