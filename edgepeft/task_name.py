@@ -6,7 +6,7 @@ import re
 
 from edgepeft.errors import UsageError
 
-__all__ = ["TASK_NAME", "check_task_name"]
+__all__ = ["TASK_NAME", "check_task_name", "named_after"]
 
 TASK_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$"
 
@@ -22,3 +22,8 @@ def check_task_name(name: str) -> str:
             f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
         )
     return name
+
+
+def named_after(method: str) -> str:
+    """A task's or template's name for a method's: ``compacter++`` has characters that it cannot have."""
+    return method.replace("+", "-plus")

@@ -19,6 +19,7 @@ from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.runtime.versions import GRAPH, TRAINING
+from edgepeft.task_name import named_after
 
 if TYPE_CHECKING:
     from edgepeft.delta import Delta
@@ -121,11 +122,6 @@ def _trains_everything(method: str) -> bool:
     return any(entry["name"] == method and entry["trains_everything"] for entry in entries)
 
 
-def _task_of(method: str) -> str:
-    """A random task is named after its method; compacter++ has characters that a task's name cannot have."""
-    return method.replace("+", "-plus")
-
-
 def fresh_delta(
     backbone: Backbone,
     name: str,
@@ -153,7 +149,7 @@ def fresh_delta(
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    return new_delta(backbone, method, task or _task_of(name), ("0", "1"), head=head)
+    return new_delta(backbone, method, task or named_after(name), ("0", "1"), head=head)
 
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:

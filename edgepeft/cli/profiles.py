@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgepeft.cli._output import print_json
 from edgepeft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def command(
         if set_ or validate is not None:
             raise UsageError("profiles new NAME --measure takes --out, --force and --json only.")
         written = write_profile(new_name, out, measure=measure, force=force)
-        _print_json(_document(load_profile(written))) if json else typer.echo(written)
+        print_json(_document(load_profile(written))) if json else typer.echo(written)
         return
     if new_name is not None or measure or out is not None or force:
         raise UsageError("a profile is written with: edgepeft profiles new NAME --measure.")
@@ -66,11 +67,11 @@ def command(
         raise UsageError("--set makes a variant of one device; name it: edgepeft profiles rpi4 --set memory=2GB.")
     if name is not None:
         profile = with_settings(load_profile(name), set_ or ())
-        _print_json(_document(profile)) if json else _show(profile)
+        print_json(_document(profile)) if json else _show(profile)
         return
     profiles = [load_profile(known) for known in known_profiles()]
     if json:
-        _print_json({"profiles": [_summary(profile) for profile in profiles]})
+        print_json({"profiles": [_summary(profile) for profile in profiles]})
     else:
         _list(profiles)
 
@@ -84,7 +85,7 @@ def _validate(name: str | None, folder: Path, *, as_json: bool) -> None:
     profiles = [load_profile(known) for known in ([name] if name else known_profiles())]
     paths = write_devices(profiles, folder)
     if as_json:
-        _print_json({how: [one.as_json() for one in check(profiles, how)] for how in _LEFT_OUT})
+        print_json({how: [one.as_json() for one in check(profiles, how)] for how in _LEFT_OUT})
     else:
         typer.echo("\n".join(map(str, paths)))
 
@@ -102,12 +103,6 @@ def _summary(profile: Profile) -> dict[str, object]:
 
 def _document(profile: Profile) -> dict[str, object]:
     return {**profile.model_dump(mode="json"), "memory_bytes": profile.memory_bytes, "grade": profile.grade}
-
-
-def _print_json(document: object) -> None:
-    from json import dumps
-
-    typer.echo(dumps(document, indent=2, ensure_ascii=False))
 
 
 def _list(profiles: list[Profile]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import log, table_console
 from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ PROFILE = "rpi4"
 LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer
 ROUNDS, MAX_SECONDS = 8, 40.0  # a first figure; `edgepeft bench` measures long enough for a comparison
 _SUMMARY = "quickstart.json"
-_WIDTH = 120  # of a table in a file or a log, where rich would take 80
 
 
 def command(
@@ -133,15 +131,13 @@ def _measure(out: Path) -> dict[str, Any]:
 
 def _close(out: Path, manifest: dict[str, Any], bench: dict[str, Any], seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
-    from rich.console import Console
-
     from edgepeft.cli._quickstart import TASKS, described
     from edgepeft.report.quickstart import quickstart_summary, quickstart_table
     from edgepeft.resources import write_json
 
     summary = quickstart_summary([described(task) for task in TASKS], manifest, bench, seconds)
     write_json(out / _SUMMARY, summary)
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)
+    console = table_console()
     console.print(quickstart_table(summary))
     console.print(f"\nWritten in {sum(seconds.values()):.0f} s:", markup=False)
     for name, what in (

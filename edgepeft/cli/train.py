@@ -9,7 +9,8 @@ import typer
 
 from edgepeft.cli._output import log, print_json, table_console
 from edgepeft.cli._run import progress_bar, stopping
-from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.cli._settings import SETTINGS_HELP, settings_of
+from edgepeft.errors import MissingPackage
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from edgepeft.training.loop import TrainResult
 
 __all__ = ["command"]
-
-SETTINGS = "A hyperparameter of the method: name=value; may repeat."
 
 
 def command(
@@ -31,7 +30,7 @@ def command(
     test: Annotated[Path | None, typer.Option(help="Rows whose score is reported. Default: another 10 %.")] = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
     method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTINGS, metavar="NAME=VALUE")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")] = None,
     few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")] = None,
     steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None,
@@ -84,7 +83,7 @@ def command(
         head=head,
     )
     prepare_output(out, resume=resume, force=force)  # what is wrong with it is said before files are read
-    chosen = method_named(method).from_settings(_settings(set_ or []))
+    chosen = method_named(method).from_settings(settings_of(set_ or []))
     opened = open_backbone(backbone)
     rows = load_data(data, eval_, test, regression=regression, few_shot=few_shot, seed=seed)
     torch.set_num_threads(threads or thread_count())
@@ -95,14 +94,6 @@ def command(
         log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(130) from None
     _show(result, out, as_json)
-
-
-def _settings(pairs: list[str]) -> dict[str, str]:
-    """``["rank=8"]`` -> ``{"rank": "8"}``."""
-    for pair in pairs:
-        if "=" not in pair:
-            raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _show(result: TrainResult, out: Path, as_json: bool) -> None:

@@ -28,8 +28,9 @@ def command(
 
     if key is not None:
         check_signature(bundle, key)
-    with stages(1 + len(Manifest.read(bundle).tasks)) as stage:
-        findings = audit(bundle, lambda subject: stage(subject).__enter__())
+    manifest = Manifest.read(bundle)
+    with stages(1 + len(manifest.tasks) + len(manifest.templates)) as stage:
+        findings = audit(bundle, stage)
     failed = [finding for finding in findings if finding.problem]
     if as_json:
         rows = [

@@ -24,14 +24,10 @@ from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.runtime.manifest import TemplateEntry
 from edgepeft.runtime.tasks import prepare_task
+from edgepeft.task_name import named_after
 from edgepeft.training.options import MAX_LENGTH
 
-__all__ = ["template_name", "write_template"]
-
-
-def template_name(method: Method) -> str:
-    """A template is called as its method, in characters that a file's name may have."""
-    return method.name.replace("+", "-plus")
+__all__ = ["write_template"]
 
 
 def write_template(
@@ -43,7 +39,7 @@ def write_template(
         UsageError: the method does not fit the backbone, has no training graph, or is there already.
         VerificationFailed: its logits or gradients are not PyTorch's.
     """
-    name = template_name(method)
+    name = named_after(method.name)
     if name in bundle.manifest.templates:
         raise UsageError(f"--template {method.name} is given twice; a bundle holds one template of a method.")
     delta, axes = _open_delta(backbone, method, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,8 @@ class Finding:
     verification: Verification | None = None
 
 
-def audit(folder: Path, step: Callable[[str], object] = lambda _: None) -> list[Finding]:
-    """Check everything that the bundle claims; ``step`` hears what is being checked.
+def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] = nullcontext) -> list[Finding]:
+    """Check everything that the bundle claims; ``stage`` is entered around each check with its subject.
 
     Raises:
         UsageError, BundleError: there is no readable manifest; anything later is a finding.
@@ -41,14 +42,18 @@ def audit(folder: Path, step: Callable[[str], object] = lambda _: None) -> list[
     checks |= {f"template {name}": lambda name=name: _check_template(runtime, name) for name in templates}  # type: ignore[misc]
     findings = []
     for subject, check in checks.items():
-        step(subject)
-        try:
-            findings.append(Finding(subject, verification=check()))
-        except EdgepeftError as error:
-            findings.append(Finding(subject, str(error)))
-        except onnx.checker.ValidationError as error:
-            findings.append(Finding(subject, f"the ONNX checker refuses it: {error}"))
+        with stage(subject):
+            findings.append(_finding(subject, check))
     return findings
+
+
+def _finding(subject: str, check: Callable[[], Verification | None]) -> Finding:
+    try:
+        return Finding(subject, verification=check())
+    except EdgepeftError as error:
+        return Finding(subject, str(error))
+    except onnx.checker.ValidationError as error:
+        return Finding(subject, f"the ONNX checker refuses it: {error}")
 
 
 def _check_backbone(runtime: Runtime) -> None:

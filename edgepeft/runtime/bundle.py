@@ -225,8 +225,3 @@ def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[
             f"(weights {wanted[:12]}). Export the task again for this backbone."
         )
     return facts
-
-
-def as_bundle_error(path: Path, error: Exception) -> EdgepeftError:
-    """What a library said about a file of the bundle."""
-    return BundleError(f"{path}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")

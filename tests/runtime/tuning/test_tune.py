@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,11 +15,13 @@ import pytest
 import torch
 from deltas import TEXTS
 from torch.nn import functional
+from typer.testing import CliRunner
 from verbs import edgepeft
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.cli._main import app
 from edgepeft.data.batches import epoch_batches
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError, VerificationFailed
@@ -137,6 +140,26 @@ def test_a_tuned_task_answers_at_once_is_verified_and_a_running_runtime_reloads_
     answers = runtime.predict("mood", [Text(row.sentence1) for row in rows])
     assert np.mean([answer.label == row.label for answer, row in zip(answers, rows, strict=True)]) >= 0.8
     assert not (bundle / ".tune").exists()
+
+
+def test_verify_steps_to_the_end_of_its_bar_and_leaves_each_step_before_the_next(bundle, monkeypatch):
+    log = []
+
+    @contextlib.contextmanager
+    def stages(total):
+        @contextlib.contextmanager
+        def stage(name):
+            log.append(f"enter {name}")
+            yield
+            log.append(f"leave {name}")
+
+        yield stage
+        log.append(total)
+
+    monkeypatch.setattr("edgepeft.cli.verify.stages", stages)
+    CliRunner().invoke(app, ["verify", str(bundle)], catch_exceptions=False)
+    subjects = ["backbone", "mood", "score", "template lora"]
+    assert log == [*(f"{way} {subject}" for subject in subjects for way in ("enter", "leave")), len(subjects)]
 
 
 def test_a_new_task_from_a_template_has_the_labels_of_its_data(bundle, tmp_path):
