@@ -266,13 +266,17 @@ def read_card(folder: Path) -> DeltaCard:
     """The card of a delta's folder.
 
     Raises:
-        BundleError: there is none, or it is not one.
+        UsageError: no such folder, or it holds no delta.
+        BundleError: the card is damaged or of an unknown version.
     """
     path = folder / CARD_FILE
     try:
         return DeltaCard.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        raise BundleError(f"{folder} is not a delta: it has no {CARD_FILE}.") from None
+    except (FileNotFoundError, NotADirectoryError):
+        found = f"has no {CARD_FILE}" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} is not a delta: it {found}. Make one with: edgepeft train.") from None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -22,6 +22,7 @@ __all__ = [
     "locked",
     "new_folder",
     "package_data",
+    "refuse_mount_point",
     "sha256_of",
     "write_atomically",
     "write_json",
@@ -45,11 +46,23 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what can be made anew lies: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Where what can be made anew lies: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        EdgepeftError: none of them says, and this user has no home, as in a container under a number of its own.
+    """
     if configured := os.environ.get("EDGEPEFT_CACHE"):
         return Path(configured)
     shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (shared if shared.is_absolute() else Path.home() / ".cache") / "edgepeft"  # XDG: a relative path is ignored
+    if shared.is_absolute():  # XDG: a relative path is ignored
+        return shared / "edgepeft"
+    try:
+        return Path.home() / ".cache" / "edgepeft"
+    except RuntimeError as error:
+        raise EdgepeftError(
+            f"there is no folder for the cache: HOME is not set, and user {os.getuid()} has no home. "
+            "Set EDGEPEFT_CACHE to a folder."
+        ) from error
 
 
 def file_identity(path: Path) -> str:
@@ -88,6 +101,8 @@ def _disk_errors(target: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise EdgepeftError(f"{target} cannot be written ({error.strerror}); choose another place.") from error
+        if error.errno == errno.EBUSY:  # a mount within one file system, which `refuse_mount_point` does not see
+            raise EdgepeftError(f"{target} is mounted and cannot be replaced; choose a folder inside it.") from error
         raise
 
 
@@ -129,8 +144,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write ``document`` as indented UTF-8 JSON, atomically."""
-    write_atomically(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+    """Write ``document`` as indented UTF-8 JSON, atomically; what has no UTF-8, as in a file's name, becomes ``?``."""
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode(errors="replace"))
 
 
 @contextlib.contextmanager
@@ -141,12 +157,13 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     Any exception, Ctrl-C included, removes it and leaves what was at ``path`` as it was.
 
     Raises:
-        UsageError: ``path`` exists, and ``force`` is not given (or it is a file).
+        UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point.
         EdgepeftError: no space left or no permission.
     """
     path = path.absolute()
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
+    refuse_mount_point(path)
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]
@@ -170,6 +187,18 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                     parent.rmdir()
             raise
         _sync(path.parent)
+
+
+def refuse_mount_point(path: Path) -> None:
+    """See that a folder can be replaced, before the work that is to fill it.
+
+    Raises:
+        UsageError: something is mounted there, as a container's volume is.
+    """
+    if path.is_mount():
+        raise UsageError(
+            f"{path} is a mount point, which cannot be replaced by a new folder; give one inside it: {path / 'out'}."
+        )
 
 
 def _swap_in(temporary: Path, path: Path) -> None:

@@ -48,15 +48,19 @@ def read_rows(path: Path, *, labels: bool, task_column: str | None = None) -> It
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
 
     Raises:
-        UsageError: no such file, or of an unknown extension; raised at once, not at the first row.
+        UsageError: no such file, not to be read, or of an unknown extension; raised at once, not at the first row.
         DataError: what is wrong and in which line; while rows are read.
     """
     if path.suffix.lower() not in FORMATS:
         known = ", ".join(FORMATS)
         raise UsageError(f"{path} ends in {path.suffix or 'no extension'}; a data file is one of {known}.")
-    if not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"data file {path} {found}; give a file of {', '.join(FORMATS)}.")
+    try:
+        if not path.is_file():
+            found = "is a folder" if path.is_dir() else "does not exist"
+            raise UsageError(f"data file {path} {found}; give a file of {', '.join(FORMATS)}.")
+        path.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
     return _rows(path, labels, task_column)
 
 

@@ -1,11 +1,12 @@
 """Folders and files that appear whole or not at all."""
 
 import errno
+import json
 
 import pytest
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.resources import new_folder, write_atomically
+from edgepeft.resources import cache_folder, new_folder, write_atomically, write_json
 
 
 def fill(folder, failure=None, *, force=False):
@@ -60,3 +61,44 @@ def test_a_full_disk_is_said_and_leaves_the_old_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert (tmp_path / "file").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_mount_point_is_refused_before_the_work_since_no_folder_can_take_its_place(tmp_path, monkeypatch):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    monkeypatch.setattr("pathlib.Path.is_mount", lambda path: path == volume)
+    with pytest.raises(UsageError, match=r"is a mount point.*volume/out"):
+        fill(volume, AssertionError("the work began"))
+    fill(volume / "out")
+    assert (volume / "out" / "part").read_text() == "new"
+
+
+def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):
+    def busy(path, _):
+        raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr("pathlib.Path.rename", busy)
+    with pytest.raises(EdgepeftError, match="mounted"):
+        fill(tmp_path / "volume")
+
+
+def test_a_name_that_has_no_utf_8_does_not_keep_a_document_from_being_written(tmp_path):
+    write_json(tmp_path / "card.json", {"split": "40 rows of d\udcff.jsonl, \u4f60"})
+    assert json.loads((tmp_path / "card.json").read_bytes()) == {"split": "40 rows of d?.jsonl, \u4f60"}
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """As `docker run --user 12345` without HOME: a number that no passwd entry has."""
+    for name in ("HOME", "XDG_CACHE_HOME", "EDGEPEFT_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 12345678)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_hears_what_names_a_cache(tmp_path, monkeypatch):
+    with pytest.raises(EdgepeftError, match=r"user 12345678 has no home.*EDGEPEFT_CACHE"):
+        cache_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "edgepeft"

@@ -1,5 +1,6 @@
 """Reading rows: what the three formats share, and every way in which a file can be wrong."""
 
+import errno
 import json
 
 import pytest
@@ -125,3 +126,15 @@ def test_a_regression_label_that_is_no_finite_number_is_named_with_its_line(tmp_
 def test_a_regression_label_is_its_number(tmp_path):
     rows = rows_of(tmp_path, '{"sentence1": "a", "label": 3.8}\n{"sentence1": "a", "label": "-2"}')
     assert [label_number(row) for row in rows] == [3.8, -2.0]
+
+
+def test_a_file_that_this_user_may_not_read_is_refused_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"sentence1": "a"}\n')
+
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.open", denied)
+    with pytest.raises(UsageError, match=r"data\.jsonl cannot be read \(Permission denied\)"):
+        read_rows(path, labels=False)

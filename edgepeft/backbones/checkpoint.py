@@ -100,6 +100,8 @@ class Checkpoint:
             entries = [_stored(name, entry, 8 + length, path.name) for name, entry in header.items()]
         except FileNotFoundError:
             raise BundleError(f"{path} is missing; it must hold the backbone's weights.") from None
+        except OSError as error:
+            raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the weights.") from error
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BundleError(f"{path} is not a safetensors file or is damaged ({error}); fetch it again.") from error
         size = path.stat().st_size

@@ -86,6 +86,7 @@ def open_backbone(source: str) -> Backbone:
     """
     folder = Path(source)
     name = folder.resolve().name if folder.is_dir() else source  # a path is the machine's own business
+    name = name.encode(errors="replace").decode()  # it goes into documents and graphs, which are UTF-8
     if not folder.is_dir():
         folder = _download(source)
     if not (folder / "config.json").is_file():

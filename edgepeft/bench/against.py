@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from edgepeft.bench.facts import in_force_of
+from edgepeft.bench.host_load import worse
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
 from edgepeft.bench.plan import Unit
 from edgepeft.bench.revision import Revision, open_revision
@@ -26,6 +28,8 @@ from edgepeft.errors import EdgepeftError, UsageError
 __all__ = ["LAUNCHES", "SideBySide", "verdict"]
 
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
+_SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
+_INTERRUPTED = "interrupted"  # in place of a verdict, which part of the rounds does not carry
 _PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
 
 
@@ -56,7 +60,7 @@ class SideBySide:
     revision: Revision
     launches: int = LAUNCHES
     bundles: dict[str, str] = field(default_factory=dict)
-    base: dict[str, Series] = field(default_factory=dict)
+    base: dict[str, Measured] = field(default_factory=dict)
 
     @classmethod
     def open(cls, asked: str, stack: ExitStack, *, launches: int = LAUNCHES) -> SideBySide:
@@ -93,7 +97,7 @@ class SideBySide:
         Raises:
             EdgepeftError: a worker ended for another reason than memory.
         """
-        found: dict[str, Measured] = {}
+        own: dict[str, Measured] = {}
         launches = min(self.launches, schedule.rounds)
         for launch in range(launches):
             share = schedule.rounds // launches + (launch < schedule.rounds % launches)
@@ -114,8 +118,14 @@ class SideBySide:
                 **options,
             )
             for one in both:
-                self._keep(one, found)
-        return [one for one in found.values() if not isinstance(one.unit, BaseUnit)]
+                self._keep(one, own)
+            if any(one.interrupted for one in both):
+                for one in own.values():  # those that were done before it lack a launch too
+                    one.interrupted = one.interrupted or launch + 1 < launches
+                break
+        for one in own.values():
+            self._hold_against(one)
+        return list(own.values())
 
     def _other(self, unit: Unit) -> BaseUnit:
         assert unit.job is not None
@@ -126,44 +136,66 @@ class SideBySide:
     def _bundle(self, folder: str) -> str:
         return self.bundles.get(folder, folder)
 
-    def _keep(self, one: Measured, found: dict[str, Measured]) -> None:
-        """Samples of a later launch go behind those of the first."""
-        label = one.unit.label
-        if isinstance(one.unit, BaseUnit):
-            if one.failure is not None:
-                raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
-            _append(self.base.setdefault(label, Series()), one.series)
-            return
-        if label not in found:
+    def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
+        """What a later launch found goes behind what the first did."""
+        based = isinstance(one.unit, BaseUnit)
+        if based and one.failure is not None:
+            raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
+        found, label = self.base if based else own, one.unit.label
+        if label in found:
+            _merge(found[label], one)
+        else:
             found[label] = one
-            return
-        first = found[label]
-        for name in ("series", "gemm", "pytorch_gemm", "reference"):
-            _append(getattr(first, name), getattr(one, name))
-        first.failure = first.failure or one.failure
-        first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, one.peak_rss_bytes)), default=None)
+            for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
+                setattr(one, name, _copied(getattr(one, name)))
+
+    def _base_of(self, one: Measured) -> Measured | None:
+        return self.base.get(f"{one.unit.label} of the base")
+
+    def _hold_against(self, one: Measured) -> None:
+        """Limits that the other version lost make the pair unequal as well."""
+        if (base := self._base_of(one)) is not None:
+            one.in_force = in_force_of([one, base])
+            one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
 
     def annotate(self, document: dict[str, Any], measured: Sequence[Measured], max_regression: float) -> list[str]:
-        """Put each row's verdict beside it; the labels of those that are slower."""
+        """Put each row's verdict beside it, if it was not interrupted; the labels of those that are slower."""
         slower = []
         document["against"] = {"asked": self.revision.asked, "base": self.revision.described, "launches": self.launches}
         document["against"] |= {"max_regression": max_regression, "confidence": CONFIDENCE}
         for row, one in zip(document["results"], measured, strict=True):
-            base = self.base.get(f"{one.unit.label} of the base")
+            base = self._base_of(one)
             own = [sample.seconds for sample in one.series.samples]
-            theirs = [sample.seconds for sample in base.samples] if base else []
+            theirs = [sample.seconds for sample in base.series.samples] if base else []
             if not own or len(own) != len(theirs):
                 row["against"] = None
                 continue
             ratio = paired_ratio(own, theirs)
-            said = verdict(ratio, max_regression)
+            said = _INTERRUPTED if one.interrupted else verdict(ratio, max_regression)
             row["against"] = {**asdict(ratio), "verdict": said, "base_samples_s": theirs}
             if said == "slower":
                 slower.append(one.unit.label)
         return slower
 
 
+def _copied(series: Series) -> Series:
+    return replace(series, warmup=[*series.warmup], samples=[*series.samples], batches=[*series.batches])
+
+
+def _merge(first: Measured, later: Measured) -> None:
+    """Samples behind samples; of what a result warns about, the worse of the two launches."""
+    for name in _SERIES:
+        _append(getattr(first, name), getattr(later, name))
+    first.failure = first.failure or later.failure
+    first.interrupted = first.interrupted or later.interrupted
+    first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, later.peak_rss_bytes)), default=None)
+    first.in_force = in_force_of([first, later])
+    first.notes = tuple(dict.fromkeys((*first.notes, *later.notes)))
+    first.load = worse(first.load, later.load)
+
+
 def _append(to: Series, more: Series) -> None:
     to.warmup += more.warmup
     to.samples += more.samples
     to.batches += more.batches
+    to.enough = to.enough or more.enough

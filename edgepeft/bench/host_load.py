@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["HostLoad", "Snapshot", "load_between", "snapshot"]
+__all__ = ["HostLoad", "Snapshot", "load_between", "snapshot", "worse"]
 
 _IDLE = ("idle", "iowait", "steal", "guest", "guest_nice")  # guest time is in user time already
 _SYS = Path("/sys")
@@ -69,4 +69,16 @@ def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | 
         max(0.0, (after.stolen_s - before.stolen_s) / seconds),
         max(0, after.swapped_bytes - before.swapped_bytes),
         max(0, after.heat_events - before.heat_events),
+    )
+
+
+def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
+    """Of two stretches of one measurement: the larger of the rates, the sum of the counts."""
+    if one is None or other is None:
+        return one or other
+    return HostLoad(
+        max(one.other_cores, other.other_cores),
+        max(one.stolen_cores, other.stolen_cores),
+        one.swapped_bytes + other.swapped_bytes,
+        one.heat_events + other.heat_events,
     )

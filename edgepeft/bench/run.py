@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from edgepeft.bench.against import SideBySide
-from edgepeft.bench.asked_lengths import lengths_of, ordered
-from edgepeft.bench.batches import batches_of
 from edgepeft.bench.calibrate import StartAt
 from edgepeft.bench.counted import count_metrics
 from edgepeft.bench.document import result_rows
 from edgepeft.bench.facts import calibration_of, host_of, in_force_of, model_of
 from edgepeft.bench.instructions import count_instructions
 from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
-from edgepeft.bench.modes import setting_of
-from edgepeft.bench.plan import plan
+from edgepeft.bench.modes import Setting, setting_of
+from edgepeft.bench.plan import Role, Unit, plan
 from edgepeft.bench.predicted import predicted_document
+from edgepeft.bench.prepare import Work, prepare, trains, workloads_of
 from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.profile_ops import profile_all
 from edgepeft.bench.provenance import provenance
@@ -30,9 +28,9 @@ from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
 from edgepeft.bench.requests_plan import plan_requests
 from edgepeft.bench.result_file import SCHEMA
 from edgepeft.bench.scenario import Kind, Scenario, load_scenario
-from edgepeft.bench.subject import Subject, open_subject, random_subject, torch_installed
+from edgepeft.bench.subject import Subject, torch_installed
 from edgepeft.bench.watch import Watched
-from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.profiles.board import board_name
 from edgepeft.profiles.energy import Meter
 from edgepeft.profiles.loader import load_profile
@@ -40,9 +38,8 @@ from edgepeft.profiles.sensors import ROOT, Sensors
 from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run", "workloads_of"]
+__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
 
-_DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
@@ -81,114 +78,127 @@ def run(
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
-        subject = _subject(request, stack)
-        lengths, notes = lengths_of(request, scenario, subject)
-        rows = request.batch_size or scenario.batch_size
-        batches = batches_of(ordered(lengths.values, scenario), rows)
+        work = prepare(request, profile, scenario, stack)
         if request.mode == "predicted":
-            made = predicted_document(subject, profile, scenario=scenario, lengths=lengths, batches=batches)
-            made["profile"]["notes"] += notes
-            return Outcome({**made, "model": model_of(subject), "flops_counted": _COUNTED}, ())
+            return _predicted(work)
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
-        threads = setting.threads
         if request.bundle is None and scenario.kind is not Kind.BATCHES:
-            write_random_tokenizer(subject.architecture, subject.model.bundle, seed=request.seed)
-        metrics = count_metrics(subject.model, batches[0], seed=request.seed) if request.counted else []
-        guest = find_guest() if request.instructions else None
-        if isinstance(guest, Guest):
-            progress("counting instructions", 0, 1)
-            metrics += count_instructions(guest, subject.model, batches[0], seed=request.seed)
-        if scenario.kind is Kind.BATCHES or not request.timed:
-            units = plan(
-                subject.model,
-                engines=request.engines or ENGINES,
-                workloads=_workloads(request, scenario) if request.timed else (),
-                batches=batches,
-                threads=threads,
-                seed=request.seed,
-                peers=request.peers,
-                missing=_missing(),
-                cache=request.cache,
-            )
-        else:
-            units = plan_requests(
-                scenario,
-                subject.model,
-                lengths=lengths.values,
-                rows=rows,
-                threads=threads,
-                seed=request.seed,
-                cache=request.cache,
-            )
-            batches = units[0].job.batches if units[0].job else batches
-        schedule, arithmetic = _schedule(request, scenario, batches), arithmetic_notes(profile, subject.model)
+            write_random_tokenizer(work.subject.architecture, work.subject.model.bundle, seed=request.seed)
+        counted = _count(work, progress)
+        units = _units(work, setting.threads)
+        if units and units[0].role is Role.REQUESTS and units[0].job:
+            work = replace(work, batches=units[0].job.batches)  # of as many texts as a request has
+        schedule = _schedule(request, scenario, work.batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             progress("packing the weights", 0, 1)
-            _pack(subject)
+            _pack(work.subject)
         launch = start or setting.worker
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
-            _make_random(against, request, subject, stack)
+            _make_random(against, work, stack)
         measured = (against or measure)(
             units,
             schedule,
             launch,
-            threads=threads,
+            threads=setting.threads,
             reference=setting.probe,
             watch=lambda worker: Watched(worker, sensors, meter),
             progress=progress,
         )
-        operators = profile_all(units, launch) if request.profile_ops else None
-    results = result_rows(
-        measured,
-        scenario=scenario.name,
-        lengths=lengths,
-        architecture=subject.architecture,
-        batches=batches,
-        setting=setting,
-        meter=meter,
-        rounds=schedule.rounds,
+        if request.profile_ops:
+            counted["operators"] = profile_all(units, launch)
+        found = _document(work, setting, measured, schedule, counted, meter=meter, root=root)
+    return Outcome(found, tuple(one.failure for one in measured if one.failure), tuple(measured))
+
+
+def _predicted(work: Work) -> Outcome:
+    """Without running anything."""
+    made = predicted_document(
+        work.subject, work.profile, scenario=work.scenario, lengths=work.lengths, batches=work.batches
     )
-    document = {
+    made["profile"]["notes"] += work.notes
+    return Outcome({**made, "model": model_of(work.subject), "flops_counted": _COUNTED}, ())
+
+
+def _count(work: Work, progress: Progress) -> dict[str, Any]:
+    """The document's part on what is counted, not timed."""
+    request, model, batch = work.request, work.subject.model, work.batches[0]
+    metrics = count_metrics(model, batch, seed=request.seed) if request.counted else []
+    guest = find_guest() if request.instructions else None
+    if isinstance(guest, Guest):
+        progress("counting instructions", 0, 1)
+        metrics += count_instructions(guest, model, batch, seed=request.seed)
+    return {"metrics": metrics, **({"instructions_skipped": guest} if isinstance(guest, str) else {})}
+
+
+def _units(work: Work, threads: int) -> list[Unit]:
+    """What is timed; nothing where only counts were asked for."""
+    request = work.request
+    common: dict[str, Any] = {"threads": threads, "seed": request.seed, "cache": request.cache}
+    if not request.timed:
+        return []
+    if work.scenario.kind is not Kind.BATCHES:
+        return plan_requests(work.scenario, work.subject.model, lengths=work.lengths.values, rows=work.rows, **common)
+    return plan(
+        work.subject.model,
+        engines=request.engines or ENGINES,
+        workloads=workloads_of(request),
+        batches=work.batches,
+        peers=request.peers,
+        missing=_missing(),
+        **common,
+    )
+
+
+def _document(
+    work: Work,
+    setting: Setting,
+    measured: Sequence[Measured],
+    schedule: Schedule,
+    counted: Mapping[str, Any],
+    *,
+    meter: Meter | None,
+    root: Path,
+) -> dict[str, Any]:
+    """The result, schema ``edgepeft.bench/1``."""
+    arithmetic = arithmetic_notes(work.profile, work.subject.model)
+    in_force = in_force_of(measured)
+    return {
         "schema": SCHEMA,
         "mode": setting.mode,
         "host": {**host_of(measured), "board": board_name(root)},
-        "profile": profile_facts(
-            profile,
-            setting.limits,
-            in_force_of(measured),
-            [*setting.notes, *arithmetic, *notes],
-        ),
+        "profile": profile_facts(work.profile, setting.limits, in_force, [*setting.notes, *arithmetic, *work.notes]),
         **calibration_of(setting, measured),
-        "model": model_of(subject),
+        "model": model_of(work.subject),
         **provenance(),
         "flops_counted": _COUNTED,
         "schedule": asdict(schedule),
-        "metrics": metrics,
-        **({"instructions_skipped": guest} if isinstance(guest, str) else {}),
-        **({} if operators is None else {"operators": operators}),
-        "results": results,
+        **counted,
+        "results": result_rows(
+            measured,
+            scenario=work.scenario.name,
+            lengths=work.lengths,
+            architecture=work.subject.architecture,
+            batches=work.batches,
+            setting=setting,
+            meter=meter,
+            rounds=schedule.rounds,
+        ),
     }
-    return Outcome(document, tuple(one.failure for one in measured if one.failure), tuple(measured))
 
 
-def _make_random(against: SideBySide, request: Request, subject: Subject, stack: ExitStack) -> None:
+def _make_random(against: SideBySide, work: Work, stack: ExitStack) -> None:
     """The other version's own graph of the same random model."""
+    request, subject = work.request, work.subject
     against.make_random(
         subject.model.bundle,
         stack,
-        request.backbone or _DEFAULT_ARCHITECTURE,
+        subject.name,
         methods=list(request.methods),
         settings=dict(request.settings),
         seed=request.seed,
-        trainable=_trains(request),
+        trainable=trains(request),
     )
-
-
-def _trains(request: Request) -> bool:
-    """Whether tasks are fine-tuned with ONNX Runtime, which needs training graphs."""
-    trains = "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
-    return request.timed and trains
 
 
 def _missing() -> dict[str, str]:
@@ -209,57 +219,6 @@ def _pack(subject: Subject) -> None:
     weights = Weights(Bundle(subject.model.bundle), cache=True, threads=None)
     weights.prepare()
     weights.close()
-
-
-def _subject(request: Request, stack: ExitStack) -> Subject:
-    if request.bundle is not None:
-        subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
-        _require_trainable(request, subject)
-        return subject
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
-    name = request.backbone or _DEFAULT_ARCHITECTURE
-    subject = random_subject(
-        name,
-        Path(folder),
-        methods=request.methods,
-        settings=request.settings,
-        seed=request.seed,
-        trainable=_trains(request),
-    )
-    _require_trainable(request, subject)
-    return subject
-
-
-def _require_trainable(request: Request, subject: Subject) -> None:
-    """Where nothing but fine-tuning with ONNX Runtime was asked for, see that there is something to fine-tune."""
-    reasons = [task.untrainable for task in subject.model.tasks]
-    if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or None in reasons:
-        return
-    if reasons:
-        raise UsageError(f"nothing can be fine-tuned with ONNX Runtime: {reasons[0]}.")
-    what = "the bundle has no task" if request.bundle else "name one with --method"
-    raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
-
-
-def workloads_of(request: Request) -> tuple[str, ...]:
-    """What will be measured: the scenario's workloads that were asked for.
-
-    Raises:
-        UnknownName: no such scenario.
-        UsageError: the scenario has none of them.
-    """
-    return _workloads(request, load_scenario(request.scenario))
-
-
-def _workloads(request: Request, scenario: Scenario) -> tuple[str, ...]:
-    """Those of the scenario that were asked for."""
-    found = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)
-    if not found:
-        raise UsageError(
-            f"scenario {scenario.name} measures {' and '.join(scenario.workloads)}, not "
-            f"{' or '.join(request.workloads)}; leave --workload out."
-        )
-    return found
 
 
 def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.bench.measure import Progress, Start
+from edgepeft.bench.prepare import workloads_of
 from edgepeft.bench.result_file import ResultFile
-from edgepeft.bench.run import Outcome, Request, run, workloads_of
+from edgepeft.bench.run import Outcome, Request, run
 from edgepeft.errors import DataError, DoesNotFit, UsageError
 
 __all__ = ["Session", "earlier_result", "run_session"]

@@ -37,7 +37,7 @@ _OUT_OF_MEMORY = re.compile(
 def peak_rss_bytes() -> int:
     """Largest resident size of this process since it was executed."""
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(errors="replace")
         # Not ru_maxrss: on Linux it starts with the parent's size, carried over by fork and exec.
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):

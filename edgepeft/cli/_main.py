@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 
@@ -48,6 +49,8 @@ for _module in modules_of("edgepeft.cli"):
 
 def main() -> None:
     """Run the command line; expected errors become one line on standard error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     try:
         app()
     except EdgepeftError as error:
@@ -62,7 +65,13 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print("error: no space left on the disk. Free some space, then repeat.", file=sys.stderr)
+        print(f"error: {_of_system(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, where no verb has said it better."""
+    if error.errno == errno.ENOSPC:
+        return "no space left on the disk. Free some space, then repeat."
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__
+    return f"{what}. Put that right, then repeat."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["log", "print_json", "stages", "table_console"]
+__all__ = ["json_text", "log", "print_json", "stages", "table_console"]
 
 _WIDTH = 120
 
@@ -31,7 +32,17 @@ def table_console() -> Console:
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(json_text(document, indent=2))
+
+
+def json_text(document: Any, indent: int | None = None) -> str:
+    """As people read it, where standard output can take that; a lone surrogate, say, has no UTF-8 and is escaped."""
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        return json.dumps(document, indent=indent)
+    return text
 
 
 @contextlib.contextmanager

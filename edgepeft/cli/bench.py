@@ -24,9 +24,12 @@ _STDOUT = "-"
 _SCENARIO = "offline"
 _INTERRUPTED = 130
 _MODE = "limits"
+_OF_A_SUITE = {"suite", "profile", "backbone", "rounds", "max_seconds", "seed", "plot", "json"}
+_OF_TWO_VERSIONS = ("max_regression", "launches")
 
 
 def command(
+    ctx: typer.Context,
     bundle: Annotated[
         Path | None,
         typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False),
@@ -98,17 +101,10 @@ def command(
     json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
+    given = _given(ctx)
     if suite is not None:
-        asked = {
-            **{"BUNDLE": bundle, "--engine": engine, "--workload": workload, "--task": task, "--method": method},
-            **{"--set": set_, "--batch-size": batch_size, "--length": length, "--lengths": lengths, "--peer": peer},
-            **{"--deterministic": deterministic or None, "--against": against, "--profile-ops": profile_ops or None},
-            **{"--instructions": instructions or None},
-            **{"--mode": None if mode == _MODE else mode},
-            **{"--no-cache": no_cache or None, "--scenario": scenario, "--resume": resume or None},
-        }
-        if given := [name for name, value in asked.items() if value is not None]:
-            raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(given)} out.")
+        if others := [shown for name, shown in given.items() if name not in _OF_A_SUITE]:
+            raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(others)} out.")
         _suite((suite, profile, backbone, rounds, max_seconds, seed), plot, json)
         return
     if plot is not None:
@@ -147,19 +143,27 @@ def command(
         instructions=instructions,
         profile_ops=profile_ops,
     )
-    if against is not None and mode != _MODE:
-        raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
-    allowed = share_of("--max-regression", max_regression)
     if against is None:
+        if others := [given[name] for name in _OF_TWO_VERSIONS if name in given]:
+            raise UsageError(f"{', '.join(others)}: of use with --against alone; name the other version there.")
         failures = _session(request, scenarios, target, resume=resume, shown=json)
     else:
         if len(scenarios) > 1 or resume:
             raise UsageError("--against measures one scenario, in one run; leave --resume and further --scenario out.")
-        if deterministic:
-            raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
+        allowed = share_of("--max-regression", max_regression)
         failures = _against(request, against, launches, allowed, json)
     if failures:
         raise DoesNotFit("; ".join(str(failure) for failure in failures))
+
+
+def _given(ctx: typer.Context) -> dict[str, str]:
+    """What stands on the command line: a parameter's name -> as it is written there."""
+    return {
+        str(one.name): one.opts[0] if one.param_type_name == "option" else str(one.name).upper()
+        for one in ctx.command.params
+        # By name: a newer typer brings a click of its own, whose enum is another one.
+        if (source := ctx.get_parameter_source(str(one.name))) is not None and source.name == "COMMANDLINE"
+    }
 
 
 def _session(
@@ -186,10 +190,16 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
     """Measure two versions in the same rounds; what did not fit.
 
     Raises:
+        UsageError: options that two versions cannot be measured with.
         ThroughputRegression: this one is slower.
     """
+    if request.mode != _MODE:
+        raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
+    if not request.timed:
+        raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
     from edgepeft.bench.against import SideBySide
     from edgepeft.bench.run import run
+    from edgepeft.cli._output import log
 
     with ExitStack() as stack:
         side = SideBySide.open(asked, stack, launches=launches)
@@ -197,6 +207,11 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
         outcome = run(request, progress=_shower(bar), against=side)
         slower = side.annotate(outcome.document, outcome.measured, allowed)
     _show(outcome.document, shown)
+    if any(one.interrupted for one in outcome.measured):
+        done = max(len(one.series.samples) for one in outcome.measured)
+        kept = "shown" if shown is None else "in the JSON"
+        log().print(f"{done} of {outcome.document['schedule']['rounds']} rounds are {kept}; no verdict is given.")
+        raise typer.Exit(_INTERRUPTED)
     if slower:
         raise ThroughputRegression(
             f"slower than {asked} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."

@@ -33,7 +33,7 @@ def command(
     except ImportError as error:
         raise MissingPackage(f"import needs {error.name}: pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.runtime.manifest import check_task_name
+    from edgepeft.task_name import check_task_name
 
     importer = importer_of(folder)
     name = check_task_name(folder.resolve().name if task is None else task)

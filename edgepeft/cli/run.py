@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log, print_json
+from edgepeft.cli._output import json_text, log, print_json
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> No
     """A line per answer; as one JSON array where a document is asked for, still in constant memory."""
     opening = "["
     for answer in answers:
-        line = json.dumps(answer, ensure_ascii=False)
+        line = json_text(answer)
         typer.echo(f"{opening}{line}" if as_document else line, nl=not as_document)
         opening = ",\n"
     if as_document:

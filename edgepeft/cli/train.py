@@ -53,7 +53,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace a delta or an interrupted run in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
-    """Train one task's delta. The rows that choose a checkpoint are never the rows reported."""
+    """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
     from edgepeft.profiles.wheels import refuse_bad_wheels
 
     refuse_bad_wheels("torch")

@@ -1,7 +1,8 @@
 """The rows of one training run: those that train, those that choose a checkpoint, those that are reported.
 
-The three are disjoint.  What no file is given for is held out of the training file, stratified, in the
-same way for every seed, so that runs of several seeds are scored on the same rows.
+What no file is given for is held out of the training file, stratified, in the same way for every seed, so
+that runs of several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not
+all be among those that train or choose; how many rows two parts share is written down with where they are from.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +25,8 @@ HELD_OUT = 0.1  # of the training file, for each part without a file of its own
 
 @dataclass(frozen=True)
 class TaskData:
-    """Disjoint rows; ``labels`` are sorted by name, None for a regression; ``split`` says where each part is from,
-    ``few_shot`` how many rows were asked to train."""
+    """Rows by part; ``labels`` are sorted by name, None for a regression; ``split`` says where each part is from and
+    how many rows two parts share, ``few_shot`` how many rows were asked to train."""
 
     train: tuple[Row, ...]
     eval: tuple[Row, ...]
@@ -74,7 +76,7 @@ def load_data(
     """Read the files of a run and part them; ``labels`` are those that a head has already.
 
     Raises:
-        UsageError: a path that is no data file; the same file in two parts; too many rows wanted.
+        UsageError: a path that is no data file; a test that lies in another part; too many rows wanted.
         DataError: what is wrong in a file, with its line.
     """
     given = {name: path for name, path in (("--data", train), ("--eval", eval), ("--test", test)) if path}
@@ -120,6 +122,7 @@ def task_data(
     if few_shot is not None:
         kept = _few(left, few_shot, seed, labels)
     split = f"train: {kept.origin}; eval: {chosen.origin}; test: {tested.origin}"
+    split += _shared({"train": kept.rows, "eval": chosen.rows, "test": tested.rows})
     return TaskData(kept.rows, chosen.rows, tested.rows, labels, split, few_shot)
 
 
@@ -191,14 +194,24 @@ def _name(rows: Sequence[Row]) -> str:
     return Path(rows[0].file).name
 
 
+def _shared(parts: dict[str, Sequence[Row]]) -> str:
+    """What ``split`` says of rows that stand in two parts, as real data sets have them."""
+    digests = {name: set(map(row_digest, rows)) for name, rows in parts.items()}
+    found = []
+    for one, other in combinations(parts, 2):
+        if n := sum(row_digest(row) in digests[one] for row in parts[other]):
+            found.append(f"{n} of {other} in {one}")
+    return f"; rows in both: {', '.join(found)}" if found else ""
+
+
 def _require_different(given: dict[str, Path], parts: dict[str, tuple[Row, ...]]) -> None:
-    """The rows that choose a checkpoint or train are never the rows reported."""
-    seen: dict[bytes, str] = {}
-    for option, rows in parts.items():
-        digest = hashlib.sha256(b"".join(map(row_digest, rows))).digest()
-        if digest in seen:
+    """The rows that choose a checkpoint or train are never the rows reported, in whatever order they stand."""
+    digests = {option: set(map(row_digest, rows)) for option, rows in parts.items()}
+    for one, other in combinations(parts, 2):
+        inner, outer = (one, other) if digests[one] <= digests[other] else (other, one)
+        reported = other == "--test" and digests[inner] <= digests[outer]
+        if reported or digests[one] == digests[other]:
             raise UsageError(
-                f"{seen[digest]} {given[seen[digest]]} and {option} {given[option]} hold the same rows; a score on "
-                f"rows that trained or chose the checkpoint means nothing. Leave {option} out to have a part held out."
+                f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
+                f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."
             )
-        seen[digest] = option

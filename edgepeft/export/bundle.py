@@ -39,9 +39,9 @@ from edgepeft.runtime.manifest import (
     Hashes,
     Manifest,
     WeightsDtype,
-    check_task_name,
 )
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task
+from edgepeft.task_name import check_task_name
 
 __all__ = ["add_deltas", "export_bundle", "write_backbone"]
 

@@ -1,8 +1,9 @@
 """Energy that a board says it takes: a counter, or a power sensor that is read while the work runs.
 
-Counters: Linux's powercap (Intel's and AMD's RAPL) and hwmon's ``energy*_input``. Power: hwmon's ``power*_input``, or
-voltage times current of an INA3221, which the Jetsons have at their input (Documentation/hwmon/sysfs-interface), and
-``vcgencmd pmic_read_adc`` of the Raspberry Pi 5, the sum over its regulator's rails. Pis before the 5 have no sensor.
+Counters: Linux's powercap (Intel's and AMD's RAPL) and ``energy1_input`` of a monitor at a shunt. Power: such a
+monitor's ``power1_input``, or voltage times current of an INA3221, which the Jetsons have at their input
+(Documentation/hwmon/sysfs-interface), and ``vcgencmd pmic_read_adc`` of the Raspberry Pi 5, the sum over its
+regulator's rails. Pis before the 5 have no sensor.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from edgepeft.profiles.sensors import ROOT, number
 __all__ = ["Meter"]
 
 _PERIOD_S = 0.2  # between readings of a power sensor; the thread sleeps meanwhile
+# Documentation/hwmon/ina2xx, ina238, ina3221, ltc2945, ltc2947: what is put into a supply line to measure it. Any other
+# hwmon device with the same files measures a part: a battery (BAT0), a GPU, a core (amd_energy), a fibre's light (sfp).
+_MONITOR = re.compile(r"ina\d+x?|ltc294[57]|sq52206", re.IGNORECASE)
 _INPUT_RAIL = re.compile(r"VDD_IN|POM_5V_IN|5V_IN|VIN", re.IGNORECASE)  # what the Jetsons call the board's input
 _PMIC = re.compile(r"(\S+)_([AV])\s+(?:current|volt)\(\d+\)=([\d.]+)[AV]")
 _PMIC_SECONDS = 5.0
@@ -74,10 +78,16 @@ class Meter:
                 return
 
 
+def _monitors(root: Path) -> list[Path]:
+    """The hwmon folders of monitors at a shunt."""
+    folders = sorted(root.glob("sys/class/hwmon/hwmon*"))
+    return [folder for folder in folders if _MONITOR.fullmatch(groups.read(folder / "name") or "")]
+
+
 def _counter(root: Path) -> tuple[str, Path] | None:
     """The first counter of a whole package or board: its name, its file in microjoules."""
     candidates = [*sorted(root.glob("sys/class/powercap/intel-rapl:[0-9]/energy_uj"))]
-    candidates += sorted(root.glob("sys/class/hwmon/hwmon*/energy1_input"))
+    candidates += [folder / "energy1_input" for folder in _monitors(root)]
     for path in candidates:
         if number(path) is not None:  # RAPL is root's to read
             return groups.read(path.parent / "name") or path.parent.name, path
@@ -86,8 +96,8 @@ def _counter(root: Path) -> tuple[str, Path] | None:
 
 def _power(root: Path, vcgencmd: str | None) -> tuple[str, Callable[[], float | None]] | None:
     """The name of a power sensor, and how to read its watts."""
-    for folder in sorted(root.glob("sys/class/hwmon/hwmon*")):
-        name = groups.read(folder / "name") or folder.name
+    for folder in _monitors(root):
+        name = groups.read(folder / "name")
         if number(folder / "power1_input") is not None:
             return f"hwmon {name}", lambda path=folder / "power1_input": _scaled(number(path), 1e-6)
         for label in sorted(folder.glob("in[0-9]_label")):

@@ -59,10 +59,19 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
+def _lines(path: Path) -> list[str]:
+    """Lines as the kernel ends them; names of folders in them may be of any bytes, U+2028 and non-UTF-8 included.
+
+    Raises:
+        OSError: it is not there, or not readable.
+    """
+    return [line for line in os.fsdecode(path.read_bytes()).split("\n") if line]
+
+
 def _mounts(proc: Path) -> dict[str, tuple[str, Path]]:
     """Controller -> (the group that is mounted, where), from mountinfo; UNIFIED for version 2."""
     found: dict[str, tuple[str, Path]] = {}
-    for line in (proc / "self" / "mountinfo").read_text().splitlines():
+    for line in _lines(proc / "self" / "mountinfo"):
         before, _, after = line.partition(" - ")
         kind, *rest = after.split()
         if kind not in ("cgroup", "cgroup2"):
@@ -81,7 +90,7 @@ def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
     """
     try:
         mounts = _mounts(proc)
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+        lines = _lines(proc / str(pid) / "cgroup")
     except OSError:  # not Linux, or the process is gone
         return {}
     found = {}
@@ -103,7 +112,7 @@ def _folder(path: str, root: str, point: Path) -> Path | None:
 def read(path: Path) -> str | None:
     """A control file's text without its newline; None if it is not there or not readable."""
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return None
 

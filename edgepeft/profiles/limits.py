@@ -273,7 +273,7 @@ def run_limited(
 
 def _resident_peak(pid: int) -> int | None:
     """VmHWM of a living process, in bytes."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None

@@ -123,13 +123,12 @@ class Sensors:
         return done.stdout.strip()
 
     def _by_cooling(self) -> list[str] | None:
-        """Cooling devices of the processor that hold it back."""
-        states = {
-            kind: state
-            for device in self._root.glob("sys/class/thermal/cooling_device*")
-            if _CPU_COOLING.search(kind := groups.read(device / "type") or "")
-            and (state := number(device / "cur_state")) is not None
-        }
+        """Cooling devices of the processor that hold it back; on a PC every core's is called ``Processor``."""
+        states: dict[str, float] = {}
+        for device in self._root.glob("sys/class/thermal/cooling_device*"):
+            kind, state = groups.read(device / "type") or "", number(device / "cur_state")
+            if _CPU_COOLING.search(kind) and state is not None:
+                states[kind] = max(state, states.get(kind, 0))
         return [f"cooling by {kind}" for kind, state in states.items() if state > 0] if states else None
 
     def _by_counters(self) -> list[str] | None:

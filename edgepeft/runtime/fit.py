@@ -17,12 +17,12 @@ from typing import Any
 import psutil
 
 from edgepeft.data.parts import TaskData
-from edgepeft.errors import UsageError
+from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.walk import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.rows import Row
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import LENGTH, inputs_of
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.passes import TOKENS
@@ -252,5 +252,12 @@ def _disk(bundle: Bundle) -> dict[str, int]:
     own = sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
     graph = bundle.backbone_graph.graph
     packed = packed_bytes(graph)
-    tasks = sum((bundle.folder / TASKS_FOLDER / f"{name}{GRAPH}").stat().st_size for name in bundle.manifest.tasks)
+    tasks = sum(_bytes_of(bundle.current(name, GRAPH)) for name in bundle.manifest.tasks)
     return {"bundle": own, "of it, tasks": tasks, "packed weights": sum(stored_bytes(graph).values()) + packed}
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); the bundle is incomplete.") from error

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.resources import write_json
+from edgepeft.task_name import check_task_name
 
 __all__ = [
     "MANIFEST_FILE",
@@ -29,23 +30,9 @@ __all__ = [
     "TemplateEntry",
     "Verification",
     "WeightsDtype",
-    "check_task_name",
 ]
 
 MANIFEST_FILE = "edgepeft.json"
-
-
-def check_task_name(name: str) -> str:
-    """A task's name is also a file's name.
-
-    Raises:
-        UsageError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, or starts with a dot.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name):
-        raise UsageError(
-            f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
-        )
-    return name
 
 
 def _sha256(value: str) -> str:
@@ -215,15 +202,22 @@ class Manifest(_Model):
 
         Raises:
             UsageError: no such folder, or it is no bundle.
-            BundleError: the manifest is damaged or of an unknown version, or a link leads out of the folder.
+            BundleError: the manifest is damaged, of an unknown version, or this user may not read it; a link leads out
+                of the folder.
         """
         path = folder / MANIFEST_FILE
-        if not path.is_file():
-            found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
-            raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
         try:
-            _check_links(folder)
-            manifest = cls.model_validate_json(path.read_bytes())
+            if not path.is_file():
+                found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
+                raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
+            content = path.read_bytes()
+        except OSError as error:
+            raise BundleError(
+                f"{path} cannot be read ({error.strerror}); give a bundle that this user may read (chmod -R a+rX)."
+            ) from error
+        _check_links(folder)
+        try:
+            manifest = cls.model_validate_json(content)
             for name in (*manifest.tasks, *manifest.templates):
                 check_task_name(name)
         except ValidationError as error:

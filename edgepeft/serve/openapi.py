@@ -12,10 +12,9 @@ from pydantic.json_schema import models_json_schema
 
 from edgepeft.serve.routes import DEADLINE_HEADER, Endpoint
 from edgepeft.serve.schemas import Problem
+from edgepeft.task_name import TASK_NAME
 
 __all__ = ["openapi_document"]
-
-_TASK_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$"
 
 
 def openapi_document(routes: Iterable[Endpoint], *, token: bool) -> dict[str, Any]:
@@ -75,7 +74,7 @@ _DEADLINE = {
 
 
 def _path_parameter(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": _TASK_PATTERN} if name == "task" else {"type": "string"}
+    schema = {"type": "string", "pattern": TASK_NAME} if name == "task" else {"type": "string"}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.runtime.manifest import check_task_name
 from edgepeft.runtime.prediction import Prediction
 from edgepeft.runtime.runtime import Answer, Readable
 from edgepeft.serve import schemas
@@ -25,6 +24,7 @@ from edgepeft.serve.problems import Json, Refused, explain, fault
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
+from edgepeft.task_name import check_task_name
 
 __all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving"]
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from edgepeft.task_name import TASK_NAME
+
 __all__ = [
     "Answers",
     "Health",
@@ -23,8 +25,7 @@ __all__ = [
     "TuneRow",
 ]
 
-# As a task's name in a manifest: also a file's name, so nothing else may stand in it.
-TaskName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$", examples=["mood"])]
+TaskName = Annotated[str, Field(pattern=TASK_NAME, examples=["mood"])]
 
 
 class _Asked(BaseModel):

@@ -94,7 +94,7 @@ def train(
     Raises:
         UsageError: options that this backbone, method or data cannot have; ``out`` exists.
         BundleError: ``start`` is of another method or number of labels.
-        EdgepeftError: the loss became infinite; no space left.
+        EdgepeftError: the loss or a gradient became infinite; no space left.
         Interrupted: ``stop`` said so; a checkpoint is in ``out``.
     """
     options = options.resolved(backbone, method)
@@ -185,24 +185,30 @@ class _Run:
         """Forward, backward, clip, AdamW.
 
         Raises:
-            EdgepeftError: the loss is not finite.
+            EdgepeftError: the loss or a gradient is not finite.
         """
         self.delta.train()
         inputs, targets = tensors_of(self.train_rows, chosen)
         loss = loss_of(self.delta.logits(self.model, inputs), targets)
         self.loss = loss.item()
         if not math.isfinite(self.loss):
-            raise EdgepeftError(
-                f"the loss became {self.loss} in step {self.position.step + 1}: the training diverged. "
-                f"Lower --lr ({self.options.learning_rate:g}) or --head-lr ({self.options.head_learning_rate:g})."
-            )
+            raise self.diverged(f"the loss became {self.loss}")
         factor = rate_factor(self.position.step, self.warmup, self.total)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.delta.parameters(), self.options.clip_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self.delta.parameters(), self.options.clip_norm)
+        if not math.isfinite(norm):
+            raise self.diverged("the gradients are not finite")
         self.optimizer.step()
+
+    def diverged(self, what: str) -> EdgepeftError:
+        """The error that says so, and which rates to lower."""
+        return EdgepeftError(
+            f"{what} in step {self.position.step + 1}: the training diverged. "
+            f"Lower --lr ({self.options.learning_rate:g}) or --head-lr ({self.options.head_learning_rate:g})."
+        )
 
     def evaluate(self) -> None:
         """Score the evaluation rows; keep the delta if it is the best so far (of equal scores, the lower loss)."""

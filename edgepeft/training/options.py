@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from typing import Any
 
 from edgepeft.backbones.base import Pooling
@@ -12,6 +11,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method
 from edgepeft.metrics import default_metric
+from edgepeft.task_name import check_task_name
 
 __all__ = ["TrainOptions"]
 
@@ -43,10 +43,7 @@ class TrainOptions:
     save_every: int = 100
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", self.task):
-            raise UsageError(
-                f"--task {self.task!r} becomes a file's name: give letters, digits, '.', '_' and '-', no '.' in front."
-            )
+        check_task_name(self.task)
         if self.epochs is not None and self.steps is not None:
             raise UsageError("--epochs and --steps exclude each other; give one of them.")
         for name in ("epochs", "steps", "batch_size", "save_every"):

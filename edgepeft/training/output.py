@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgepeft.delta import CARD_FILE, TENSORS_FILE
 from edgepeft.errors import UsageError
+from edgepeft.resources import refuse_mount_point
 from edgepeft.training.checkpoint import FOLDER, latest
 
 __all__ = ["prepare_output"]
@@ -17,12 +18,14 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
     """The checkpoint to continue from, or None for a new run; touches nothing.
 
     Raises:
-        UsageError: the folder holds something, and neither flag fits it; the message says which would.
+        UsageError: the folder holds something, and neither flag fits it; the message says which would. Or it is a
+            mount point.
     """
     if resume and force:
         raise UsageError("--resume and --force exclude each other: continue what is there, or replace it.")
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
+    refuse_mount_point(out)
     found = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
     checkpoint = latest(out)
     if resume:

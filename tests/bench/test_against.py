@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
-from contextlib import ExitStack
+import sys
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import edgepeft
 from edgepeft.bench.against import SideBySide, verdict
+from edgepeft.bench.host_load import HostLoad
 from edgepeft.bench.job import Job
 from edgepeft.bench.revision import Revision, open_revision
 from edgepeft.bench.run import Request, run
 from edgepeft.bench.statistics import Ratio
+from edgepeft.cli._main import main
 from edgepeft.errors import UsageError
 
 FIELDS = frozenset(Job.__dataclass_fields__)
@@ -103,6 +109,101 @@ def test_both_versions_do_every_round_and_launches_split_them(fake_start, base):
     assert 3 <= len(gemm) - 3 * len(outcome.document["schedule"]["warmup_batches"]) < 10, "the probe is in fewer rounds"
     started = [group for group in start.together if any("of the base" in label for label in group)]
     assert len(started) >= 3
+
+
+class Nth:
+    """Starts fake workers; the one that matches ``label`` in launch ``number`` is changed by ``change``."""
+
+    def __init__(self, start, label, number, change):
+        self.start, self.label, self.number, self.change, self.launched = start, label, number, change, 0
+
+    @contextmanager
+    def __call__(self, label, job):
+        with self.start(label, job) as worker:
+            if label == self.label:
+                self.launched += 1
+                if self.launched == self.number:
+                    self.change(worker)
+            yield worker
+
+
+def test_units_that_share_a_probe_get_each_of_its_samples_once(fake_start, base):
+    start = fake_start(0.1)
+    outcome = bench(start, SideBySide(base), methods=("lora", "bitfit"), rounds=40)
+    assert len(outcome.measured) == 3
+    # Rounds 1 and 11 of either launch's 20; what the probe did besides was warming up.
+    assert len(outcome.document["host"]["gemm_samples_gflops"]["infer"]) == 4
+    assert [len(one.gemm.samples) for one in outcome.measured] == [4, 4, 4]
+    assert [len(one.series.samples) for one in outcome.measured] == [40, 40, 40]
+    probed = [label for label, _ in start.log if label == "infer onnxruntime gemm"]
+    assert [len(one.gemm.warmup) for one in outcome.measured] == 3 * [len(probed) - 4]
+
+
+@pytest.mark.parametrize("label", ["infer onnxruntime backbone", "infer onnxruntime backbone of the base"])
+def test_limits_that_a_later_launch_lost_are_reported(fake_start, base, label):
+    def lose(worker):
+        worker.in_force, worker.notes = replace(worker.in_force, emulation="partial"), ("limits were lost: memory",)
+
+    outcome = bench(Nth(fake_start(0.1), label, 2, lose), SideBySide(base))
+    assert outcome.document["profile"]["emulation"] == "partial"
+    (row,) = outcome.document["results"]
+    assert [warning for warning in row["warnings"] if "limits were lost: memory" in warning]
+
+
+def test_what_others_did_during_a_later_launch_is_warned_of(fake_start, base, monkeypatch):
+    loads = iter([HostLoad(0.0, 0.0, 0, 0), HostLoad(1.5, 0.0, 3_000_000, 0)])
+    monkeypatch.setattr("edgepeft.bench.measure.load_between", lambda *arguments: next(loads))
+    (row,) = bench(fake_start(0.1), SideBySide(base)).document["results"]
+    assert any("1.50 cores" in warning for warning in row["warnings"])
+    assert any("3 MB were swapped" in warning for warning in row["warnings"])
+
+
+def cut_off(start, label="infer onnxruntime backbone", after=8):
+    """A start of workers of which one, in the first launch, is stopped by Ctrl-C."""
+
+    def press(worker):
+        step, done = worker.step, itertools.count()
+
+        def stepped(batch):
+            if next(done) == after:
+                raise KeyboardInterrupt
+            return step(batch)
+
+        worker.step = stepped
+
+    return Nth(start, label, 1, press)
+
+
+def test_ctrl_c_starts_no_further_launch_and_gives_no_verdict(fake_start, base):
+    start, side = cut_off(fake_start(host(2.0))), SideBySide(base)
+    outcome = bench(start, side)
+    assert start.launched == 1
+    assert all(one.interrupted for one in outcome.measured)
+    assert side.annotate(outcome.document, outcome.measured, 0.05) == []
+    (row,) = outcome.document["results"]
+    assert row["against"]["verdict"] == "interrupted"
+    assert 0 < len(row["samples_s"]) == len(row["against"]["base_samples_s"]) < 20
+
+
+def test_a_workload_that_lacks_its_second_launch_has_no_verdict_either(fake_start, base):
+    start, side = cut_off(fake_start(host(2.0)), "finetune pytorch full"), SideBySide(base)
+    outcome = bench(start, side, engines=("onnxruntime", "pytorch"), workloads=("infer", "finetune"))
+    assert side.annotate(outcome.document, outcome.measured, 0.05) == []
+    assert {one.unit.workload for one in outcome.measured if one.interrupted} == {"infer", "finetune"}
+
+
+def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, base, tmp_path, monkeypatch, capsys):
+    start, path = cut_off(fake_start(host(2.0))), tmp_path / "kept.json"
+    monkeypatch.setattr("edgepeft.bench.run.run", partial(run, start=start))
+    monkeypatch.setattr("edgepeft.bench.against.open_revision", lambda asked, work: base)
+    asked = ["bench", "--profile", "rpi4", "--backbone", "all-MiniLM-L6-v2", "--rounds", "20", "--length", "8"]
+    asked += ["--batch-size", "2", "--engine", "onnxruntime", "--workload", "infer"]
+    monkeypatch.setattr(sys, "argv", ["edgepeft", *asked, "--against", "main", "--json", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    done = len(json.loads(path.read_text())["results"][0]["samples_s"])
+    assert f"{done} of 20 rounds are in the JSON" in capsys.readouterr().err
 
 
 def test_the_other_versions_workers_get_its_package_and_its_own_bundle(fake_start, base):

@@ -84,7 +84,7 @@ def test_energy_without_a_sensor_is_estimated_and_marked(fake_start, tmp_path):
 def test_energy_of_a_sensor_is_the_sensors(fake_start, tmp_path):
     root = pi4(tmp_path)
     counter = put(root, "sys/class/hwmon/hwmon0/energy1_input", 0)
-    put(root, "sys/class/hwmon/hwmon0/name", "meter")
+    put(root, "sys/class/hwmon/hwmon0/name", "ina228")
 
     def seconds(label):
         counter.write_text(str(int(counter.read_text()) + 3_000_000))  # microjoules

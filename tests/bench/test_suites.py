@@ -250,6 +250,10 @@ def test_suites_are_found_by_their_files():
     [
         (["--suite", "nope"], "no suite is called 'nope'"),
         (["--suite", "speed", "--length", "3", "--task", "x"], "leave --task, --length out"),
+        (["--suite", "speed", "bundle", "--launches", "3", "--set", "a=1"], "leave BUNDLE, --set, --launches out"),
+        (["--suite", "speed", "--max-regression", "5%", "--no-cache"], "leave --no-cache, --max-regression out"),
+        (["--launches", "3"], "--launches: of use with --against alone"),
+        (["--max-regression", "5%", "--rounds", "3"], "--max-regression: of use with --against alone"),
         (["--suite", "speed", "--plot", "x.gif"], ".png or .svg"),
         (["--suite", "speed", "--rounds", "0"], "--rounds must be above 0"),
         (["--suite", "speed", "--backbone", "nope"], "nope"),
@@ -263,6 +267,23 @@ def test_wrong_options_are_refused_before_anything_runs(arguments, said, capsys,
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_suite_takes_or_refuses_every_option_of_bench(capsys, monkeypatch):
+    import typer.main
+
+    from edgepeft.cli import bench
+    from edgepeft.cli._main import app, main
+
+    options = {one.name: one for one in typer.main.get_command(app).commands["bench"].params}
+    assert set(options) >= bench._OF_A_SUITE
+    for name in set(options) - bench._OF_A_SUITE - {"bundle", "help"}:
+        value = [] if options[name].is_flag else ["1"]
+        monkeypatch.setattr(sys, "argv", ["edgepeft", "bench", "--profile", "rpi4", "--suite", "speed"])
+        sys.argv += [options[name].opts[0], *value]
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2 and f"leave {options[name].opts[0]} out" in capsys.readouterr().err
 
 
 @pytest.mark.slow

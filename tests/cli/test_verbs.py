@@ -1,5 +1,6 @@
 """The verbs that need no torch, as a user calls them: output, exit codes, and no traceback ever."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from verbs import ENTRY, edgepeft
 
 from edgepeft.backbones.tokens import Text
+from edgepeft.cli._main import main
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -52,6 +54,22 @@ def mean_of_tokens(bundle, text):
 def written(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_run_escapes_what_has_no_utf_8_and_nothing_else(exported, tmp_path, form):
+    texts = ["w7 \ud800", "w7 äöü \u4f60", "\udcff"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"sentence1": text}) + "\n" for text in texts))
+    done = edgepeft("run", exported, "--task", "mood", "--input", tmp_path / "rows.jsonl", *form)
+    assert not done.returncode, done.stderr
+    answers = json.loads(done.stdout) if form else [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["text"] for answer in answers] == texts
+    assert "äöü \u4f60" in done.stdout
+
+
+def test_run_escapes_a_byte_of_the_command_line_that_is_no_utf_8(exported):
+    done = edgepeft("run", exported, "--task", "mood", "w7 \udcff")  # as Python hands the byte 0xff over
+    assert (done.returncode, "w7 \\udcff" in done.stdout) == (0, True), done.stderr
 
 
 def test_run_answers_each_row_of_a_file_with_the_task_that_it_names(exported, tmp_path):
@@ -177,7 +195,7 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("verify", "nowhere"), 2, "not a bundle"),
         (("add", "BUNDLE", "nowhere.onnx"), 2, "nowhere.onnx"),
         (("add", "BUNDLE", "BUNDLE/tasks/mood.onnx"), 2, "already"),
-        (("add", "BUNDLE", "BUNDLE"), 1, "delta.json"),
+        (("add", "BUNDLE", "BUNDLE"), 2, "delta.json"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "LABELS"), 1, "no label 'maybe'"),
         (("eval", "BUNDLE", "--task", "mood", "--data", "COLUMNS"), 1, "no column label"),
         (("eval", "BUNDLE", "--task", "score", "--data", "LABELS"), 1, "finite number"),
@@ -211,3 +229,22 @@ def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):
         process.stdout.readline()
         process.stdout.close()
         assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(errno.EIO, "Input/output error", "/mnt/card"), "error: /mnt/card: Input/output error. "),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: no space left on the disk. "),
+        (TimeoutError(), "error: TimeoutError. "),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, error, line):
+    def refused():
+        raise error
+
+    monkeypatch.setattr("edgepeft.cli._main.app", refused)
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capsys.readouterr().err
+    assert (end.value.code, said.startswith(line), said.count("\n")) == (1, True, 1), said

@@ -19,6 +19,9 @@ def write(path, records):
     return path
 
 
+PLAIN = [{"sentence1": f"day {i}", "label": ("bad", "good")[i % 2]} for i in range(20)]
+
+
 def test_without_other_files_two_tenths_are_held_out_and_the_parts_are_disjoint():
     data = task_data(rows(100))
     lines = [{row.line for row in part} for part in (data.train, data.eval, data.test)]
@@ -85,11 +88,41 @@ def test_pairs_and_single_texts_are_not_mixed_between_files():
 def test_the_rows_that_choose_are_never_the_rows_reported(tmp_path, data_file):
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(data_file.read_bytes())
-    with pytest.raises(UsageError, match=r"--data .*moods\.jsonl and --test .*copy\.jsonl hold the same rows"):
+    with pytest.raises(UsageError, match=r"every row of --data .*moods\.jsonl is in --test .*copy\.jsonl too"):
         load_data(data_file, test=copy)
     other = write(tmp_path / "other.jsonl", [{"sentence1": "cold soup", "label": "bad"}])
-    with pytest.raises(UsageError, match=r"--eval .* and --test .* hold the same rows"):
+    with pytest.raises(UsageError, match=r"every row of --eval .* is in --test .* too.* Leave --test out"):
         load_data(data_file, eval=other, test=other)
+
+
+def test_no_order_and_no_further_row_hides_that_a_part_lies_in_another(tmp_path, data_file):
+    lines = data_file.read_text().splitlines(keepends=True)
+    shuffled, within, around = (tmp_path / f"{name}.jsonl" for name in ("shuffled", "within", "around"))
+    shuffled.write_text("".join(reversed(lines)))
+    within.write_text("".join(lines[5:9]))
+    around.write_text('{"sentence1": "cold film", "label": "bad"}\n' + "".join(lines))
+    for test in (shuffled, around):
+        with pytest.raises(UsageError, match=f"every row of --data .* is in --test .*{test.name} too"):
+            load_data(data_file, test=test)
+    with pytest.raises(UsageError, match=r"every row of --test .*within\.jsonl is in --eval .*around\.jsonl too"):
+        load_data(write(tmp_path / "train.jsonl", PLAIN), eval=around, test=within)
+
+
+def test_rows_that_choose_may_be_some_of_those_that_train_but_not_all(tmp_path, data_file):
+    some = tmp_path / "some.jsonl"
+    some.write_text("".join(data_file.read_text().splitlines(keepends=True)[:4]))
+    assert "4 of eval in train" in load_data(data_file, some).split
+    with pytest.raises(UsageError, match=r"every row of --data .* is in --eval"):
+        load_data(data_file, data_file)
+
+
+def test_rows_that_two_parts_share_are_counted_in_what_is_recorded(tmp_path):
+    train, more = write(tmp_path / "train.jsonl", PLAIN), [{"sentence1": "warm day", "label": "good"}]
+    dev = write(tmp_path / "dev.jsonl", [*more, PLAIN[0]])
+    test = write(tmp_path / "test.jsonl", [PLAIN[0], PLAIN[0], PLAIN[3], {"sentence1": "grim day", "label": "bad"}])
+    split = load_data(train, dev, test).split
+    assert split.endswith("; rows in both: 1 of eval in train, 3 of test in train, 2 of test in eval")
+    assert "both" not in load_data(train, write(tmp_path / "new.jsonl", more)).split
 
 
 @pytest.mark.parametrize(

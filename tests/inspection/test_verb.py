@@ -160,7 +160,7 @@ def test_wrong_calls_are_refused_with_their_reason_and_leave_nothing(call, backb
         (call(delta, "--metric", "pearson"), UsageError, "no metric of a classification"),
         (call(delta, "--metric", "f1:z"), UnknownName, "no label is called 'z'"),
         (call(delta, backbone=tiny("bert", seed=3)), BundleError, "Use the backbone that it was trained on"),
-        (call(tmp_path / "nothing"), BundleError, "is not a delta"),
+        (call(tmp_path / "nothing"), UsageError, "is not a delta: it is not there"),
         (call(delta, backbone=None), UsageError, "there is no folder"),
         (call(delta, out="rows.jsonl"), UsageError, "is a file"),
         (call(delta, out="delta", data=odd), UsageError, "no part of an inspection"),

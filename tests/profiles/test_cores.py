@@ -40,6 +40,25 @@ def test_a_v2_quota_counts(v2, monkeypatch):
     assert usable_cores(v2.proc) == 3
 
 
+@pytest.mark.parametrize("name", [b"Fotos_\xfc", "two\u2028lines".encode(), b"a\rb", b"a\x85b"])
+def test_another_mount_may_have_a_name_of_any_bytes(v2, name):
+    (v2.own / "cpu.max").write_text("150000 100000")
+    mounts = v2.proc / "self" / "mountinfo"
+    # The kernel escapes space, tab, newline and backslash, and nothing else (fs/proc_namespace.c).
+    stick = b"77 1 8:17 / /media/pi/" + name + b" rw,nosuid - vfat /dev/sda1 rw\n"
+    mounts.write_bytes(stick + mounts.read_bytes())
+    assert cpu_quota(v2.proc) == 1.5
+
+
+def test_the_own_group_may_have_a_name_of_any_bytes(v2):
+    odd = v2.root / os.fsdecode(b"caf\xe9")
+    odd.mkdir()
+    (odd / "cgroup.procs").write_text("")
+    (odd / "cpu.max").write_text("50000 100000")
+    (v2.proc / "self" / "cgroup").write_bytes(b"0::/caf\xe9\n")
+    assert cpu_quota(v2.proc) == 0.5
+
+
 def test_no_control_groups_means_no_quota(tmp_path):
     assert cpu_quota(tmp_path) is None
 

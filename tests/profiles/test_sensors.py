@@ -84,6 +84,13 @@ def test_a_cooling_device_at_the_processor_that_works_is_throttling(tmp_path):
     assert sensors.read().throttled == ("cooling by thermal-cpufreq-0",)
 
 
+def test_of_cooling_devices_that_are_called_alike_one_that_works_is_enough(tmp_path):
+    for number, state in enumerate([0, 3, 0]):  # a PC's cores
+        put(tmp_path, f"sys/class/thermal/cooling_device{number}/type", "Processor")
+        put(tmp_path, f"sys/class/thermal/cooling_device{number}/cur_state", state)
+    assert Sensors(tmp_path, "/nowhere").read().throttled == ("cooling by Processor",)
+
+
 def test_a_pcs_throttle_counter_counts_since_the_reading_before(tmp_path):
     counter = "sys/devices/system/cpu/cpu3/thermal_throttle/core_throttle_count"
     put(tmp_path, counter, "17")
@@ -137,6 +144,27 @@ def test_a_jetsons_input_is_volts_times_amperes_times_seconds(tmp_path):
         time.sleep(0.25)
     assert meter.joules == pytest.approx(6.0 * (time.perf_counter() - began), rel=0.05)
     assert meter.source == "hwmon ina3221 VDD_IN"
+
+
+# Documentation/hwmon and drivers/power/supply/power_supply_hwmon.c: what these names are.
+@pytest.mark.parametrize("name", ["BAT0", "amdgpu", "nouveau", "xe", "amd_energy", "sfp", "tps53679"])
+def test_what_a_part_takes_is_not_taken_for_the_boards(tmp_path, name):
+    for file, value in {"name": name, "power1_input": 9_000_000, "energy1_input": 1}.items():
+        put(tmp_path, f"sys/class/hwmon/hwmon0/{file}", value)
+    for file, value in {"in1_label": "vin", "in1_input": 12000, "curr1_input": 700}.items():
+        put(tmp_path, f"sys/class/hwmon/hwmon0/{file}", value)
+    assert Meter(tmp_path, "/nowhere").source is None
+
+
+@pytest.mark.parametrize("name", ["ina219", "ina226", "ina238", "ltc2945"])
+def test_a_monitor_in_the_supply_line_is_read_in_microwatts_wherever_it_lies(tmp_path, name):
+    for folder, called, microwatts in (("hwmon0", "amdgpu", 40_000_000), ("hwmon1", name, 6_250_000)):
+        put(tmp_path, f"sys/class/hwmon/{folder}/name", called)
+        put(tmp_path, f"sys/class/hwmon/{folder}/power1_input", microwatts)
+    meter = Meter(tmp_path, "/nowhere")
+    with meter:
+        pass
+    assert (meter._watts[0], meter.source) == (6.25, f"hwmon {name}")
 
 
 def test_a_pi_5s_rails_are_summed(tmp_path):

@@ -1,11 +1,13 @@
 """Manifests that a stranger wrote."""
 
+import errno
 import json
 
 import pytest
 
 from edgepeft.errors import BundleError, UnknownName, UsageError
-from edgepeft.runtime.manifest import Manifest, check_task_name
+from edgepeft.runtime.manifest import Manifest
+from edgepeft.task_name import check_task_name
 
 SOUND = {
     "format": "edgepeft.bundle/1",
@@ -124,3 +126,15 @@ def test_an_unknown_task_is_answered_with_the_nearest_one(tmp_path):
 def test_names_that_cannot_be_files_are_refused(name):
     with pytest.raises(UsageError):
         check_task_name(name)
+
+
+@pytest.mark.parametrize("denied", ["pathlib.Path.read_bytes", "pathlib.Path.is_file"])  # the file; a folder above it
+def test_a_bundle_that_this_user_may_not_read_is_no_traceback(tmp_path, monkeypatch, denied):
+    written(tmp_path)
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(denied, refused)
+    with pytest.raises(BundleError, match=r"edgepeft\.json cannot be read \(Permission denied\).*chmod"):
+        Manifest.read(tmp_path)

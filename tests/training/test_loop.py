@@ -16,7 +16,7 @@ from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.methods.base import method_named
 from edgepeft.rows import Row
-from edgepeft.training.evaluation import evaluate
+from edgepeft.training.evaluation import evaluate, loss_of
 from edgepeft.training.loop import Interrupted, _encoded, _optimizer, train
 from edgepeft.training.options import TrainOptions
 
@@ -247,6 +247,14 @@ def test_even_force_deletes_no_folder_that_holds_something_else(run, tmp_path):
     assert set(content(tmp_path / "out")) == {"thesis.tex"}
 
 
+def test_a_mount_point_is_refused_before_training_and_not_when_the_delta_is_to_be_written(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.is_mount", lambda path: path == tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UsageError, match="is a mount point"):
+        run()
+    assert not content(tmp_path / "out")
+
+
 def test_an_interrupted_replacement_leaves_the_old_delta_whole(run, tmp_path):
     run()
     before = content(tmp_path / "out")
@@ -258,6 +266,17 @@ def test_an_interrupted_replacement_leaves_the_old_delta_whole(run, tmp_path):
 def test_a_run_that_diverges_says_which_rates_to_lower(run):
     with pytest.raises(EdgepeftError, match=r"Lower --lr \(1e\+30\)"):
         run(options=replace(OPTIONS, learning_rate=1e30, epochs=3))
+
+
+def test_a_gradient_that_is_not_finite_is_never_taken_for_the_best_step(run, tmp_path, monkeypatch):
+    def steep(logits, targets):  # the loss itself, with the infinite slope of a root at zero
+        loss = loss_of(logits, targets)
+        return loss + (loss - loss.detach()).sqrt()
+
+    monkeypatch.setattr("edgepeft.training.loop.loss_of", steep)
+    with pytest.raises(EdgepeftError, match=r"the gradients are not finite in step 1: .* Lower --lr \(0\.001\)"):
+        run(options=replace(OPTIONS, epochs=None, steps=1))
+    assert "delta.json" not in content(tmp_path / "out")
 
 
 def test_a_length_beyond_the_backbones_positions_is_refused(run):

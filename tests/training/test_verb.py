@@ -57,8 +57,9 @@ def test_truncated_texts_are_mentioned_once(call):
         (["--batch-size", "-1"], UsageError, "--batch-size must be at least 1"),
         (["--lr", "nan"], UsageError, "--lr must be a positive number"),
         (["--head-lr", "-0.1"], UsageError, "--head-lr must be a positive number"),
-        (["--task", "../../etc"], UsageError, "becomes a file's name"),
-        (["--task", ".hidden"], UsageError, "becomes a file's name"),
+        (["--task", "../../etc"], UsageError, "cannot be a task's name"),
+        (["--task", ".hidden"], UsageError, "cannot be a task's name"),
+        (["--task", "m" * 101], UsageError, "at most 100"),  # else it trains, and no export takes it
         (["--metric", "acuracy"], UnknownName, "Did you mean 'accuracy'"),
         (["--metric", "pearson"], UsageError, "no metric of a classification"),
         (["--method", "holsby"], UnknownName, "Did you mean 'houlsby'"),

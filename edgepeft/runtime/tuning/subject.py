@@ -16,11 +16,11 @@ from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
-from edgepeft.runtime.manifest import check_task_name
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.step import Arrays
 from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
+from edgepeft.task_name import check_task_name
 
 __all__ = ["Files", "Subject", "from_task", "from_template"]
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import Manifest, TaskEntry, check_task_name
+from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.tasks import commit_tasks, prepare_task
 from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
 from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
 from edgepeft.runtime.verify import pack_check
+from edgepeft.task_name import check_task_name
 
 __all__ = ["TuneResult", "tune"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,8 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.export.bundle import export_bundle
 from edgepeft.methods.base import method_named
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.versions import content_of, keep
 
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 
@@ -200,3 +203,20 @@ def test_a_template_and_a_task_without_a_training_graph(bundle, exported):
 def test_wrong_options_are_usage_errors(exported, arguments, said):
     done = edgepeft("fit", exported, *arguments)
     assert done.returncode == 2 and said in done.stderr
+
+
+def test_the_disk_holds_a_task_whose_replacement_was_cut_off_where_it_lies(exported, tmp_path):
+    whole = predicted(exported, "--task", "mood")["disk"]
+    copy = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    tasks, entry = copy / "tasks", Bundle(copy).entry("pair")
+    keep(tasks, "pair", entry, content_of(tasks, "pair", entry))
+    (tasks / "pair.onnx").unlink()
+    assert predicted(copy, "--task", "mood")["disk"]["of it, tasks"] == whole["of it, tasks"]
+
+
+def test_another_task_whose_file_is_missing_is_a_damaged_bundle(exported, tmp_path):
+    copy = Path(shutil.copytree(exported, tmp_path / "bundle"))
+    (copy / "tasks" / "pair.onnx").unlink()
+    done = edgepeft("fit", copy, "--profile", "rpi4", "--task", "mood")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "pair.onnx" in done.stderr and "the bundle is incomplete" in done.stderr
