@@ -111,7 +111,7 @@ def test_no_order_and_no_further_row_hides_that_a_part_lies_in_another(tmp_path,
 def test_rows_that_choose_may_be_some_of_those_that_train_but_not_all(tmp_path, data_file):
     some = tmp_path / "some.jsonl"
     some.write_text("".join(data_file.read_text().splitlines(keepends=True)[:4]))
-    assert "4 of eval in train" in load_data(data_file, some).split
+    assert "rows in both: 3 of eval in train, 1 of test in eval" in load_data(data_file, some).split  # one is held out
     with pytest.raises(UsageError, match=r"every row of --data .* is in --eval"):
         load_data(data_file, data_file)
 
