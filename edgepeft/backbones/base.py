@@ -184,6 +184,10 @@ class Family(Table):
     """Backbones that share one table and one graph builder."""
 
     @abstractmethod
+    def checkpoint_prefix(self, architecture: Architecture) -> str:
+        """What whole models, and transformers' classes, put before the base model's names, with its dot."""
+
+    @abstractmethod
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """Index a weights file by the base model's parameter names."""
 

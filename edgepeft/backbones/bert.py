@@ -171,13 +171,17 @@ class Bert(Family):
                 found[f"{site.name}.{suffix}"] = value
         return found
 
+    def checkpoint_prefix(self, architecture: Architecture) -> str:
+        """``bert.``, and so on."""
+        return LAYOUTS[architecture.model_type].prefix
+
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """Index the weights, whether they are the base model's or a whole model's.
 
         Raises:
             BundleError: not safetensors, truncated, or of another model.
         """
-        prefixes = ("", LAYOUTS[architecture.model_type].prefix)
+        prefixes = ("", self.checkpoint_prefix(architecture))
         return Checkpoint.open(weights).with_prefix_for(architecture.tensors, prefixes)
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:

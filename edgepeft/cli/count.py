@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
     try:
-        from edgepeft.methods._counting import count
+        from edgepeft.counting import count
         from edgepeft.methods.base import method_named
     except ImportError as error:
         raise MissingPackage(f"counting needs {error.name}: pip install 'edgepeft[train]'.") from error
@@ -99,7 +99,7 @@ def _show(document: Mapping[str, Any]) -> None:
     from rich.table import Column, Table
     from rich.text import Text
 
-    from edgepeft.methods._counting import BYTES
+    from edgepeft.counting import BYTES
 
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""

@@ -1,7 +1,7 @@
 """Pass: make the constants that a delta graph leaves to its loader, the inputs ``generated:<tensor>``.
 
 Reads its arguments only.  A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object:
-``generator`` ("fastfood/1", specified in ``edgepeft.methods._fastfood``), ``seed``, ``vector`` and ``scales`` (which of
+``generator`` ("fastfood/1", specified in ``edgepeft.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
 its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.
 """
@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.errors import BundleError
+from edgepeft.fastfood import Fastfood, ahead
 from edgepeft.graph.names import generated, without_prefix
-from edgepeft.methods._fastfood import Fastfood, ahead
 from edgepeft.profiles.cores import thread_count
 
 __all__ = ["RECIPE", "generated_tensors"]

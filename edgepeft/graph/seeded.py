@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.methods._fastfood import splitmix64
+from edgepeft.fastfood import splitmix64
 
 __all__ = ["normal", "uniform"]
 

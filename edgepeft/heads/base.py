@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -20,11 +21,14 @@ class Head(nn.Module):
     A subclass takes (hidden size, number of outputs, dropout probability) and is found by its
     ``kind``; regression is a head with one output.  ``reads`` names frozen backbone tensors that its
     ``forward`` gets after the pooled value (BERT's pooler); they are never part of a delta.
+    ``places`` says where transformers' class for sequence classification keeps what: module of the head ->
+    theirs, the one that gives the logits last.
     """
 
     kind: ClassVar[str]
     source: ClassVar[str]  # whose head it is
     reads: ClassVar[tuple[str, ...]] = ()
+    places: ClassVar[Mapping[str, str]]
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -20,6 +21,7 @@ class BertPooler(Head):
     kind: ClassVar[str] = "bert-pooler"
     source: ClassVar[str] = "BertForSequenceClassification of transformers"
     reads: ClassVar[tuple[str, ...]] = ("pooler.dense.weight", "pooler.dense.bias")
+    places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)

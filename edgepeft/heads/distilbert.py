@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -18,6 +19,7 @@ class DistilBert(Head):
 
     kind: ClassVar[str] = "distilbert"
     source: ClassVar[str] = "DistilBertForSequenceClassification of transformers"
+    places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
@@ -17,6 +18,7 @@ class Linear(Head):
 
     kind: ClassVar[str] = "linear"
     source: ClassVar[str] = "Devlin et al., 2019, without the pooler; sentence-transformers with mean pooling"
+    places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)

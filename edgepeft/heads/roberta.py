@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -18,6 +19,7 @@ class Roberta(Head):
 
     kind: ClassVar[str] = "roberta"
     source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
+    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,20 +10,11 @@ import torch
 from torch import Tensor
 
 from edgepeft.backbones.base import Architecture, Site
-from edgepeft.backbones.bert import LAYOUTS
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
+from edgepeft.heads.base import head_named
 
 __all__ = ["Classifier"]
-
-# Kind of head -> our module -> theirs.
-_DENSE_OUT = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-HEAD_MODULES = {
-    "bert-pooler": {"classifier": "classifier"},
-    "roberta": _DENSE_OUT,
-    "electra": _DENSE_OUT,
-    "distilbert": {"pre_classifier": "pre_classifier", "classifier": "classifier"},
-}
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class Classifier:
     @property
     def prefix(self) -> str:
         """Of the base model's tensors, with its dot."""
-        return LAYOUTS[self.architecture.model_type].prefix
+        return self.backbone.family.checkpoint_prefix(self.architecture)
 
     @property
     def head(self) -> str:
@@ -47,9 +39,9 @@ class Classifier:
         return self.architecture.head
 
     @property
-    def head_modules(self) -> dict[str, str]:
+    def head_modules(self) -> Mapping[str, str]:
         """Module of our head -> theirs."""
-        return HEAD_MODULES[self.head]
+        return head_named(self.head).places
 
     @property
     def last(self) -> str:
@@ -82,16 +74,16 @@ class Classifier:
 
     def head_tensors(self, outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Their head tensor -> (ours, its shape)."""
-        d = self.architecture.hidden_size
-        found: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for ours, theirs in self.head_modules.items():
-            rows = outputs if theirs == self.last else d
-            found[f"{theirs}.weight"] = (f"head/{ours}.weight", (rows, d))
-            found[f"{theirs}.bias"] = (f"head/{ours}.bias", (rows,))
-        return found
+        with torch.device("meta"):  # shapes alone
+            head = head_named(self.head)(self.architecture.hidden_size, outputs, 0.0)
+        return {
+            f"{theirs}.{part}": (f"head/{ours}.{part}", tuple(tensor.shape))
+            for ours, theirs in self.head_modules.items()
+            for part, tensor in head.get_submodule(ours).named_parameters()
+        }
 
     def stored_head(self) -> dict[str, Tensor]:
         """The head's tensors that the backbone's own checkpoint holds, by their names."""
         whole = Checkpoint(self.backbone.weights, self.backbone.checkpoint.tensors)
-        names = (f"{module}.{part}" for module in self.head_modules.values() for part in ("weight", "bias"))
+        names = self.head_tensors(1)
         return {name: torch.from_numpy(whole.read(name).copy()) for name in names if whole.has(name)}

@@ -14,9 +14,9 @@ from edgepeft.backbones.base import Architecture, table_of
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
+from edgepeft.counting import count as counting
 from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
-from edgepeft.methods._counting import count as counting
 from edgepeft.methods.full import Full
 from edgepeft.methods.spartan import Spartan
 

@@ -50,6 +50,7 @@ def test_logits_equal_transformers_model_with_the_same_head(classifier: Any, mod
     kind, places = HEADS[model_type]
     delta = new_delta(backbone, LoRA(), "t", None if labels == 1 else tuple("abc")[:labels]).eval()
     assert delta.card.head == kind  # the kind that the backbone gets when nothing is said
+    assert head_named(kind).places == places
     for own, place in places.items():
         getattr(delta.head, own).load_state_dict(theirs.get_submodule(place).state_dict())
     found = ragged(5, 9, SIZES[model_type])
@@ -68,6 +69,12 @@ def test_count_is_that_of_the_modules_parameters(tiny: Callable[..., Path], kind
     for outputs in (1, 4):
         parameters = head(architecture.hidden_size, outputs, 0.1).parameters()
         assert sum(p.numel() for p in parameters) == head.n_parameters(architecture, outputs)
+
+
+@pytest.mark.parametrize("kind", sorted(heads()))
+def test_every_head_says_where_transformers_keeps_each_of_its_modules(kind: str):
+    modules = {name.rpartition(".")[0] for name, _ in head_named(kind)(8, 3, 0.1).named_parameters()}
+    assert set(head_named(kind).places) == modules
 
 
 def test_linear_reads_the_mean_of_real_tokens_where_sentence_transformers_says_so(tiny: Callable[..., Path]):

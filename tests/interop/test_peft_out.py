@@ -1,16 +1,20 @@
 """A LoRA delta as a folder of PEFT's: the same tensors as PEFT's own files, and, where peft is installed, equal logits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from deltas import random_delta
 from safetensors.torch import load_file
 
+from edgepeft.backbones.bert import Bert
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import UsageError
+from edgepeft.heads.base import Head
 from edgepeft.interop.base import Request, importer_of
 from edgepeft.interop.peft_out import write_peft
 
@@ -68,6 +72,51 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
     with torch.no_grad():
         wanted, found = theirs(**inputs).logits, delta.logits(load_model(backbone, "eager"), inputs)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, Request("task"))
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
+
+
+class TwoStory(Head):
+    """A head of another form than those that are there."""
+
+    kind = "two-story"
+    source = "this test"
+    places: ClassVar = {"narrow": "top.narrow", "out": "top.out"}
+
+    def __init__(self, hidden, outputs, dropout):
+        super().__init__(hidden, outputs, dropout)
+        self.narrow, self.out = torch.nn.Linear(hidden, 5), torch.nn.Linear(5, outputs, bias=False)
+
+    def forward(self, pooled, *weights):
+        return self.out(self.narrow(pooled))
+
+    @classmethod
+    def n_parameters(cls, architecture, outputs):
+        return 5 * architecture.hidden_size + 5 + 5 * outputs
+
+
+class Elsewhere(Bert):
+    """A family that keeps its tensors under another name."""
+
+    def checkpoint_prefix(self, architecture):
+        return "elsewhere."
+
+    def architecture(self, config):
+        return replace(super().architecture(config), head="two-story")
+
+
+def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("edgepeft.heads.linear.TwoStory", TwoStory, raising=False)  # where heads are looked for
+    backbone = open_backbone(str(tiny("bert")))
+    backbone.__dict__["family"] = Elsewhere()  # a cached property's place
+    delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), head="two-story")
+    write_peft(delta, backbone, tmp_path / "out")
+    written = {name.removeprefix("base_model.model.") for name in load_file(tmp_path / "out/adapter_model.safetensors")}
+    assert {name for name in written if not name.startswith("elsewhere.encoder.layer.")} == {
+        "top.narrow.weight",
+        "top.narrow.bias",
+        "top.out.weight",
+    }
     again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, Request("task"))
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 

@@ -16,7 +16,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
-from edgepeft.methods._fastfood import Fastfood, splitmix64, walsh_hadamard
+from edgepeft.fastfood import Fastfood, splitmix64, walsh_hadamard
 from edgepeft.methods.intrinsic_said import IntrinsicSAID, Projected
 
 WORD = (1 << 64) - 1
