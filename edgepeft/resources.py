@@ -17,6 +17,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 
 __all__ = [
     "cache_folder",
+    "check_target",
     "data_folder",
     "file_identity",
     "locked",
@@ -157,12 +158,14 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     Any exception, Ctrl-C included, removes it and leaves what was at ``path`` as it was.
 
     Raises:
-        UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point.
+        UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point; as
+            ``check_target``.
         EdgepeftError: no space left or no permission.
     """
     path = path.absolute()
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
+    check_target(path)
     refuse_mount_point(path)
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
@@ -187,6 +190,19 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                     parent.rmdir()
             raise
         _sync(path.parent)
+
+
+def check_target(path: Path) -> None:
+    """See that a file or folder can come to stand at ``path``, before the work that it is to hold.
+
+    Raises:
+        UsageError: on the way there lies a file, or a folder that is not this user's to write.
+    """
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not above.is_dir():
+        raise UsageError(f"{path} cannot be written: {above} is a file. Choose another place.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
 
 
 def refuse_mount_point(path: Path) -> None:

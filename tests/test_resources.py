@@ -6,7 +6,7 @@ import json
 import pytest
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.resources import cache_folder, new_folder, write_atomically, write_json
+from edgepeft.resources import cache_folder, check_target, new_folder, write_atomically, write_json
 
 
 def fill(folder, failure=None, *, force=False):
@@ -71,6 +71,17 @@ def test_a_mount_point_is_refused_before_the_work_since_no_folder_can_take_its_p
         fill(volume, AssertionError("the work began"))
     fill(volume / "out")
     assert (volume / "out" / "part").read_text() == "new"
+
+
+def test_a_file_on_the_way_to_a_target_is_refused_before_the_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UsageError, match=r"file/a/b cannot be written: .*file is a file"),
+        new_folder(tmp_path / "file/a/b"),
+    ):
+        pytest.fail("the work began")
+    check_target(tmp_path / "new" / "folder" / "result.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):

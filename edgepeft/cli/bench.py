@@ -102,6 +102,7 @@ def command(
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     given = _given(ctx)
+    _check_file(json)
     if suite is not None:
         if others := [shown for name, shown in given.items() if name not in _OF_A_SUITE]:
             raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(others)} out.")
@@ -154,6 +155,17 @@ def command(
         failures = _against(request, against, launches, allowed, json)
     if failures:
         raise DoesNotFit("; ".join(str(failure) for failure in failures))
+
+
+def _check_file(json: str | None) -> None:
+    """Before minutes of measuring, not after."""
+    from edgepeft.resources import check_target
+
+    if json is None or json == _STDOUT:
+        return
+    if Path(json).is_dir():
+        raise UsageError(f"--json {json} is a folder; name a file in it.")
+    check_target(Path(json))
 
 
 def _given(ctx: typer.Context) -> dict[str, str]:
