@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._output import log, print_json, table_console
 from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_WIDTH = 120  # of a table in a file or a log, where rich would take 80
 _STDOUT = "-"
 _SCENARIO = "offline"
 _INTERRUPTED = 130
@@ -211,7 +210,6 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
         raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
     from edgepeft.bench.against import SideBySide
     from edgepeft.bench.run import run
-    from edgepeft.cli._output import log
 
     with ExitStack() as stack:
         side = SideBySide.open(asked, stack, launches=launches)
@@ -255,10 +253,7 @@ def _variant(profile: str, settings: list[str]) -> str:
 
 def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> None:
     """Measure, keeping the JSON after every row; then the table, and the picture."""
-    from rich.console import Console
-
     from edgepeft.bench.suite_run import SuiteRequest, run_suite
-    from edgepeft.cli._output import print_json
     from edgepeft.report.suite import check_picture, draw_suite, suite_table
     from edgepeft.resources import write_json
 
@@ -275,8 +270,7 @@ def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> Non
     if target == _STDOUT:
         print_json(document)
     else:
-        console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-        console.print(suite_table(document))
+        table_console().print(suite_table(document))
     if plot is not None:
         draw_suite(document, plot)
 
@@ -299,13 +293,8 @@ def _progress() -> AbstractContextManager[Progress]:
 
 def _show(document: dict[str, Any], target: str | None) -> None:
     """The table, and the JSON where it was asked for; one document alone on standard output."""
-    from edgepeft.cli._output import log
-
     if skipped := document.get("instructions_skipped"):
         log().print(f"instructions were not counted: {skipped}", markup=False)
-    from rich.console import Console
-
-    from edgepeft.cli._output import print_json
     from edgepeft.report.tables import bench_table
     from edgepeft.resources import write_json
 
@@ -314,5 +303,4 @@ def _show(document: dict[str, Any], target: str | None) -> None:
         return
     if target is not None:
         write_json(Path(target), document)
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
-    console.print(bench_table(document))
+    table_console().print(bench_table(document))
