@@ -45,12 +45,20 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     asked, colon, settings = str(name_or_path).partition(":")
     if asked.endswith(_SUFFIX):
-        found = _read(Path(asked).expanduser())
+        found = _read(_at_home(Path(asked)))
     elif asked in known_profiles():
         found = _read(data_folder("profiles") / f"{asked}{_SUFFIX}")
     else:
         raise UnknownName("profile", asked, known_profiles())
     return with_settings(found, settings.split(",")) if colon else found
+
+
+def _at_home(path: Path) -> Path:
+    """``~`` as the user's home; a user who is not there, or has none, leaves the path as it is."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def _read(path: Path) -> Profile:

@@ -138,3 +138,8 @@ def test_a_profile_is_graded_by_what_its_own_rows_say():
     assert load_profile("rpi4").model_copy(update={"calibrations": ()}).grade == "E"
     row = load_profile("rpi4").calibrations[0].model_copy(update={"runtime": "onnxruntime"})
     assert load_profile("rpi4").model_copy(update={"calibrations": (row,)}).grade == "A"
+
+
+def test_a_home_that_is_not_known_is_a_file_that_is_not_there():
+    with pytest.raises(UsageError, match=r"no profile file ~nobody-of-that-name/board\.toml"):
+        load_profile("~nobody-of-that-name/board.toml")
