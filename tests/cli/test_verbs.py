@@ -56,6 +56,11 @@ def written(path, rows):
     return path
 
 
+def test_the_package_is_the_command_too():
+    done = subprocess.run([sys.executable, "-m", "edgepeft", "--version"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, edgepeft("--version").stdout)
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_run_escapes_what_has_no_utf_8_and_nothing_else(exported, tmp_path, form):
     texts = ["w7 \ud800", "w7 äöü \u4f60", "\udcff"]
