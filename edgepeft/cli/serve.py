@@ -37,6 +37,9 @@ def command(
     max_body_kib: Annotated[int, typer.Option(min=1, help="Size of a request's body.")] = 1024,
     max_text: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
     threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Batches that run at once, each on its share of the threads.")
+    ] = 1,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
     ] = False,
@@ -69,6 +72,7 @@ def command(
         allow_tuning=allow_tuning,
         public_key=require_signature,
         threads=threads,
+        workers=workers,
         cache=not no_cache,
         watch=not no_watch,
         limits=limits,

@@ -44,7 +44,7 @@ def create_app(settings: Settings) -> Starlette:
     """
     service = Service(settings)
     metrics = Metrics()
-    batcher = Batcher(service.answer, settings.limits, metrics.batch, service.kind)
+    batcher = Batcher(service.answer, settings.limits, metrics.batch, service.kind, settings.workers)
     serving = Serving(settings, service, batcher, metrics, Jobs(settings.bundle, settings.threads))
     for name, about, value in (
         ("edgepeft_queued_rows", "Rows that wait.", lambda: batcher.queued_rows),

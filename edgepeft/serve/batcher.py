@@ -1,9 +1,9 @@
 """Micro-batching: the request that has waited longest runs with all those that can share its passes.
 
-One thread runs batches.  While it is busy the queue fills.  The others, of tasks whose rows gain nothing from this
-batch, are the next ones: meanwhile the event loop writes answers and reads what their clients ask next, and rows of a
-kind gather.  When the thread is free, the first row waits at most ``wait_s`` for others, and only while a client that
-was active lately has nothing in the queue: a single client never waits.
+Threads run batches, one unless told.  While they are busy the queue fills.  The others, of tasks whose rows gain
+nothing from this batch, are the next ones: meanwhile the event loop writes answers and reads what their clients ask
+next, and rows of a kind gather.  When a thread is free, the first row waits at most ``wait_s`` for others, and only
+while a client that was active lately waits for nothing: a single client never waits.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class _Job:
 
 
 class Batcher:
-    """A bounded queue and the thread that empties it with ``run``; ``observe`` hears each batch's rows and seconds.
+    """A bounded queue and the threads that empty it with ``run``; ``observe`` hears each batch's rows and seconds.
 
-    ``kind`` is called by that thread, for every request that waits: it must be quick.
+    ``kind`` is called by these threads, for every request that waits: it must be quick.  With several ``workers``,
+    ``run`` and ``observe`` are called by as many threads at once.
     """
 
     def __init__(
@@ -71,32 +72,38 @@ class Batcher:
         limits: Limits,
         observe: Callable[[int, float], object] = lambda *_: None,
         kind: Kind = lambda _: None,
+        workers: int = 1,
     ) -> None:
         self._run_rows, self.limits, self._observe, self._kind = run, limits, observe, kind
         self._jobs: deque[_Job] = deque()
         self._calls: deque[Callable[[], None]] = deque()  # what runs between batches
         self._clients: dict[Hashable, float] = {}  # when each sent its last request
-        self._rate = 0.0  # rows per second, while busy
-        self._gathering = False  # the thread waits for others beside those that are queued
+        self._rate = 0.0  # rows per second, of a thread that is busy
+        self._under_way: list[Sequence[_Job]] = []  # batches that run; calls are one without requests
+        self._gathering = 0  # threads that wait for others beside those that are queued
         self._closing = False
         self._ready = threading.Condition()  # of everything above
-        self._thread = threading.Thread(target=self._work, name="edgepeft-batches", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"edgepeft-batches-{i}", daemon=True) for i in range(workers)
+        ]
 
     def start(self) -> None:
         """Begin to run batches."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Take nothing new, answer what is queued, end the thread."""
+        """Take nothing new, answer what is queued, end the threads."""
         with self._ready:
             self._closing = True
-            self._ready.notify()
-        if self._thread.ident is not None:
-            self._thread.join()
+            self._ready.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     @property
     def queued_rows(self) -> int:
-        """Rows that wait; those of the running batch do not count."""
+        """Rows that wait; those of running batches do not count."""
         with self._ready:
             return self._rows
 
@@ -128,7 +135,7 @@ class Batcher:
                 raise QueueFull(self._retry_after())
             self._clients[client] = job.arrived
             self._jobs.append(job)
-            if not (self._gathering and self._others_expected()):  # its thread would only go back to sleep
+            if not (self._gathering and self._others_expected()):  # a thread would only go back to sleep
                 self._ready.notify()
         try:
             async with asyncio.timeout(limit):
@@ -146,7 +153,7 @@ class Batcher:
                 self._ready.notify()
 
     async def between(self, call: Callable[[], T]) -> T:
-        """What ``call`` gives, run by the thread of the batches while none runs.
+        """What ``call`` gives, run by a thread of the batches while none runs.
 
         Raises:
             Closing: the service stops.
@@ -175,19 +182,19 @@ class Batcher:
                 self._jobs.remove(job)
 
     def _retry_after(self) -> int:
-        seconds = self._rows / self._rate if self._rate else 1.0
+        seconds = self._rows / (self._rate * len(self._threads)) if self._rate else 1.0
         return min(_MOST_RETRY_S, max(1, math.ceil(seconds)))
 
     def _work(self) -> None:
-        while True:
-            batch = self._next()
-            if batch is None:
-                return
-            for call in batch if isinstance(batch, tuple) else ():
-                call()
-            if isinstance(batch, list):
+        while (batch := self._next()) is not None:
+            if isinstance(batch, tuple):
+                for call in batch:
+                    call()
+                self._ended(())
+            else:
                 begin = monotonic()
                 self._run(batch)
+                self._ended(batch)
                 self._measure(sum(len(job.texts) for job in batch), monotonic() - begin)
 
     def _measure(self, rows: int, seconds: float) -> None:
@@ -197,31 +204,48 @@ class Batcher:
         self._observe(rows, seconds)
 
     def _next(self) -> list[_Job] | tuple[Callable[[], None], ...] | None:
-        """The next batch, or what is to run before it; None when there is nothing more to do."""
+        """The next batch, or what is to run between two; None when there is nothing more to do."""
         with self._ready:
             while True:
-                while not self._jobs and not self._calls:
-                    if self._closing:
-                        return None
-                    self._ready.wait()
                 if self._calls:
-                    calls = tuple(self._calls)
-                    self._calls.clear()
-                    return calls
-                until = self._jobs[0].arrived + self.limits.wait_s
-                self._gathering = True
-                while self._others_expected() and not self._calls and (left := until - monotonic()) > 0:
-                    self._ready.wait(left)
-                self._gathering = False
-                if batch := self._take():
-                    return batch
+                    if not self._under_way:
+                        calls = tuple(self._calls)
+                        self._calls.clear()
+                        self._under_way.append(())
+                        return calls
+                elif self._jobs:
+                    if batch := self._gathered():
+                        self._under_way.append(batch)
+                        if self._jobs:
+                            self._ready.notify()
+                        return batch
+                    continue
+                elif self._closing:
+                    return None
+                self._ready.wait()
+
+    def _ended(self, batch: Sequence[_Job]) -> None:
+        with self._ready:
+            self._under_way.remove(batch)
+            if self._calls or self._closing:
+                self._ready.notify_all()
+
+    def _gathered(self) -> list[_Job]:
+        """The next batch, once nobody else is expected; nothing where another thread took it, or calls come first."""
+        until = self._jobs[0].arrived + self.limits.wait_s
+        self._gathering += 1
+        while self._others_expected() and not self._calls and (left := until - monotonic()) > 0:
+            self._ready.wait(left)
+        self._gathering -= 1
+        return [] if self._calls else self._take()
 
     def _others_expected(self) -> bool:
         if self._closing or not self._jobs or self._rows >= self.limits.batch_rows:
             return False
         now = monotonic()
         self._clients = {client: at for client, at in self._clients.items() if now - at < _ACTIVE_S}
-        return len({job.client for job in self._jobs}) < len(self._clients)
+        waiting = {job.client for batch in (self._jobs, *self._under_way) for job in batch}
+        return not waiting.issuperset(self._clients)
 
     def _take(self) -> list[_Job]:
         """The first request in any case, and those of its kinds in their order, as many as fit into a batch."""

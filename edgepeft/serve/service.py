@@ -1,15 +1,16 @@
 """The bundle that is served: opened, answered from, and opened again when its files change.
 
-Everything here but ``tasks`` is called by one thread at a time, that of the batches.
+``answer`` is called by as many threads as batches run at once; ``warm`` and ``reload`` while none does.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Hashable, Sequence
 from pathlib import Path
 
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.resources import file_identity
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.runtime.resident import MOST_SESSIONS
@@ -34,10 +35,12 @@ class Service:
         self._seen = self._identity()
         self.runtime = self._open()
         self._truncated_before = 0  # by runtimes that were replaced
+        self._catching_up = threading.Lock()
 
     def _open(self) -> Runtime:
         self._check_signature()
-        return Runtime(self._settings.bundle, threads=self._settings.threads, cache=self._settings.cache)
+        settings = self._settings
+        return Runtime(settings.bundle, threads=settings.threads_of_a_batch, cache=settings.cache)
 
     def _check_signature(self) -> None:
         if self._settings.public_key is not None:
@@ -109,29 +112,31 @@ class Service:
         Raises:
             EdgepeftError: as ``Runtime.predict_mixed`` for what concerns more than one task.
         """
+        seen = self._seen
         try:
             found = self.runtime.predict_mixed(tasks, texts, strict=False)
-        except BundleError:
-            if not self._caught_up():
+        except EdgepeftError:
+            if not self._caught_up(seen):
                 raise
             return self.runtime.predict_mixed(tasks, texts, strict=False)
         failed = [row for row, answer in enumerate(found) if isinstance(answer, EdgepeftError)]
-        if failed and self._caught_up():
+        if failed and self._caught_up(seen):
             again = self.runtime.predict_mixed([tasks[r] for r in failed], [texts[r] for r in failed], strict=False)
             for row, answer in zip(failed, again, strict=True):
                 found[row] = answer
         return found
 
-    def _caught_up(self) -> bool:
-        """Whether the failure may be that of files replaced a moment ago, which are read now."""
-        if not self.changed:
-            return False
-        try:
-            self.reload()
-        except EdgepeftError as error:
-            log.error("the bundle cannot be read again: %s", error)
-            return False
-        return True
+    def _caught_up(self, seen: tuple[str, ...]) -> bool:
+        """Whether a failure may be that of files replaced after ``seen``, which are read now."""
+        with self._catching_up:
+            if not self.changed:
+                return self._seen != seen  # another batch's failure has had them read
+            try:
+                self.reload()
+            except EdgepeftError as error:
+                log.error("the bundle cannot be read again: %s", error)
+                return False
+            return True
 
     def close(self) -> None:
         """Close the sessions."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgepeft.errors import UsageError
+from edgepeft.profiles.cores import thread_count
 
 __all__ = ["Limits", "Settings", "is_loopback", "read_token"]
 
@@ -38,7 +39,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """One service; ``public_key`` is the PEM file of whoever must have signed the bundle."""
+    """One service; ``public_key`` is the PEM file of whoever must have signed the bundle.
+
+    ``workers`` batches run at once, each on its share of the threads.
+    """
 
     bundle: Path
     host: str = "127.0.0.1"
@@ -48,6 +52,7 @@ class Settings:
     allow_tuning: bool = False
     public_key: Path | None = None
     threads: int | None = None
+    workers: int = 1
     cache: bool = True
     watch: bool = True
     limits: Limits = field(default_factory=Limits)
@@ -58,11 +63,21 @@ class Settings:
                 f"--host {self.host} is reached from other machines: give --token-file FILE, whose token every request "
                 "must carry, or --insecure to answer anybody."
             )
+        if self.workers > thread_count(self.threads):
+            raise UsageError(
+                f"--workers {self.workers} need a thread each; there are {thread_count(self.threads)} here, by the "
+                "processors, the limits in force and --threads. Give fewer."
+            )
         if self.allow_tuning and self.public_key is not None:
             raise UsageError(
                 "--allow-tuning would put tasks into the bundle that nobody signed, and --require-signature would "
                 "refuse them. Give one of the two."
             )
+
+    @property
+    def threads_of_a_batch(self) -> int:
+        """Its share of those that there may be."""
+        return max(1, thread_count(self.threads) // self.workers)
 
     @property
     def loopback(self) -> bool:

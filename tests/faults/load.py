@@ -226,13 +226,14 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
     with Runtime(asked.bundle, threads=asked.threads) as runtime:
         offline = Offline(runtime)
         cases = list(zip(offline.tasks, offline.texts, offline.answers(), strict=True))
         log = Path(tempfile.mkstemp(prefix="edgepeft-serve.")[1])
         threads = [] if asked.threads is None else ["--threads", str(asked.threads)]
-        process, address = start(asked.bundle, log, ["--queue", "128", *threads])
+        process, address = start(asked.bundle, log, ["--queue", "128", "--workers", str(asked.workers), *threads])
         print(f"the service's log: {log}", file=sys.stderr)
         try:
             load = Load(int(address.rpartition(":")[2]), cases)

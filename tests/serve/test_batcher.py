@@ -32,8 +32,8 @@ class Slow:
         return list(zip(tasks, texts, strict=True))
 
 
-def run(scenario, slow, kind=lambda _: None, **limits):
-    batcher = Batcher(slow, Limits(**limits), kind=kind)
+def run(scenario, slow, kind=lambda _: None, workers=1, **limits):
+    batcher = Batcher(slow, Limits(**limits), kind=kind, workers=workers)
     batcher.start()
     try:
         return asyncio.run(scenario(batcher))
@@ -246,3 +246,36 @@ def test_a_panic_in_a_library_fails_its_request_and_the_next_is_answered():
         return await batcher.submit(["t"], ["next"])
 
     assert run(scenario, Slow()) == [("t", "next")]
+
+
+def test_as_many_batches_as_there_are_workers_run_at_once_and_no_call_beside_them():
+    slow = Slow(gated=True)
+
+    async def scenario(batcher):
+        tasks = [asyncio.create_task(batcher.submit([name], [name], client=name)) for name in ("a", "b", "c")]
+        await until(lambda: len(slow.batches) == 2)
+        call = asyncio.create_task(batcher.between(lambda: len(slow.batches)))
+        await asyncio.sleep(0.05)
+        assert len(slow.batches) == 2
+        assert not call.done()
+        later = asyncio.create_task(batcher.submit(["d"], ["d"], client="d"))
+        slow.gate.set()
+        before = await call
+        return before, await asyncio.gather(*tasks, later)
+
+    before, answers = run(scenario, slow, kind=lambda task: task, workers=2)
+    assert before == 2  # the call goes before what had not begun
+    assert answers == [[(name, name)] for name in "abcd"]
+
+
+def test_many_clients_of_several_workers_are_all_answered():
+    slow = Slow()
+
+    async def client(batcher, name):
+        return [await batcher.submit([f"{name % 3}"], [f"{name}-{i}"], client=name) for i in range(50)]
+
+    async def scenario(batcher):
+        return await asyncio.gather(*(client(batcher, name) for name in range(9)))
+
+    found = run(scenario, slow, kind=lambda task: task, workers=3, wait_s=0.002)
+    assert found == [[[(f"{name % 3}", f"{name}-{i}")] for i in range(50)] for name in range(9)]

@@ -73,7 +73,22 @@ def test_rows_of_several_tasks_and_of_none_are_answered_each_by_its_own(served, 
     assert unknown["error"]["code"] == "unknown_task"
 
 
-def test_clients_at_once_get_each_their_own_answers(served, offline):
+@pytest.fixture(scope="module")
+def by_two(exported, tmp_path_factory):
+    """A service that runs two batches at once."""
+    from served import serving
+
+    from edgepeft.profiles.cores import thread_count
+
+    if thread_count() < 2:
+        pytest.skip("two batches at once need two cores")
+    with serving(exported, tmp_path_factory.mktemp("by_two"), "--no-cache", "--workers", "2") as found:
+        yield found
+
+
+@pytest.mark.parametrize("service", ["served", "by_two"])
+def test_clients_at_once_get_each_their_own_answers(request, service, offline):
+    served = request.getfixturevalue(service)
     rng = __import__("random").Random(0)
     asked = [(task, " ".join(f"w{rng.randrange(5, 60)}" for _ in range(rng.randrange(1, 12)))) for task in ("mood", "score", "pair") for _ in range(40)]  # fmt: skip
     found = {}
@@ -345,6 +360,41 @@ def test_a_task_that_comes_and_one_that_goes_are_served_without_a_restart(bundle
         own.wait_for(lambda: own.predict("mood", {"text": "w5"})[0] == 200)
 
 
+def test_no_answer_of_two_batches_at_once_is_lost_while_tasks_come_and_go(bundle, exported, tmp_path, offline):
+    from served import serving
+
+    from edgepeft.profiles.cores import thread_count
+
+    if thread_count() < 2:
+        pytest.skip("two batches at once need two cores")
+    found, over = [], threading.Event()
+
+    def client(own, task):
+        while not over.is_set():
+            found.append((task, own.predict(task, {"text": "w5 w6"})))
+
+    with serving(bundle, tmp_path, "--no-cache", "--workers", "2") as own:
+        clients = [threading.Thread(target=client, args=(own, task)) for task in ("mood", "score") * 4]
+        for each in clients:
+            each.start()
+        try:
+            for _ in range(3):
+                edgepeft("remove", bundle, "mood")
+                own.wait_for(lambda: own.predict("mood", {"text": "w5"})[0] == 404)
+                edgepeft("add", bundle, exported / "tasks" / "mood.onnx")
+                own.wait_for(lambda: own.predict("mood", {"text": "w5"})[0] == 200)
+        finally:
+            over.set()
+            for each in clients:
+                each.join()
+        assert own.stop() == 0
+    expected = {task: offline.predict(task, ["w5 w6"])[0] for task in ("mood", "score")}
+    assert {(task, status) for task, (status, _, _) in found} == {("mood", 200), ("mood", 404), ("score", 200)}
+    for task, (status, _, document) in found:
+        if status == 200:
+            assert_same(document["predictions"][0], expected[task])
+
+
 def test_a_bundle_that_becomes_unreadable_goes_on_being_served_and_sighup_takes_over_the_repaired_one(bundle, tmp_path):
     import signal
 
@@ -401,6 +451,7 @@ def test_a_token_is_asked_for_by_everything_but_the_page_and_the_health_checks(e
         (["--port", "70000"], "65535"),
         (["--token-file", "nowhere"], "nowhere"),
         (["--max-rows", "300"], "queue"),
+        (["--threads", "1", "--workers", "2"], "--workers 2 need a thread each; there are 1"),
         (["--require-signature", "nowhere"], "nowhere"),
         (["--allow-tuning", "--require-signature", "key.pub"], "one of the two"),
     ],
