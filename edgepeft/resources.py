@@ -165,8 +165,8 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     path = path.absolute()
     if path.exists() and not path.is_dir():
         raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
-    check_target(path)
     refuse_mount_point(path)
+    check_target(path)
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]
@@ -196,13 +196,15 @@ def check_target(path: Path) -> None:
     """See that a file or folder can come to stand at ``path``, before the work that it is to hold.
 
     Raises:
-        UsageError: on the way there lies a file, or a folder that is not this user's to write.
+        UsageError: on the way there lies a file.
+        EdgepeftError: on the way there lies a folder that is not this user's to write.
     """
-    above = next(parent for parent in path.absolute().parents if parent.exists())
+    # Not Path.exists, which raises where a folder cannot be entered.
+    above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), Path("/"))  # noqa: PTH110
     if not above.is_dir():
         raise UsageError(f"{path} cannot be written: {above} is a file. Choose another place.")
     if not os.access(above, os.W_OK | os.X_OK):
-        raise UsageError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
+        raise EdgepeftError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
 
 
 def refuse_mount_point(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -82,6 +83,15 @@ def test_a_file_on_the_way_to_a_target_is_refused_before_the_work(tmp_path):
         pytest.fail("the work began")
     check_target(tmp_path / "new" / "folder" / "result.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_root_is_no_target_and_neither_is_a_folder_that_cannot_be_entered(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="mount point"), new_folder(Path("/")):
+        pytest.fail("the work began")
+    check_target(Path("/"))
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    with pytest.raises(EdgepeftError, match="not this user's to write"):
+        check_target(tmp_path / "result.json")
 
 
 def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ def json_text(document: Any, indent: int | None = None) -> str:
     """As people read it, where standard output can take that; a lone surrogate, say, has no UTF-8 and is escaped."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     try:
-        text.encode(sys.stdout.encoding)
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # it may be closed, or a test's
     except UnicodeEncodeError:
         return json.dumps(document, indent=indent)
     return text

@@ -207,7 +207,7 @@ class Batcher:
         """The next batch, or what is to run between two; None when there is nothing more to do."""
         with self._ready:
             while True:
-                if self._calls:
+                if self._calls_first:
                     if not self._under_way:
                         calls = tuple(self._calls)
                         self._calls.clear()
@@ -227,17 +227,22 @@ class Batcher:
     def _ended(self, batch: Sequence[_Job]) -> None:
         with self._ready:
             self._under_way.remove(batch)
-            if self._calls or self._closing:
+            if self._calls or self._closing or not batch:
                 self._ready.notify_all()
 
     def _gathered(self) -> list[_Job]:
         """The next batch, once nobody else is expected; nothing where another thread took it, or calls come first."""
         until = self._jobs[0].arrived + self.limits.wait_s
         self._gathering += 1
-        while self._others_expected() and not self._calls and (left := until - monotonic()) > 0:
+        while self._others_expected() and not self._calls_first and (left := until - monotonic()) > 0:
             self._ready.wait(left)
         self._gathering -= 1
-        return [] if self._calls else self._take()
+        return [] if self._calls_first else self._take()
+
+    @property
+    def _calls_first(self) -> bool:
+        """Whether calls wait, or run: no batch begins then."""
+        return bool(self._calls) or () in self._under_way
 
     def _others_expected(self) -> bool:
         if self._closing or not self._jobs or self._rows >= self.limits.batch_rows:

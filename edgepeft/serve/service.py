@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
 from edgepeft.errors import EdgepeftError, UsageError
@@ -23,6 +24,37 @@ __all__ = ["Service"]
 log = logging.getLogger("edgepeft.serve")
 
 
+class _Gate:
+    """Many answer at once, or one reads the bundle again: a task's labels and its session are of one version."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._n_sharing = self._n_waiting = 0
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._n_waiting)
+            self._n_sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_sharing -= 1
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._n_waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._n_sharing)
+                yield  # with the lock held: nobody comes in
+            finally:
+                self._n_waiting -= 1
+                self._changed.notify_all()
+
+
 class Service:
     """A runtime that is kept up to date.
 
@@ -35,7 +67,7 @@ class Service:
         self._seen = self._identity()
         self.runtime = self._open()
         self._truncated_before = 0  # by runtimes that were replaced
-        self._catching_up = threading.Lock()
+        self._gate = _Gate()
 
     def _open(self) -> Runtime:
         self._check_signature()
@@ -112,23 +144,26 @@ class Service:
         Raises:
             EdgepeftError: as ``Runtime.predict_mixed`` for what concerns more than one task.
         """
-        seen = self._seen
-        try:
-            found = self.runtime.predict_mixed(tasks, texts, strict=False)
-        except EdgepeftError:
-            if not self._caught_up(seen):
-                raise
-            return self.runtime.predict_mixed(tasks, texts, strict=False)
+        failure: EdgepeftError | None = None
+        with self._gate.shared():
+            seen = self._seen
+            try:
+                found = self.runtime.predict_mixed(tasks, texts, strict=False)
+            except EdgepeftError as error:
+                failure, found = error, [error] * len(tasks)
         failed = [row for row, answer in enumerate(found) if isinstance(answer, EdgepeftError)]
         if failed and self._caught_up(seen):
-            again = self.runtime.predict_mixed([tasks[r] for r in failed], [texts[r] for r in failed], strict=False)
+            with self._gate.shared():
+                again = self.runtime.predict_mixed([tasks[r] for r in failed], [texts[r] for r in failed], strict=False)
             for row, answer in zip(failed, again, strict=True):
                 found[row] = answer
+        elif failure is not None:
+            raise failure
         return found
 
     def _caught_up(self, seen: tuple[str, ...]) -> bool:
         """Whether a failure may be that of files replaced after ``seen``, which are read now."""
-        with self._catching_up:
+        with self._gate.alone():
             if not self.changed:
                 return self._seen != seen  # another batch's failure has had them read
             try:

@@ -152,7 +152,12 @@ class Jobs:
                 run.process = process
                 if run.stopping:
                     run.stop()
-            ended = self._heard(run, ours)
+            try:
+                ended = self._heard(run, ours)
+            except BaseException:  # the next run must not start beside it
+                process.kill()
+                process.join()
+                raise
         process.join()
         ended = ended or _cut_off(run, process.exitcode)
         if ended["state"] != "done":
@@ -173,7 +178,7 @@ class Jobs:
 
     def _discard(self, run: _Run) -> None:
         """Remove its checkpoints, which nobody can continue; not those of another process' run, nor of one before."""
-        with contextlib.suppress(EdgepeftError), claim(self._bundle, run.task) as work:
+        with contextlib.suppress(EdgepeftError, OSError), claim(self._bundle, run.task) as work:
             if run.begun:
                 discard(work)
 

@@ -279,3 +279,27 @@ def test_many_clients_of_several_workers_are_all_answered():
 
     found = run(scenario, slow, kind=lambda task: task, workers=3, wait_s=0.002)
     assert found == [[[(f"{name % 3}", f"{name}-{i}")] for i in range(50)] for name in range(9)]
+
+
+def test_no_batch_begins_while_a_call_between_batches_runs():
+    slow, inside = Slow(), []
+
+    async def scenario(batcher):
+        entered, leave = threading.Event(), threading.Event()
+
+        def call():
+            entered.set()
+            leave.wait(10)
+            return list(slow.batches)
+
+        calling = asyncio.create_task(batcher.between(call))
+        await until(entered.is_set)
+        asked = [asyncio.create_task(batcher.submit(["t"], [name], client=name)) for name in ("a", "b")]
+        await asyncio.sleep(0.1)
+        inside.append(list(slow.batches))
+        leave.set()
+        return await calling, await asyncio.gather(*asked)
+
+    seen, answers = run(scenario, slow, workers=3)
+    assert (seen, inside) == ([], [[]])
+    assert answers == [[("t", "a")], [("t", "b")]]
