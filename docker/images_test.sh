@@ -96,6 +96,26 @@ assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
 print("non-root, health check and labels are there")'
 }
 
+# The workstation's image, for this machine's processor, built and used. CPU wheels of PyTorch come from where pip is told to look
+# (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL).
+train() {
+  local arch container mounted
+  arch=$(dpkg --print-architecture)
+  base "$arch"
+  rm -rf docker/wheels
+  "$PYTHON" -m pip download -q --only-binary=:all: --dest docker/wheels -c constraints.txt hatchling '.[train,serve]'
+  "${BUILDAH[@]}" bud -q --isolation chroot --pull-never --platform "linux/$arch" --layers=false --format docker \
+    --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -f docker/train.Dockerfile -t edgepeft:train .
+  rm -rf docker/wheels
+  container=$("${BUILDAH[@]}" from --pull-never edgepeft:train)
+  mounted=$("${BUILDAH[@]}" mount "$container")
+  rm -rf "$WORK/root-train"
+  cp -a "$mounted" "$WORK/root-train"
+  "${BUILDAH[@]}" rm "$container" >/dev/null
+  echo "edgepeft:train: $(du -sm "$WORK/root-train" | cut -f1) MB unpacked"
+  bash docker/trained.sh "$WORK/root-train" "$BUNDLE"
+}
+
 for arch in $ARCHES; do
   say "building for $arch"
   [ "$arch" = amd64 ] || emulation
@@ -116,4 +136,8 @@ case " $ARCHES " in *' arm64 '*)
     echo 'left out: qemu-system-aarch64 is missing, or NO_GUEST is set'
   fi
 esac
+if [ -n "${TRAIN:-}" ]; then
+  say 'building the train image, training with it'
+  train
+fi
 say 'images-test passed'
