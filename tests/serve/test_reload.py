@@ -44,6 +44,12 @@ class Runtime:
         self.version += 1
         return self.tasks
 
+    def begun(self, pool, ask, *row):
+        """The future answer to a row that has reached this runtime."""
+        found = pool.submit(ask, *([part] for part in row))
+        assert self.asked.acquire(timeout=10)
+        return found
+
 
 @pytest.fixture
 def service(bundle):
@@ -59,10 +65,8 @@ def service(bundle):
 def test_of_two_batches_that_fail_one_reads_the_files_and_both_are_answered(service):
     service.runtime = runtime = Runtime(damaged="ab")
     with ThreadPoolExecutor(2) as pool:
-        slow = pool.submit(service.answer, ["a"], ["slow"])
-        runtime.asked.acquire(timeout=10)
-        quick = pool.submit(service.answer, ["b"], ["quick"])
-        runtime.asked.acquire(timeout=10)
+        slow = runtime.begun(pool, service.answer, "a", "slow")
+        quick = runtime.begun(pool, service.answer, "b", "quick")
         runtime.hold.set()
         assert [answer.label for found in (slow, quick) for answer in found.result(10)] == ["1", "1"]
     assert runtime.beside == [0]
@@ -71,10 +75,8 @@ def test_of_two_batches_that_fail_one_reads_the_files_and_both_are_answered(serv
 def test_files_are_not_read_beside_an_answer_and_no_answer_begins_beside_that(service):
     service.runtime = runtime = Runtime(damaged="b")
     with ThreadPoolExecutor(3) as pool:
-        slow = pool.submit(service.answer, ["a"], ["slow"])
-        runtime.asked.acquire(timeout=10)
-        failing = pool.submit(service.answer, ["b"], ["x"])
-        runtime.asked.acquire(timeout=10)
+        slow = runtime.begun(pool, service.answer, "a", "slow")
+        failing = runtime.begun(pool, service.answer, "b", "x")
         assert not runtime.asked.acquire(timeout=0.1)  # it waits for the slow one before it tries again
         after = pool.submit(service.answer, ["a"], ["y"])
         assert not runtime.asked.acquire(timeout=0.1)

@@ -13,6 +13,7 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from verbs import edgepeft
 
+from edgepeft.profiles.cores import thread_count
 from edgepeft.runtime.runtime import Runtime
 
 TEXTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13 w14", "w20 w21"]
@@ -74,14 +75,17 @@ def test_rows_of_several_tasks_and_of_none_are_answered_each_by_its_own(served, 
 
 
 @pytest.fixture(scope="module")
-def by_two(exported, tmp_path_factory):
+def two_cores():
+    """``serve --workers 2`` refuses a host, or a limit, of one core."""
+    if thread_count() < 2:
+        pytest.skip("two batches at once need two cores")
+
+
+@pytest.fixture(scope="module")
+def by_two(two_cores, exported, tmp_path_factory):
     """A service that runs two batches at once."""
     from served import serving
 
-    from edgepeft.profiles.cores import thread_count
-
-    if thread_count() < 2:
-        pytest.skip("two batches at once need two cores")
     with serving(exported, tmp_path_factory.mktemp("by_two"), "--no-cache", "--workers", "2") as found:
         yield found
 
@@ -360,13 +364,10 @@ def test_a_task_that_comes_and_one_that_goes_are_served_without_a_restart(bundle
         own.wait_for(lambda: own.predict("mood", {"text": "w5"})[0] == 200)
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_no_answer_of_two_batches_at_once_is_lost_while_tasks_come_and_go(bundle, exported, tmp_path, offline):
     from served import serving
 
-    from edgepeft.profiles.cores import thread_count
-
-    if thread_count() < 2:
-        pytest.skip("two batches at once need two cores")
     found, over = [], threading.Event()
 
     def client(own, task):
