@@ -3,7 +3,7 @@
 # PID namespaces of its own: verify (parity within the ISA's tolerance), run, serve and an answer over loopback.
 set -euo pipefail
 
-ROOT=$1 BUNDLE=$2
+ROOT=${1:?which root file system} BUNDLE=${2:?which bundle}
 PORT=${PORT:-18080}
 
 if [ -z "${INSIDE:-}" ]; then

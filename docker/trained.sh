@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # trained.sh ROOT BUNDLE: the train image's root file system, of this machine's processor, as uid 10001 on a read-only root, in
-# mount and PID namespaces of its own: a task trained on the bundle's backbone, exported and verified.
+# mount and PID namespaces of its own: a task trained on the bundle's backbone, exported and verified. /work, /cache and /bundle are
+# the image's folders, as train.Dockerfile has them.
 set -euo pipefail
 
-ROOT=$1 BUNDLE=$2
+ROOT=${1:?which root file system} BUNDLE=${2:?which bundle}
 
 if [ -z "${INSIDE:-}" ]; then
   INSIDE=1 exec unshare --mount --pid --fork --kill-child --propagation private "$0" "$@"

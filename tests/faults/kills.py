@@ -182,6 +182,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path)
     asked = parser.parse_args()
+    if asked.kills < len(OPERATIONS):
+        parser.error(f"--kills: at least one for each of {len(OPERATIONS)} operations; found {asked.kills}")
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="edgepeft-kills."))).resolve()
     sound = subject(folder / "subject")
     spare = prepare_spare(sound)

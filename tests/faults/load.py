@@ -27,6 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from service import start
 
+from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.runtime import Runtime
 
 TOLERANCE = 2e-3  # of a probability: rows of other requests run beside it, and the served one may be on int8
@@ -228,7 +229,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
-    with Runtime(asked.bundle, threads=asked.threads) as runtime:
+    try:
+        runtime = Runtime(asked.bundle, threads=asked.threads)
+    except EdgepeftError as error:
+        parser.error(str(error))
+    with runtime:
         offline = Offline(runtime)
         cases = list(zip(offline.tasks, offline.texts, offline.answers(), strict=True))
         log = Path(tempfile.mkstemp(prefix="edgepeft-serve.")[1])
