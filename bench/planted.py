@@ -24,11 +24,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 import edgepeft
-from edgepeft.bench.against import SideBySide
-from edgepeft.bench.counted import count_metrics
-from edgepeft.bench.revision import open_revision
+from edgepeft.bench.analysis.graph_figures import count_metrics
+from edgepeft.bench.gate.against import SideBySide
+from edgepeft.bench.gate.revision import open_revision
+from edgepeft.bench.planning.subject import Subject, random_subject
 from edgepeft.bench.run import Request, run
-from edgepeft.bench.subject import Subject, random_subject
 from edgepeft.resources import sha256_of, write_json
 from edgepeft.runtime.manifest import Manifest
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edgepeft.bench.statistics import ratio_of_totals
+from edgepeft.bench.result.statistics import ratio_of_totals
 from edgepeft.data.batches import Encoded, epoch_batches
-from edgepeft.profiles.host import host_facts
+from edgepeft.host.machine import host_facts
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.engine import Engine

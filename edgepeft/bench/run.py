@@ -8,34 +8,34 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.against import SideBySide
-from edgepeft.bench.calibrate import StartAt
-from edgepeft.bench.counted import count_metrics
-from edgepeft.bench.document import result_rows
-from edgepeft.bench.facts import calibration_of, host_of, in_force_of, model_of
-from edgepeft.bench.instructions import count_instructions
-from edgepeft.bench.measure import Measured, Progress, Schedule, Start, measure
-from edgepeft.bench.modes import Setting, setting_of
-from edgepeft.bench.plan import Role, Unit, plan
-from edgepeft.bench.predicted import predicted_document
-from edgepeft.bench.prepare import Work, prepare, trains, workloads_of
-from edgepeft.bench.profile_facts import arithmetic_notes, profile_facts
-from edgepeft.bench.profile_ops import profile_all
-from edgepeft.bench.provenance import provenance
-from edgepeft.bench.qemu import Guest, find_guest
-from edgepeft.bench.random_tokenizer import write_random_tokenizer
-from edgepeft.bench.request import ENGINES, WORKLOADS, Request, check_request
-from edgepeft.bench.requests_plan import plan_requests
-from edgepeft.bench.result_file import SCHEMA
-from edgepeft.bench.scenario import Kind, Scenario, load_scenario
-from edgepeft.bench.subject import Subject, torch_installed
-from edgepeft.bench.watch import Watched
+from edgepeft.bench.analysis.graph_figures import count_metrics
+from edgepeft.bench.analysis.instructions import count_instructions
+from edgepeft.bench.analysis.predicted import predicted_document
+from edgepeft.bench.analysis.profile_ops import profile_all
+from edgepeft.bench.analysis.qemu import Guest, find_guest
+from edgepeft.bench.gate.against import SideBySide
+from edgepeft.bench.measuring.calibrate import StartAt
+from edgepeft.bench.measuring.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.measuring.modes import Setting, setting_of
+from edgepeft.bench.measuring.watch import Watched
+from edgepeft.bench.planning.plan import Role, Unit, plan
+from edgepeft.bench.planning.prepare import Work, prepare, trains, workloads_of
+from edgepeft.bench.planning.random_tokenizer import write_random_tokenizer
+from edgepeft.bench.planning.request import ENGINES, WORKLOADS, Request, check_request
+from edgepeft.bench.planning.requests_plan import plan_requests
+from edgepeft.bench.planning.scenario import Kind, Scenario, load_scenario
+from edgepeft.bench.planning.subject import Subject, torch_installed
+from edgepeft.bench.result.document import result_rows
+from edgepeft.bench.result.facts import calibration_of, host_of, in_force_of, model_of
+from edgepeft.bench.result.profile_facts import arithmetic_notes, profile_facts
+from edgepeft.bench.result.provenance import provenance
+from edgepeft.bench.result.result_file import SCHEMA
 from edgepeft.errors import DoesNotFit, EdgepeftError
-from edgepeft.profiles.board import board_name
-from edgepeft.profiles.energy import Meter
+from edgepeft.host.board import board_name
+from edgepeft.host.energy import Meter
+from edgepeft.host.sensors import ROOT, Sensors
+from edgepeft.host.wheels import refuse_bad_wheels
 from edgepeft.profiles.loader import load_profile
-from edgepeft.profiles.sensors import ROOT, Sensors
-from edgepeft.profiles.wheels import refuse_bad_wheels
 from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]

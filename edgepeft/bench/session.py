@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.measure import Progress, Start
-from edgepeft.bench.prepare import workloads_of
-from edgepeft.bench.result_file import ResultFile
+from edgepeft.bench.measuring.measure import Progress, Start
+from edgepeft.bench.planning.prepare import workloads_of
+from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.run import Outcome, Request, run
 from edgepeft.errors import DataError, DoesNotFit, UsageError
 

@@ -23,7 +23,6 @@ _STDOUT = "-"
 _SCENARIO = "offline"
 _INTERRUPTED = 130
 _MODE = "limits"
-_OF_A_SUITE = {"suite", "profile", "backbone", "rounds", "max_seconds", "seed", "plot", "json"}
 _OF_TWO_VERSIONS = ("max_regression", "launches")
 
 
@@ -92,23 +91,11 @@ def command(
     profile_ops: Annotated[
         bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
     ] = False,
-    suite: Annotated[
-        str | None,
-        typer.Option(help="speed, sharing or scale: what edgepeft claims, beside its peers, on random weights."),
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a suite's figures there (.png or .svg).")] = None,
     json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     given = _given(ctx)
     _check_file(json)
-    if suite is not None:
-        if others := [shown for name, shown in given.items() if name not in _OF_A_SUITE]:
-            raise UsageError(f"--suite {suite} says itself what is measured; leave {', '.join(others)} out.")
-        _suite((suite, profile, backbone, rounds, max_seconds, seed), plot, json)
-        return
-    if plot is not None:
-        raise UsageError("--plot draws a suite's figures; give --suite.")
     from edgepeft.bench.run import Request
     from edgepeft.cli._settings import settings_of
     from edgepeft.cli._shares import share_of
@@ -208,7 +195,7 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
         raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
     if not request.timed:
         raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
-    from edgepeft.bench.against import SideBySide
+    from edgepeft.bench.gate.against import SideBySide
     from edgepeft.bench.run import run
 
     with ExitStack() as stack:
@@ -249,30 +236,6 @@ def _variant(profile: str, settings: list[str]) -> str:
     """``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``."""
     own = ",".join(filter(_is_of_profile, settings))
     return f"{profile}{',' if ':' in profile else ':'}{own}" if own else profile
-
-
-def _suite(asked: tuple[Any, ...], plot: Path | None, target: str | None) -> None:
-    """Measure, keeping the JSON after every row; then the table, and the picture."""
-    from edgepeft.bench.suite_run import SuiteRequest, run_suite
-    from edgepeft.report.suite import check_picture, draw_suite, suite_table
-    from edgepeft.resources import write_json
-
-    if plot is not None:
-        check_picture(plot)
-    file = None if target in (None, _STDOUT) else Path(str(target))
-
-    def keep(document: dict[str, Any]) -> None:
-        if file is not None:
-            write_json(file, document)
-
-    with _progress() as bar:
-        document = run_suite(SuiteRequest(*asked), progress=_shower(bar), keep=keep)
-    if target == _STDOUT:
-        print_json(document)
-    else:
-        table_console().print(suite_table(document))
-    if plot is not None:
-        draw_suite(document, plot)
 
 
 def _progress() -> AbstractContextManager[Progress]:

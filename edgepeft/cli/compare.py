@@ -12,7 +12,7 @@ from edgepeft.cli._output import print_json, table_console
 from edgepeft.errors import ThroughputRegression
 
 if TYPE_CHECKING:
-    from edgepeft.bench.compare import Comparison
+    from edgepeft.bench.gate.compare import Comparison
 
 __all__ = ["command"]
 
@@ -37,8 +37,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
-    from edgepeft.bench.compare import compare
-    from edgepeft.bench.result_file import ResultFile
+    from edgepeft.bench.gate.compare import compare
+    from edgepeft.bench.result.result_file import ResultFile
     from edgepeft.cli._shares import share_of
     from edgepeft.report import ci
     from edgepeft.report.tables import comparison_table

@@ -12,8 +12,8 @@ from edgepeft.errors import EdgepeftError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgepeft.profiles.doctor import Finding
-    from edgepeft.profiles.trial import Held
+    from edgepeft.doctor import Finding
+    from edgepeft.limits.trial import Held
 
 __all__ = ["command"]
 
@@ -32,12 +32,12 @@ def command(
 ) -> None:
     """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
     from edgepeft.cli._output import print_json, table_console
-    from edgepeft.profiles.doctor import findings
+    from edgepeft.doctor import findings
 
     found = findings()
     held: list[Held] = []
     if try_limits:
-        from edgepeft.profiles import trial
+        from edgepeft.limits import trial
 
         held = trial.try_limits()
     if as_json:

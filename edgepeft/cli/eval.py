@@ -27,8 +27,8 @@ def command(
 ) -> None:
     """Score a task of the bundle on labelled data."""
     from edgepeft.backbones.tokens import Text
-    from edgepeft.metrics import check_metric, compute, default_metric
-    from edgepeft.rows import label_number, read_rows
+    from edgepeft.data.metrics import check_metric, compute, default_metric
+    from edgepeft.data.rows import label_number, read_rows
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     rows = read_rows(data, labels=True)

@@ -33,7 +33,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print inspect.json instead of tables.")] = False,
 ) -> None:
     """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
-    from edgepeft.profiles.wheels import refuse_bad_wheels
+    from edgepeft.host.wheels import refuse_bad_wheels
 
     refuse_bad_wheels("torch")
     try:
@@ -44,7 +44,7 @@ def command(
     except ImportError as error:
         raise MissingPackage(f"inspecting needs {error.name}: pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.profiles.cores import thread_count
+    from edgepeft.host.cores import thread_count
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)
     torch.set_num_threads(threads or thread_count())

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgepeft.profiles.schema import Calibration, Figure, Latency, Profile
-    from edgepeft.profiles.validation import LeftOut
 
 __all__ = ["command"]
 
 _NEW = "new"
-_LEFT_OUT: tuple[LeftOut, ...] = ("family", "model")
 _GRADES = (
     "What is known of an encoder's speed: A, ONNX Runtime was measured; B, another runtime, in fp32; C, in another "
     "precision; D, other kinds of graphs only; E, nothing."
@@ -41,10 +39,6 @@ def command(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
     ] = None,
-    validate: Annotated[
-        Path | None,
-        typer.Option(help="Predict every published latency without its model; write devices.md and devices.png there."),
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
@@ -53,16 +47,13 @@ def command(
     from edgepeft.profiles.variants import with_settings
 
     if name == _NEW:
-        if set_ or validate is not None:
+        if set_:
             raise UsageError("profiles new NAME --measure takes --out, --force and --json only.")
         written = write_profile(new_name, out, measure=measure, force=force)
         print_json(_document(load_profile(written))) if json else typer.echo(written)
         return
     if new_name is not None or measure or out is not None or force:
         raise UsageError("a profile is written with: edgepeft profiles new NAME --measure.")
-    if validate is not None:
-        _validate(name, validate, as_json=json)
-        return
     if set_ and name is None:
         raise UsageError("--set makes a variant of one device; name it: edgepeft profiles rpi4 --set memory=2GB.")
     if name is not None:
@@ -74,20 +65,6 @@ def command(
         print_json({"profiles": [_summary(profile) for profile in profiles]})
     else:
         _list(profiles)
-
-
-def _validate(name: str | None, folder: Path, *, as_json: bool) -> None:
-    """Write ``docs/devices.md`` and its picture, or print what they say."""
-    from edgepeft.profiles.loader import known_profiles, load_profile
-    from edgepeft.profiles.validation import check
-    from edgepeft.report.devices import write_devices
-
-    profiles = [load_profile(known) for known in ([name] if name else known_profiles())]
-    paths = write_devices(profiles, folder)
-    if as_json:
-        print_json({how: [one.as_json() for one in check(profiles, how)] for how in _LEFT_OUT})
-    else:
-        typer.echo("\n".join(map(str, paths)))
 
 
 def _summary(profile: Profile) -> dict[str, object]:

@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
     _check_folder(out, force)
-    from edgepeft.profiles.wheels import refuse_bad_wheels
+    from edgepeft.host.wheels import refuse_bad_wheels
 
     refuse_bad_wheels("torch")
     try:
@@ -40,7 +40,7 @@ def command(
         import transformers  # noqa: F401
     except ImportError as error:
         raise MissingPackage(f"the quickstart trains with {error.name}: pip install 'edgepeft[train]'.") from error
-    from edgepeft.profiles.cores import thread_count
+    from edgepeft.host.cores import thread_count
 
     torch.set_num_threads(thread_count())
     seconds: dict[str, float] = {}

@@ -14,7 +14,7 @@ from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 
 if TYPE_CHECKING:
     from edgepeft.backbones.tokens import Text
-    from edgepeft.rows import Row
+    from edgepeft.data.rows import Row
     from edgepeft.runtime.runtime import Answer, Runtime
 
 __all__ = ["command"]
@@ -96,7 +96,7 @@ class _Source:
             raise UsageError("--skip-unknown goes with --task-column: a task of --task has to be there.")
 
     def rows(self) -> Iterator[Row]:
-        from edgepeft.rows import read_rows
+        from edgepeft.data.rows import read_rows
 
         assert self.file is not None
         return read_rows(self.file, labels=False, task_column=self.task_column)

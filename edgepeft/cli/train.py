@@ -53,7 +53,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
-    from edgepeft.profiles.wheels import refuse_bad_wheels
+    from edgepeft.host.wheels import refuse_bad_wheels
 
     refuse_bad_wheels("torch")
     try:
@@ -66,8 +66,8 @@ def command(
     except ImportError as error:
         raise MissingPackage(f"training needs {error.name}: pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
+    from edgepeft.host.cores import thread_count
     from edgepeft.methods.base import method_named
-    from edgepeft.profiles.cores import thread_count
 
     options = TrainOptions(
         task=task,

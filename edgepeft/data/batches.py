@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
-from edgepeft.rows import Row
+from edgepeft.data.rows import Row
 
 __all__ = ["Encoded", "encode", "epoch_batches", "sorted_batches"]
 

@@ -14,9 +14,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
+from edgepeft.data.rows import Row, label_number, read_rows
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
-from edgepeft.rows import Row, label_number, read_rows
 
 __all__ = ["TaskData", "load_data", "task_data"]
 

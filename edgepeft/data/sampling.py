@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from edgepeft.rows import Row
+from edgepeft.data.rows import Row
 
 __all__ = ["Parted", "part", "quotas", "row_digest"]
 

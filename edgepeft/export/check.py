@@ -13,10 +13,10 @@ from torch import nn
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.data.rows import label_number, read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
-from edgepeft.rows import label_number, read_rows
 from edgepeft.runtime.data_check import DataCheck
 from edgepeft.runtime.verify import pack_check, run_in_groups
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgepeft.graph.shapes import Spec
 from edgepeft.graph.walk import walk
-from edgepeft.profiles.work import OperatorClass, Work
+from edgepeft.operators import OperatorClass, Work
 
 __all__ = ["PER_ELEMENT", "Costs", "costs"]
 

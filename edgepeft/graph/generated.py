@@ -21,7 +21,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.errors import BundleError
 from edgepeft.fastfood import Fastfood, ahead
 from edgepeft.graph.names import generated, without_prefix
-from edgepeft.profiles.cores import thread_count
+from edgepeft.host.cores import thread_count
 
 __all__ = ["RECIPE", "generated_tensors"]
 

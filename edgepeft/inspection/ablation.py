@@ -17,9 +17,9 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Column, Table
 
+from edgepeft.data.metrics import compute
 from edgepeft.delta import Delta
 from edgepeft.inspection.base import Advance, Inspection, Subject
-from edgepeft.metrics import compute
 from edgepeft.training.evaluation import evaluate
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _beside(found: Mapping[str, Any]) -> str:
 def _triangle(found: Mapping[str, Any], task: str) -> Figure:
     from matplotlib.patches import Rectangle
 
-    from edgepeft.inspection import drawing
+    from edgepeft import drawing
 
     layers, scores = found["layers"], _scores(found)
     values = [[None if b < a else 100 * scores[a, b] for b in layers] for a in layers]
@@ -134,7 +134,7 @@ def _triangle(found: Mapping[str, Any], task: str) -> Figure:
 
 def _line(found: Mapping[str, Any], task: str) -> Figure:
     """How far each layer alone moves the score, as a drop from the whole delta's."""
-    from edgepeft.inspection import drawing
+    from edgepeft import drawing
 
     layers, scores = found["layers"], _scores(found)
     whole, places = 100 * found["whole"], range(len(layers))

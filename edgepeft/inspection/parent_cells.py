@@ -160,7 +160,7 @@ def _strongest(weights: Sequence[float | None]) -> str:
 
 
 def _panels(found: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
-    from edgepeft.inspection import drawing
+    from edgepeft import drawing
 
     layers = found["layers"][-1:] if last else found["layers"]
     values = [value for layer in layers for row in layer[key] for value in row]

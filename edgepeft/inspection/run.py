@@ -15,16 +15,16 @@ from rich.console import RenderableType
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.data.batches import Encoded, encode
+from edgepeft.data.metrics import check_metric, default_metric
+from edgepeft.data.rows import Row, label_number, read_rows
 from edgepeft.data.sampling import part
 from edgepeft.delta import Delta, DeltaCard
+from edgepeft.drawing import save, styled
 from edgepeft.errors import DataError, UsageError
 from edgepeft.inspection.base import Inspection, Subject, inspections
-from edgepeft.inspection.drawing import save, styled
 from edgepeft.inspection.sharing import untouched
 from edgepeft.methods.base import PerLayer, methods
-from edgepeft.metrics import check_metric, default_metric
 from edgepeft.resources import new_folder, write_json
-from edgepeft.rows import Row, label_number, read_rows
 
 __all__ = ["DOCUMENT", "LIMIT", "SCHEMA", "Inspected", "Watch", "inspect_delta"]
 

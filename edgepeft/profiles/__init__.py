@@ -1,1 +1,1 @@
-"""Device profiles: what a device has, what this host has, and limits that make one look like the other."""
+"""Device profiles: what is known of a device, each figure with its source."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepeft.profiles import groups
-from edgepeft.profiles.host import cpu_model, isa_flags
+from edgepeft.host import groups
+from edgepeft.host.machine import cpu_model, isa_flags
 from edgepeft.profiles.schema import Latency, Profile
 
 __all__ = ["Processor", "costs", "of_host", "of_profile"]

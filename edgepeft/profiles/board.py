@@ -1,29 +1,17 @@
-"""Which board this is, and whether it is a profile's: then the same commands measure instead of emulating."""
+"""Whether this machine is a profile's board: then the same commands measure instead of emulating."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from edgepeft.profiles import groups
-from edgepeft.profiles.cores import usable_cores
-from edgepeft.profiles.host import cpu_model
+from edgepeft.host.board import board_name
+from edgepeft.host.cores import usable_cores
+from edgepeft.host.machine import cpu_model
+from edgepeft.host.sensors import ROOT
 from edgepeft.profiles.loader import known_profiles, load_profile
 from edgepeft.profiles.schema import Profile
-from edgepeft.profiles.sensors import ROOT
 
-__all__ = ["board_name", "is_this_board", "profile_of_board"]
-
-
-def board_name(root: Path = ROOT) -> str | None:
-    """What the kernel calls the board: the device tree's model, else /proc/cpuinfo's; None on a PC."""
-    for name in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
-        if text := (groups.read(root / name) or "").strip("\0 \n"):
-            return text
-    for line in (groups.read(root / "proc/cpuinfo") or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "Model" and value.strip():
-            return value.strip()
-    return None
+__all__ = ["is_this_board", "profile_of_board"]
 
 
 def is_this_board(profile: Profile, root: Path = ROOT) -> bool:

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from edgepeft.profiles.placement import Limits
-from edgepeft.profiles.work import GraphKind
+from edgepeft.limits.placement import Limits
+from edgepeft.operators import GraphKind
 
 __all__ = [
     "Amount",
@@ -109,7 +109,7 @@ class Amount(Figure):
 class Latency(_Sourced):
     """A published latency at batch 1, in milliseconds: something to check predictions with.
 
-    ``graph``: which of ``edgepeft.profiles.published`` has the model's operators.
+    ``graph``: which of ``bench.published`` has the model's operators.
     """
 
     model: str

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Any
 from xml.etree import ElementTree
 
-from edgepeft.bench.compare import Comparison, Verdict
-from edgepeft.bench.counted_gate import MetricVerdict
-from edgepeft.bench.result_file import ResultFile
-from edgepeft.bench.statistics import Ratio
+from edgepeft.bench.gate.compare import Comparison, Verdict
+from edgepeft.bench.gate.deterministic import MetricVerdict
+from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.statistics import Ratio
 
 __all__ = ["benchmark_json", "junit_xml", "step_summary"]
 

@@ -1,4 +1,4 @@
-"""What a report is made of: results of bench, its suites and quickstart, told apart by their schema."""
+"""What a report is made of: results of bench and quickstart, told apart by their schema."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.result_file import SCHEMA as BENCH
-from edgepeft.bench.result_file import ResultFile, parsed_result
-from edgepeft.bench.suite_run import SUITE_SCHEMA
+from edgepeft.bench.result.result_file import SCHEMA as BENCH
+from edgepeft.bench.result.result_file import ResultFile, parsed_result
 from edgepeft.errors import DataError
 from edgepeft.report.quickstart import SCHEMA as QUICKSTART
 
@@ -34,13 +33,12 @@ class Inputs:
     """The documents, by kind, with their files' names."""
 
     bench: Sequence[tuple[str, Mapping[str, Any]]]
-    suites: Sequence[tuple[str, Mapping[str, Any]]]
     quickstarts: Sequence[tuple[str, Mapping[str, Any]]]
 
     @property
     def all(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Every document, in the order given within its kind."""
-        return [*self.bench, *self.suites, *self.quickstarts]
+        return [*self.bench, *self.quickstarts]
 
     def tasks(self) -> list[TaskFacts]:
         """Tasks of bundles whose manifests tell their training, each once."""
@@ -93,7 +91,7 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         UsageError: there is no such file.
         DataError: not JSON, or of a schema that no report is made of.
     """
-    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {BENCH: [], SUITE_SCHEMA: [], QUICKSTART: []}
+    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {BENCH: [], QUICKSTART: []}
     for path in paths:
         document = parsed_result(path)
         schema = str(document.get("schema"))
@@ -103,4 +101,4 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         if schema == BENCH:
             document = ResultFile.open(path).document  # its samples are looked at
         found[schema].append((path.name, document))
-    return Inputs(found[BENCH], found[SUITE_SCHEMA], found[QUICKSTART])
+    return Inputs(found[BENCH], found[QUICKSTART])

@@ -38,7 +38,7 @@ def _drawn(section: Section, *, transparent: bool) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from edgepeft.inspection import drawing
+    from edgepeft import drawing
 
     if section.draw is None:
         raise ValueError(f"section {section.key} has no picture")

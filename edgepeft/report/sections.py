@@ -7,7 +7,7 @@ from dataclasses import replace
 from textwrap import fill
 from typing import Any
 
-from edgepeft.bench.statistics import ratio_of_medians
+from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.report.conditions import conditions_of, kind_of, of_mode
 from edgepeft.report.inputs import Inputs, TaskFacts, row_name
 from edgepeft.report.section import Cell, Section
@@ -28,7 +28,6 @@ def sections(inputs: Inputs) -> list[Section]:
         *_storage(inputs.tasks()),
         *_parameters(inputs.tasks()),
         *_operators(inputs),
-        *_suites(inputs),
         *_history(inputs),
     ]
     titles = [one.title for one in made]
@@ -217,26 +216,6 @@ def _times(key: str, name: str, entry: Mapping[str, Any], groups: Sequence[Mappi
         draw,
         (7.0, 1.5 + 0.32 * len(shown)),
     )
-
-
-def _suites(inputs: Inputs) -> Iterator[Section]:
-    from edgepeft.report.suite import draw_panels, figure_of
-
-    for number, (name, document) in enumerate(inputs.suites):
-        shown = [row for row in document["rows"] if row["value"] is not None]
-        curves = [row for row in shown if "tasks" in row["samples"]]
-        ratios = [row for row in shown if row["unit"] == "x" and row not in curves]
-        for kind, part in (("Scaling over tasks", curves), (document["title"], ratios)):
-            if part:
-                yield Section(
-                    f"suite-{number}-{'curves' if part is curves else 'ratios'}",
-                    f"{kind}: {document['model']['name']}",
-                    f"{name}. {conditions_of(document)}",
-                    ("what", "against", "figure", "verdict"),
-                    [(row["what"], row["peer"] or "-", figure_of(row), row["verdict"]) for row in part],
-                    lambda figure, part=part: draw_panels(figure, part),  # type: ignore[misc]
-                    (7.0, 4.5 if part is curves else 1.2 + 0.5 * len(part)),
-                )
 
 
 def _history(inputs: Inputs) -> Iterator[Section]:

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgepeft.bench.compare import Comparison, Verdict
-from edgepeft.bench.counted_gate import MetricVerdict
-from edgepeft.bench.statistics import Ratio
+from edgepeft.bench.gate.compare import Comparison, Verdict
+from edgepeft.bench.gate.deterministic import MetricVerdict
+from edgepeft.bench.result.statistics import Ratio
 
 __all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
 

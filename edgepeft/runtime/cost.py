@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
 from edgepeft.graph.cost import costs
-from edgepeft.profiles.work import OperatorClass, Work, product_flops
+from edgepeft.operators import OperatorClass, Work, product_flops
 from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["LENGTH", "Cost", "bundle_cost", "inputs_of"]

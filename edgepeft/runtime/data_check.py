@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.metrics import compute, default_metric
+from edgepeft.data.metrics import compute, default_metric
 from edgepeft.runtime.manifest import OnData
 from edgepeft.runtime.verify import Allowed, Inputs, Run, agreement_of, run_in_groups
 

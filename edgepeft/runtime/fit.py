@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 
 from edgepeft.data.parts import TaskData
+from edgepeft.data.rows import Row
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.walk import walk
 from edgepeft.profiles.schema import Profile
-from edgepeft.rows import Row
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import LENGTH, inputs_of
 from edgepeft.runtime.manifest import TaskEntry

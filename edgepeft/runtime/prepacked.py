@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.profiles.host import cpu_model, isa_flags
+from edgepeft.host.machine import cpu_model, isa_flags
 from edgepeft.resources import cache_folder, write_json
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.session import open_session, session_options

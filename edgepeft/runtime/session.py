@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.errors import BundleError
-from edgepeft.profiles.cores import cpu_quota, thread_count
-from edgepeft.profiles.host import isa_flags
+from edgepeft.host.cores import cpu_quota, thread_count
+from edgepeft.host.machine import isa_flags
 
 __all__ = ["Session", "open_session", "return_free_memory", "run_session", "session_options"]
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from edgepeft.errors import BundleError, VerificationFailed
-from edgepeft.profiles.host import isa_flags
+from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.manifest import Verification
 
 __all__ = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgepeft.errors import UsageError
-from edgepeft.profiles.cores import thread_count
+from edgepeft.host.cores import thread_count
 
 __all__ = ["Limits", "Settings", "is_loopback", "read_token"]
 

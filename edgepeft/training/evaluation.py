@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.metrics import compute
 from edgepeft.delta import Delta
-from edgepeft.metrics import compute
 from edgepeft.training.batches import tensors_of
 
 __all__ = ["BATCH", "Scored", "evaluate", "loss_of"]

@@ -24,13 +24,13 @@ from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.data.batches import Encoded, encode, epoch_batches
+from edgepeft.data.metrics import check_metric
 from edgepeft.data.parts import TaskData
+from edgepeft.data.rows import Row
 from edgepeft.data.schedule import evaluation_interval, rate_factor, warmup_steps
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import EdgepeftError
 from edgepeft.methods.base import Method
-from edgepeft.metrics import check_metric
-from edgepeft.rows import Row
 from edgepeft.training.batches import tensors_of
 from edgepeft.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from edgepeft.training.evaluation import evaluate, loss_of

@@ -8,9 +8,9 @@ from typing import Any
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import Backbone
+from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method
-from edgepeft.metrics import default_metric
 from edgepeft.task_name import check_task_name
 
 __all__ = ["TrainOptions"]

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgepeft.bench.sampler import Sample
+from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.errors import DoesNotFit
-from edgepeft.profiles.limits import InForce
+from edgepeft.limits.limited_process import InForce
 
 IN_FORCE = InForce("test", 2, 1_000_000, "full")
 

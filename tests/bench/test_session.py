@@ -8,9 +8,9 @@ import tomllib
 
 import pytest
 
-from edgepeft.bench.batches import load_lengths, shipped_lengths
+from edgepeft.bench.planning.batches import load_lengths, shipped_lengths
+from edgepeft.bench.planning.scenario import load_scenario, scenario_names
 from edgepeft.bench.run import Request, run
-from edgepeft.bench.scenario import load_scenario, scenario_names
 from edgepeft.bench.session import earlier_result, run_session
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.resources import data_folder, write_json

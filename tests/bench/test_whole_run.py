@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from edgepeft.bench.result_file import ResultFile
+from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.run import Request, run
 from edgepeft.errors import UnknownName, UsageError
 
@@ -298,7 +298,7 @@ class Steps:
         return cores
 
     def step(self, batch):
-        from edgepeft.bench.sampler import Sample
+        from edgepeft.bench.measuring.sampler import Sample
 
         return Sample(self.seconds * 2 / self.quota, 0.1)
 
@@ -306,7 +306,7 @@ class Steps:
 def calibrated(start, host_s, monkeypatch, **options):
     from contextlib import contextmanager
 
-    from edgepeft.bench import modes
+    from edgepeft.bench.measuring import modes
 
     monkeypatch.setattr(modes, "thread_count", lambda cores=None: 2)
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from configs import SMALL_BERT
 
-from edgepeft.bench import subject as subject_module
-from edgepeft.bench.job import Job
-from edgepeft.bench.subject import open_subject, random_subject
+from edgepeft.bench.planning import subject as subject_module
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.subject import open_subject, random_subject
 from edgepeft.bench.workloads import (
     _torch,
     finetune_onnxruntime,

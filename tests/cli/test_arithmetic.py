@@ -70,7 +70,7 @@ def test_running_it_elsewhere_says_nothing(made, said):
 
 
 def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
-    from edgepeft.bench.request import Request
+    from edgepeft.bench.planning.request import Request
     from edgepeft.bench.run import run
 
     document = run(Request(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)).document
@@ -79,8 +79,8 @@ def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
 
 
 def test_a_wheel_of_this_host_that_dies_on_the_profiles_device_is_named(made, monkeypatch):
-    from edgepeft.bench import profile_facts
-    from edgepeft.bench.plan import Model
+    from edgepeft.bench.planning.plan import Model
+    from edgepeft.bench.result import profile_facts
     from edgepeft.profiles.loader import load_profile
 
     monkeypatch.setattr(profile_facts, "versions", lambda: {"onnxruntime": "1.21.0"})

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from edgepeft.cli import quickstart
 from edgepeft.cli._main import app
 from edgepeft.cli._quickstart import TASKS, write_rows
+from edgepeft.data.rows import read_rows
 from edgepeft.errors import MissingPackage, UsageError
-from edgepeft.rows import read_rows
 from edgepeft.training import demo
 from edgepeft.training.demo import Row, Split
 

@@ -6,8 +6,8 @@ import pytest
 from moods import rows
 
 from edgepeft.data.parts import load_data, task_data
+from edgepeft.data.rows import Row
 from edgepeft.errors import DataError, UsageError
-from edgepeft.rows import Row
 
 
 def contents(part):

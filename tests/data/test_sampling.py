@@ -2,8 +2,8 @@
 
 import hashlib
 
+from edgepeft.data.rows import Row
 from edgepeft.data.sampling import part, quotas
-from edgepeft.rows import Row
 
 
 def row(text, label, line=1):

@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError, VerificationFailed
 from edgepeft.export.bundle import add_deltas, export_bundle, write_backbone
-from edgepeft.profiles.host import isa_flags
+from edgepeft.host.machine import isa_flags
 from edgepeft.resources import sha256_of
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle

@@ -130,8 +130,8 @@ def profile(folder: Path) -> tuple[list[bytes], Target]:
 
 def bench(folder: Path) -> tuple[list[bytes], Target]:
     """A bench JSON, compared with itself."""
-    from edgepeft.bench.compare import compare
-    from edgepeft.bench.result_file import ResultFile
+    from edgepeft.bench.gate.compare import compare
+    from edgepeft.bench.result.result_file import ResultFile
 
     path = folder / "fuzzed.json"
     rows = [

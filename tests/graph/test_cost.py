@@ -13,7 +13,7 @@ from edgepeft.errors import BundleError
 from edgepeft.graph.cost import costs
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
-from edgepeft.profiles.work import OperatorClass, product_flops
+from edgepeft.operators import OperatorClass, product_flops
 
 # Those whose weights are products of smaller ones: folded when a session opens, computed in every step by torch.
 MADE_OF_PRODUCTS = {"compacter", "compacter++", "phm", "adapter-lowrank", "intrinsic-said"}

@@ -11,9 +11,9 @@ from deltas import TEXTS, random_delta
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.data.batches import encode
+from edgepeft.data.rows import Row
 from edgepeft.delta import Delta
 from edgepeft.inspection.base import Subject
-from edgepeft.rows import Row
 
 LABELS = ("c", "a", "b")  # not in the order of the alphabet
 ROWS = [text.first for text in TEXTS]  # 70 texts of 1 to 41 words: two batches, ragged

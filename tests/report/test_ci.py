@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgepeft.bench.compare import compare
-from edgepeft.bench.result_file import ResultFile
+from edgepeft.bench.gate.compare import compare
+from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.report.ci import benchmark_json, junit_xml, step_summary
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgepeft.profiles import cores
+from edgepeft.host import cores
 from edgepeft.runtime import session
 from edgepeft.runtime.session import session_options
 

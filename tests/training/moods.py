@@ -2,7 +2,7 @@
 
 import random
 
-from edgepeft.rows import Row
+from edgepeft.data.rows import Row
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 GOOD = ["good", "fine", "warm", "bright", "kind"]

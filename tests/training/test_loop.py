@@ -12,10 +12,10 @@ from moods import rows, texts
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.data.parts import task_data
+from edgepeft.data.rows import Row
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.methods.base import method_named
-from edgepeft.rows import Row
 from edgepeft.training.evaluation import evaluate, loss_of
 from edgepeft.training.loop import Interrupted, _encoded, _optimizer, train
 from edgepeft.training.options import TrainOptions

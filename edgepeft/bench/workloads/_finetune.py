@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.bench.job import Job
+from edgepeft.bench.planning.job import Job
 
 __all__ = ["LEARNING_RATE", "labels_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgepeft.bench.job import Job
+from edgepeft.bench.planning.job import Job
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

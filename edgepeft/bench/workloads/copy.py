@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["BYTES_PER_STEP", "ENGINE", "REPEATS", "WORKLOAD", "prepare"]
 

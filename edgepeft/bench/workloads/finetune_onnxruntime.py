@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 if TYPE_CHECKING:
     import onnx

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -6,7 +6,7 @@ product of a base-size encoder on 1024 tokens.  One step is ``REPEATS`` of them.
 
 from __future__ import annotations
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["ENGINE", "FLOPS_PER_STEP", "REPEATS", "SHAPE", "WORKLOAD", "prepare"]
 

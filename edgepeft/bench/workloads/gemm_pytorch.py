@@ -5,7 +5,7 @@ PyTorch's library is not equally good on every processor (MKL on AMD), and ratio
 
 from __future__ import annotations
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["ENGINE", "WORKLOAD", "prepare"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["ENGINE", "WORKLOAD", "prepare"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 from edgepeft.errors import UsageError
 
 __all__ = ["ENGINE", "WORKLOAD", "prepare"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["ENGINE", "WORKLOAD", "prepare"]
 

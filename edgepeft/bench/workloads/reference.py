@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["ENGINE", "WORKLOAD", "encoder", "prepare"]
 

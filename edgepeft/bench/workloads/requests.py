@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from edgepeft.bench.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
@@ -30,7 +30,7 @@ def prepare(job: Job) -> Prepared:
     """Open the bundle, no task yet: a task's session opens with its first request."""
     from pathlib import Path
 
-    from edgepeft.bench.random_tokenizer import texts_of
+    from edgepeft.bench.planning.random_tokenizer import texts_of
     from edgepeft.runtime.runtime import Runtime
 
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)

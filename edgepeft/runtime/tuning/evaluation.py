@@ -11,9 +11,9 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.metrics import compute
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.splice import splice
-from edgepeft.metrics import compute
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, run_session

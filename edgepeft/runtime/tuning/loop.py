@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from edgepeft import __version__
 from edgepeft.data.batches import Encoded, encode, epoch_batches
+from edgepeft.data.metrics import check_metric, default_metric
+from edgepeft.data.rows import Row
 from edgepeft.data.schedule import evaluation_interval, rate_factor, warmup_steps
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.graph.seeded import uniform
-from edgepeft.metrics import check_metric, default_metric
-from edgepeft.rows import Row
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.checkpoint import Position, load_checkpoint, save_checkpoint

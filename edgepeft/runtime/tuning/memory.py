@@ -19,7 +19,7 @@ from edgepeft.errors import UsageError
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.names import N_LABELS
 from edgepeft.graph.shapes import Spec, sized
-from edgepeft.profiles.host import memory_bytes
+from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.passes import TOKENS as PASS
 

@@ -23,11 +23,11 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app
 from edgepeft.data.batches import epoch_batches
+from edgepeft.data.rows import read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError, VerificationFailed
 from edgepeft.export.gradients import require_gradients
 from edgepeft.export.step import Step
-from edgepeft.rows import read_rows
 from edgepeft.runtime import tasks
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle, read_graph

@@ -1,0 +1,30 @@
+"""Inference of a model that OpenVINO converted, in float32 as ours is."""
+
+from __future__ import annotations
+
+from edgepeft.bench.planning.job import Job, Prepared
+
+__all__ = ["ENGINE", "WORKLOAD", "prepare"]
+
+ENGINE = "openvino"
+WORKLOAD = "infer"
+
+
+def prepare(job: Job) -> Prepared:
+    """Compile ``job.model`` for the processor; a step is one batch to the last hidden state."""
+    import openvino
+
+    settings = {
+        "INFERENCE_PRECISION_HINT": "f32",
+        "INFERENCE_NUM_THREADS": job.threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+    }
+    compiled = openvino.Core().compile_model(str(job.model), "CPU", settings)
+    request = compiled.create_infer_request()
+    names = {value.get_any_name() for value in compiled.inputs}
+
+    def step(batch: int) -> None:
+        request.infer({name: values for name, values in job.batch(batch).items() if name in names})
+
+    return Prepared(step)

@@ -1,0 +1,53 @@
+"""The operators of models whose latencies are published, as shape lists: what predictions are checked with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bench.published.densenet import densenet121
+from bench.published.encoders import vit_b32_384, wmt_encoder
+from bench.published.mobilenet import mobilenet_v1, mobilenet_v2
+from bench.published.resnet import resnet
+from bench.published.vgg import vgg
+from edgepeft.errors import UnknownName
+from edgepeft.operators import Work
+
+__all__ = ["FAMILIES", "family_named", "works_of"]
+
+_GRAPHS: Mapping[str, Callable[[], tuple[Work, ...]]] = {
+    **{f"resnet-{depth}": lambda depth=depth: resnet(depth) for depth in (18, 34, 50, 101, 152)},  # type: ignore[misc]
+    **{f"vgg-{depth}": lambda depth=depth: vgg(depth) for depth in (11, 13, 16, 19)},  # type: ignore[misc]
+    "densenet-121": densenet121,
+    "mobilenet-v1": mobilenet_v1,
+    "mobilenet-v2": mobilenet_v2,
+    "vit-b-32-384": vit_b32_384,
+}
+FAMILIES = {
+    "resnet": "ResNet",
+    "vgg": "VGG",
+    "densenet": "DenseNet",
+    "mobilenet": "MobileNet",
+    "vit": "ViT",
+    "wmt": "WMT encoder",
+}
+
+
+def works_of(graph: str) -> tuple[Work, ...]:
+    """The operators of one run, batch 1; a WMT encoder's name is ``wmt-<width>-<mean feed-forward>``.
+
+    Raises:
+        UnknownName: no such graph.
+    """
+    if graph.startswith("wmt-"):
+        parts = graph.split("-")
+        if len(parts) == 3 and parts[1].isdecimal() and parts[2].replace(".", "", 1).isdecimal():
+            return wmt_encoder(int(parts[1]), float(parts[2]))
+    if graph not in _GRAPHS:
+        raise UnknownName("published graph", graph, [*_GRAPHS, "wmt-512-1706.7"])
+    return _GRAPHS[graph]()
+
+
+def family_named(graph: str) -> str:
+    """The family of a graph, by its name; WMT encoders of one width are a family."""
+    family, _, rest = graph.partition("-")
+    return f"{FAMILIES[family]}, {rest.partition('-')[0]} wide" if family == "wmt" else FAMILIES[family]

@@ -1,0 +1,209 @@
+"""``docs/devices.md``: what the profiles know, and how far predictions are off every published latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.published.encoders import encoder
+from bench.published.validation import Checked, LeftOut, check, mean_error, spread, summaries
+from bench.suites._table import check_picture
+from edgepeft.errors import UsageError
+from edgepeft.prediction.roofline import Predicted, predict
+from edgepeft.profiles.schema import Profile
+from edgepeft.resources import write_atomically
+
+__all__ = ["PAGE", "PICTURE", "devices_page", "draw_devices", "write_devices"]
+
+PAGE, PICTURE = "devices.md", "devices.png"
+_TITLES: dict[LeftOut, str] = {"family": "Without the model's family", "model": "In class: without the model alone"}
+_ROBERTA = {"n_layers": 12, "tokens": 128, "width": 768, "heads": 12, "inner": 3072}
+_PROMISED = 0.25  # of a prediction in class
+_OPENING = """\
+# Devices
+
+Written by `edgepeft profiles --validate docs`; do not edit. The figures come from `profiles/*.toml`, each with its
+source there (`edgepeft profiles NAME`).
+
+## What is known
+
+The grade says how much a profile knows of an encoder's speed. **A**: ONNX Runtime was measured. **B**: a whole encoder
+in fp32, with another runtime. **C**: one in another precision. **D**: other kinds of graphs only. **E**: no latency at
+all. The last columns are roberta-base in fp32 at 128 tokens, batch 1, with ONNX Runtime on all cores, predicted; "at
+most" is what the peak of the arithmetic allows.
+
+| profile | device | cores | memory | grade | instances a minute | |
+|---|---|---|---|---|---|---|"""
+_METHOD = """
+## How far predictions are off
+
+Every published latency whose graph is known was predicted by a fit that never received the rows that were left out.
+Errors are predicted over measured, less one. *uncalibrated*: no other row of that runtime or precision, so another's
+rate was taken. *not predictable*: nothing else of that kind of graph was measured on the device; depthwise
+convolutions, 3x3 convolutions (Winograd) and matrix products run at rates that differ up to five-fold, so no number is
+made up.
+
+![Predicted against measured latencies, both logarithmic](devices.png)"""
+# Okabe and Ito's palette, its yellow left out.
+_COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+
+
+def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
+    """Write the page and its picture; returns where.
+
+    Raises:
+        MissingPackage: matplotlib is not installed.
+        UsageError: the folder cannot be made.
+    """
+    page, picture = folder / PAGE, folder / PICTURE
+    check_picture(picture)
+    checked = {how: check(profiles, how) for how in _TITLES}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be made ({error.strerror}); give another folder.") from error
+    write_atomically(page, devices_page(profiles, checked).encode())
+    draw_devices(checked, picture)
+    return [page, picture]
+
+
+def devices_page(profiles: Sequence[Profile], checked: dict[LeftOut, list[Checked]]) -> str:
+    """The page as markdown."""
+    lines = [_OPENING, *(_profile_row(profile) for profile in profiles), _METHOD]
+    for how, title in _TITLES.items():
+        lines += ["", f"### {title}", "", *_summary(checked[how])]
+    lines += ["", "## Every latency", "", *_rows(checked)]
+    return "\n".join(lines) + "\n"
+
+
+def _profile_row(profile: Profile) -> str:
+    found = predict(encoder(**_ROBERTA), profile)
+    memory = f"{profile.memory.value:g} {profile.memory.unit}"
+    if profile.memory.variants:
+        memory += f" (of {', '.join(f'{size:g}' for size in profile.memory.variants)})"
+    cells = (profile.name, profile.title, profile.cores.value, memory, profile.grade, _rate(found), found.calibration)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _rate(found: Predicted) -> str:
+    if found.seconds is None or found.interval is None:
+        return "-" if found.at_least is None else f"at most {60 / found.at_least:.0f}"
+    low, high = found.interval
+    return f"{60 / found.seconds:.0f} ({60 / high:.0f} to {60 / low:.0f})"
+
+
+def _summary(checked: Iterable[Checked]) -> list[str]:
+    checked = list(checked)
+    lines = [
+        "| device | family | runtime | latencies | mean error | errors | in the interval | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (device, family, runtime), group in summaries(checked):
+        error = mean_error(group)
+        head = f"| {device} | {family} | {runtime} | {len(group)} |"
+        if error is None:
+            lines.append(f"{head} - | - | - | not predictable |")
+            continue
+        low, high = spread(group)
+        errors = _percent(low) if len(group) == 1 else f"{_percent(low)} to {_percent(high)}"
+        inside = f"{sum(bool(one.within) for one in group)} of {len(group)}"
+        lines.append(f"{head} {error:.1%} | {errors} | {inside} | {group[0].predicted.calibration} |")
+    own = [one for one in checked if one.predicted.calibration == "calibrated"]
+    within, close = (sum(map(bool, each)) for each in ([one.within for one in own], map(_is_close, own)))
+    lines += [
+        "",
+        f"Of {len(checked)} latencies {len(own)} have another row of their runtime: {close} of these are predicted "
+        f"within 25 %, and {within} lie in the predicted interval.",
+    ]
+    return lines
+
+
+def _is_close(one: Checked) -> bool:
+    return one.error is not None and abs(one.error) <= _PROMISED
+
+
+def _rows(checked: dict[LeftOut, list[Checked]]) -> list[str]:
+    """One a latency, both ways; encoders that differ in width only are summed up above."""
+    by_point = {_key(one): one for one in checked["model"]}
+    lines = [
+        "The 60 WMT encoders are in the tables above only.",
+        "",
+        "| device | model | runtime | measured, ms | without its family, ms | without it, ms |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in checked["family"]:
+        if one.point.graph.startswith("wmt-"):
+            continue
+        point, other = one.point, by_point[_key(one)]
+        runtime = f"{point.runtime} {point.precision}" + (", 1 thread" if point.threads == 1 else "")
+        model = point.model.partition(" (")[0]
+        cells = (one.device, model, runtime, f"{1000 * point.seconds:g}", _shown(one), _shown(other))
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _key(one: Checked) -> tuple[Any, ...]:
+    point = one.point
+    return one.device, point.graph, point.runtime, point.precision, point.threads
+
+
+def _shown(one: Checked) -> str:
+    if one.predicted.seconds is None or one.predicted.interval is None or one.error is None:
+        return "-"
+    low, high = map(_milliseconds, one.predicted.interval)
+    mark = "" if one.predicted.calibration == "calibrated" else ", uncalibrated"
+    return f"{_milliseconds(one.predicted.seconds)} ({low} to {high}{mark}), {_percent(one.error)}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}" if seconds >= 0.1 else f"{1000 * seconds:.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.0f} %"
+
+
+def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
+    """Predicted against measured, log-log, a panel for each way of leaving out; write PNG or SVG."""
+    from matplotlib.figure import Figure
+
+    from edgepeft import drawing
+
+    shown = [one for found in checked.values() for one in found if one.predicted.seconds is not None]
+    names = list(dict.fromkeys(one.device for one in shown))
+    colours = dict(zip(names, _COLOURS, strict=False))
+    with drawing.styled():
+        figure = Figure(figsize=(11, 5.6), layout="constrained")
+        for axis, (how, found) in zip(figure.subplots(1, 2, sharey=True), checked.items(), strict=True):
+            _draw(axis, [one for one in found if one.predicted.seconds is not None], colours)
+            count = sum(one in shown for one in found)
+            axis.set(title=f"{_TITLES[how]}\n{count} of {len(found)} latencies can be predicted", xlabel="measured, ms")
+        figure.axes[0].set(ylabel="predicted, ms")
+        handles = figure.axes[1].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+        drawing.save_as(figure, path)
+
+
+def _draw(axis: Any, checked: Sequence[Checked], colours: dict[str, str]) -> None:
+    ends = [10.0, 4000.0]
+    axis.plot(ends, ends, color="#777777", linewidth=1)
+    low, high = ([(1 + side * _PROMISED) * end for end in ends] for side in (-1, 1))
+    axis.fill_between(ends, low, high, color="#777777", alpha=0.18, label="within 25 %", linewidth=0)
+    for device, colour in colours.items():
+        for calibration in ("calibrated", "uncalibrated"):
+            own = [one for one in checked if (one.device, one.predicted.calibration) == (device, calibration)]
+            if own:
+                _scatter(axis, own, colour, filled=calibration == "calibrated")
+    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.grid(visible=True, color="#777777", alpha=0.2)
+
+
+def _scatter(axis: Any, checked: Sequence[Checked], colour: str, *, filled: bool) -> None:
+    measured = [1000 * one.point.seconds for one in checked]
+    predicted = [1000 * (one.predicted.seconds or 0) for one in checked]
+    label = checked[0].device + ("" if filled else ", uncalibrated")
+    face = colour if filled else "none"
+    axis.scatter(measured, predicted, s=26, facecolors=face, edgecolors=colour, label=label, zorder=3, alpha=0.8)

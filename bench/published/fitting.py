@@ -1,0 +1,113 @@
+"""Rates from latencies: what a device's measured models say of each kind of graph, runtime and precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.published import family_named, works_of
+from edgepeft.operators import Work, kind_of, product_flops
+from edgepeft.profiles.schema import Calibration, Profile
+
+__all__ = ["Point", "calibrate", "fit", "points_of"]
+
+_FOR_OVERHEAD = 10  # latencies that an overhead is fitted to; fewer give a rate through the origin
+_FOR_ERROR = 3
+
+
+@dataclass(frozen=True)
+class Point:
+    """A published latency with the operators of its model."""
+
+    model: str
+    graph: str
+    runtime: str
+    precision: str
+    threads: int | None
+    seconds: float
+    works: tuple[Work, ...]
+
+    @property
+    def family(self) -> str:
+        """The models that are left out together."""
+        return family_named(self.graph)
+
+    @property
+    def flops(self) -> int:
+        """Of its products."""
+        return product_flops(self.works)
+
+
+def points_of(profile: Profile) -> tuple[Point, ...]:
+    """Every latency whose graph is known.
+
+    Raises:
+        UnknownName: a latency names a graph that there is none of.
+    """
+    rows = [
+        Point(row.model, row.graph, row.runtime, row.precision, row.threads, row.value / 1000, works_of(row.graph))
+        for row in profile.latencies
+        if row.graph
+    ]
+    for sweep in profile.sweeps:
+        for *sizes, milliseconds in sweep.rows:
+            graph = "-".join([sweep.graph, *(f"{size:g}" for size in sizes)])
+            works = works_of(graph)
+            rows.append(Point(graph, graph, sweep.runtime, sweep.precision, sweep.threads, milliseconds / 1000, works))
+    return tuple(rows)
+
+
+def calibrate(points: Iterable[Point]) -> tuple[Calibration, ...]:
+    """A row for each runtime, precision, number of threads and kind of graph."""
+    groups: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        key = (point.runtime, point.precision, point.threads, kind_of(point.works))
+        groups.setdefault(key, []).append(point)
+    return tuple(fit(group) for group in groups.values())
+
+
+def fit(points: Sequence[Point]) -> Calibration:
+    """seconds = FLOPs / rate + overhead, by least squares of the relative error; all of one kind and runtime.
+
+    Fewer than ten give no overhead, and the geometric mean of their rates.  The error is that of each point from the
+    others: what a fit says of its own points flatters it.
+    """
+    rate, overhead = _line(points)
+    first = points[0]
+    return Calibration(
+        runtime=first.runtime,
+        precision=first.precision,
+        operators=kind_of(first.works),
+        threads=first.threads,
+        value=rate / 1e9,
+        unit="GOP/s" if first.precision == "int8" else "GFLOP/s",
+        overhead_ms=1000 * overhead,
+        samples=len(points),
+        error_percent=100 * _missed(points) if len(points) >= _FOR_ERROR else None,
+        kind="derived",
+        source="fitted to " + ", ".join(dict.fromkeys(point.model for point in points[:3])),
+    )
+
+
+def _line(points: Sequence[Point]) -> tuple[float, float]:
+    """FLOP/s and seconds."""
+    flops = np.array([point.flops for point in points], np.float64)
+    seconds = np.array([point.seconds for point in points])
+    if len(points) >= _FOR_OVERHEAD:
+        terms = np.stack([flops / seconds, 1 / seconds], 1)  # (n, 2); their sum should be 1 everywhere
+        (slope, constant), *_ = np.linalg.lstsq(terms, np.ones(len(points)), rcond=None)
+        if slope > 0 and constant >= 0:
+            return float(1 / slope), float(constant)
+    return math.exp(float(np.log(flops / seconds).mean())), 0.0
+
+
+def _missed(points: Sequence[Point]) -> float:
+    """The mean relative error of each point from the others."""
+    errors = []
+    for i, point in enumerate(points):
+        rate, overhead = _line([*points[:i], *points[i + 1 :]])
+        errors.append(abs((point.flops / rate + overhead) / point.seconds - 1))
+    return sum(errors) / len(errors)

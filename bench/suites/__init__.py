@@ -1,0 +1,41 @@
+"""Suites: what edgepeft claims, measured beside its peers in one run.  One file a suite, found by its name."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from typing import Protocol
+
+from bench.suites._kit import Kit
+from bench.suites._row import Row
+from edgepeft.errors import UnknownName
+
+__all__ = ["Suite", "suite_named", "suite_names"]
+
+
+class Suite(Protocol):
+    """What a module of this package offers."""
+
+    TITLE: str
+
+    @staticmethod
+    def measure(kit: Kit) -> Iterator[Row]:
+        """The suite's rows, one by one as they are measured."""
+
+
+def suite_names() -> list[str]:
+    """Every suite, by name."""
+    return sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of that name.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    if name not in suite_names():
+        raise UnknownName("suite", name, suite_names())
+    suite: Suite = importlib.import_module(f"{__name__}.{name}")  # type: ignore[assignment]
+    return suite

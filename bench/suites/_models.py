@@ -1,0 +1,110 @@
+"""Bundles of random weights with any number of tasks: one export for each structure, the others copied from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from edgepeft.backbones.named import config_of
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.bench.planning.random_tokenizer import write_random_tokenizer
+from edgepeft.bench.planning.random_weights import write_random_checkpoint
+from edgepeft.bench.planning.subject import fresh_delta, manifest_of, write_task
+from edgepeft.graph.half import store_in_half
+from edgepeft.resources import sha256_of, write_atomically
+from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER
+from edgepeft.runtime.manifest import DeltaDtype, Hashes, TaskEntry, WeightsDtype
+
+__all__ = ["Structure", "write_bundle"]
+
+_SPREAD = 0.02  # of a copied task's weights about those that it was copied from
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A method with its settings, and the names of the tasks that have it; ``head`` None is the backbone's kind."""
+
+    method: str
+    tasks: Sequence[str]
+    settings: Mapping[str, str] = field(default_factory=dict)
+    head: str | None = None
+
+
+def write_bundle(
+    folder: Path,
+    architecture: str,
+    structures: Sequence[Structure] = (),
+    *,
+    weights: WeightsDtype = "fp32",
+    delta_weights: DeltaDtype = "fp32",
+    seed: int = 0,
+) -> Path:
+    """A bundle of the named architecture in ``folder``, which is made; the same seed gives the same weights.
+
+    Raises:
+        UnknownName: no such architecture, method or hyperparameter.
+        MissingPackage: PyTorch, which builds the modules, is not installed.
+    """
+    folder.mkdir(parents=True)
+    sizes = write_random_checkpoint(config_of(architecture), folder, seed=seed)
+    write_random_tokenizer(sizes, folder, seed=seed)
+    backbone = open_backbone(str(folder))
+    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    entries: dict[str, TaskEntry] = {}
+    for structure in structures:
+        first = structure.tasks[0]
+        delta = fresh_delta(backbone, structure.method, structure.settings, seed, task=first, head=structure.head)
+        entries[first] = write_task(backbone, delta)
+        if delta_weights == "fp16":
+            entries[first] = _halved(folder, first, entries[first])
+        for number, task in enumerate(structure.tasks[1:], 1):
+            entries[task] = _copied(folder, first, task, entries[first], seed + number)
+    stored = {} if weights == "fp32" else _quantised(backbone, graph)
+    write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
+    manifest = manifest_of(backbone, architecture, entries)
+    hashes = Hashes(graph=sha256_of(folder / BACKBONE_FILE), weights=stored.pop("weights", backbone.sha256))
+    entry = manifest.backbone.model_copy(update={**stored, "sha256": hashes})
+    manifest.model_copy(update={"backbone": entry}).write(folder)
+    return folder
+
+
+def _copied(folder: Path, source: str, task: str, entry: TaskEntry, seed: int) -> TaskEntry:
+    """A task of the same structure with other weights."""
+    model = onnx.load(folder / TASKS_FOLDER / f"{source}.onnx")
+    rng = np.random.default_rng(seed)
+    for tensor in model.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if np.issubdtype(values.dtype, np.floating) and values.ndim:
+            noise = _SPREAD * rng.standard_normal(values.shape, np.float32)
+            tensor.CopyFrom(numpy_helper.from_array((values + noise).astype(values.dtype), tensor.name))
+    for fact in model.metadata_props:
+        if fact.key == "edgepeft.task":
+            fact.value = task
+    return _written(folder, task, model, entry)
+
+
+def _halved(folder: Path, task: str, entry: TaskEntry) -> TaskEntry:
+    model = onnx.load(folder / TASKS_FOLDER / f"{task}.onnx")
+    store_in_half(model.graph)
+    return _written(folder, task, model, entry)
+
+
+def _written(folder: Path, task: str, model: onnx.ModelProto, entry: TaskEntry) -> TaskEntry:
+    path = folder / TASKS_FOLDER / f"{task}.onnx"
+    write_atomically(path, model.SerializeToString(deterministic=True))
+    return entry.model_copy(update={"n_bytes": path.stat().st_size, "sha256": sha256_of(path)})
+
+
+def _quantised(backbone: Backbone, graph: onnx.ModelProto) -> dict[str, str]:
+    """The 8-bit weights instead of the checkpoint; ``graph`` reads them then.  What the manifest says of it."""
+    from edgepeft.export.weights import write_weights
+
+    told = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
+    told["weights"] = write_weights(graph, backbone, backbone.folder, "int8")
+    backbone.weights.unlink()
+    return told

@@ -1,0 +1,51 @@
+"""Rows of two sides that raced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bench.suites._row import Row, Target
+from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
+
+__all__ = ["geometric_mean", "ratio_row"]
+
+_RESAMPLES = 4000
+_SEED = 20_240_229
+
+
+def ratio_row(
+    what: str,
+    raced: Mapping[str, Sequence[float]],
+    own: str,
+    peer: str,
+    target: Target | None = None,
+    *,
+    of_totals: bool = False,
+    note: str = "",
+) -> Row:
+    """Throughput of ``own`` over that of ``peer``: the median of paired rounds, or of all rounds' sums."""
+    compare = ratio_of_totals if of_totals else paired_ratio
+    found = compare(raced[own], raced[peer])
+    samples = {label: raced[label] for label in (own, peer)}
+    return Row(what, peer, found.value, (found.low, found.high), "x", target, samples, note)
+
+
+def geometric_mean(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:
+    """Of the ratios of sums of several races (own, peer), rounds resampled in pairs within each.
+
+    Raises:
+        ValueError: no race, or unequal numbers of samples.
+    """
+    if not pairs:
+        raise ValueError("no race to take a mean of")
+    value = np.exp(np.mean([np.log(ratio_of_totals(own, peer).value) for own, peer in pairs]))
+    rng, logs = np.random.default_rng(_SEED), []
+    for own, peer in pairs:
+        a, b = np.asarray(own), np.asarray(peer)
+        chosen = rng.integers(0, len(a), (_RESAMPLES, len(a)))
+        logs.append(np.log(b[chosen].sum(axis=1) / a[chosen].sum(axis=1)))
+    tail = 100 * (1 - CONFIDENCE) / 2
+    low, high = np.percentile(np.exp(np.mean(logs, axis=0)), [tail, 100 - tail])
+    return Ratio(float(value), float(low), float(high), min(len(own) for own, _ in pairs))

@@ -1,0 +1,85 @@
+"""From one task to a thousand: memory and start-up of one bundle, beside one merged model for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.suites._kit import Kit
+from bench.suites._memory import proportional_bytes
+from bench.suites._models import Structure
+from bench.suites._row import Row, Target
+from edgepeft.bench.planning.batches import full_length
+from edgepeft.errors import DoesNotFit
+from edgepeft.runtime.bundle import TASKS_FOLDER
+
+__all__ = ["TITLE", "measure"]
+
+TITLE = "From one task to a thousand"
+
+_TASKS = [f"pfeiffer{number}" for number in range(100)]
+_SHOWN = (1, 2, 5, 9, 20, 50, 100)
+_PROMISED = (9, 100)
+_ROWS, _TOKENS = 32, 128
+_MERGED = 4  # models of their own; each takes about a gigabyte
+_THOUSAND = [f"bitfit{number}" for number in range(1000)]
+_MB = 1e6
+
+
+def measure(kit: Kit) -> Iterator[Row]:
+    """Memory by number of tasks, ours and merged models; then a thousand tasks."""
+    yield from _memory(kit)
+    yield from _merged(kit)
+    yield _thousand(kit)
+
+
+def _memory(kit: Kit) -> Iterator[Row]:
+    bundle = kit.bundle("hundred", [Structure("pfeiffer", _TASKS)])
+    tokens = [_TOKENS] * _ROWS
+    asked = [{"how": "one", "tasks": [task], "tokens": tokens} for task in _TASKS]
+    sizes = [(bundle / TASKS_FOLDER / f"{task}.onnx").stat().st_size for task in _TASKS]
+    found: dict[int, int] = {}
+    with kit.worker("one bundle", kit.job("requests", bundle, settings={"requests": asked})) as worker:
+        for number in range(1, len(_TASKS) + 1):
+            kit.progress("memory by number of tasks", number, len(_TASKS))
+            worker.step(number - 1)
+            if number in _SHOWN:
+                found[number] = proportional_bytes(worker.pid)
+    for number, used in found.items():
+        what = f"memory of {number} resident Pfeiffer tasks, each after {_ROWS} x {_TOKENS} tokens"
+        yield Row(what, value=used / _MB, unit="MB", samples={"tasks": [number], "MB": [used / _MB]})
+    for number in _PROMISED:
+        others = sum(sizes[1:number])
+        samples = {"beyond one task, MB": [(found[number] - found[1]) / _MB], "other deltas, MB": [others / _MB]}
+        what = f"memory of {number} tasks beyond that of one, over the other deltas' bytes"
+        yield Row(what, value=(found[number] - found[1]) / others, target=Target(1.1, at_least=False), samples=samples)
+
+
+def _merged(kit: Kit) -> Iterator[Row]:
+    model = kit.peer("optimum")
+    if isinstance(model, str):
+        yield Row("memory of merged models", "optimum", unit="MB", note=model)
+        return
+    job = kit.job(
+        "bench.peers.merged_sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
+    )
+    with kit.worker("merged models", job) as worker:
+        for number in range(1, _MERGED + 1):
+            kit.progress("memory of merged models", number, _MERGED)
+            what = f"memory of {number} merged models, each after {_ROWS} x {_TOKENS} tokens"
+            try:
+                worker.step(0)
+            except DoesNotFit as error:
+                yield Row(what, "optimum", unit="MB", note=f"does not fit: {error}")
+                return
+            used = proportional_bytes(worker.pid) / _MB
+            yield Row(what, "optimum", used, unit="MB", samples={"tasks": [number], "MB": [used]})
+
+
+def _thousand(kit: Kit) -> Row:
+    bundle = kit.bundle("thousand", [Structure("bitfit", _THOUSAND)])
+    command = ["run", str(bundle), "--task", _THOUSAND[-1], "a b c", "--json"]
+    kit.command(command)
+    seconds = [kit.command(command) for _ in range(3)]
+    what = "edgepeft run on a bundle of 1,000 BitFit tasks, whole process"
+    return Row(what, None, sorted(seconds)[1], (min(seconds), max(seconds)), "s", samples={"seconds": seconds})

@@ -1,0 +1,114 @@
+"""One task's speed: the bare backbone beside other engines, 8-bit weights beside 32-bit, LoRA beside PEFT's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from bench.suites._kit import Kit, Racer
+from bench.suites._models import Structure
+from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._row import Row, Target
+from edgepeft.bench.planning.batches import batches_of, full_length, load_lengths
+from edgepeft.bench.planning.flops import flops_per_instance
+from edgepeft.bench.planning.subject import torch_installed
+from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+
+__all__ = ["TITLE", "measure"]
+
+TITLE = "The speed of one model"
+
+_OWN = "edgepeft"
+_BATCH, _LENGTH = 32, 128
+_SETS = ("sst2", "mrpc", "rte")
+_RANK = 8
+_TOKENS = 256  # about a tenth of a second of them is a sample that an interval can be made of
+Batches = tuple[tuple[int, ...], ...]
+
+
+def measure(kit: Kit) -> Iterator[Row]:
+    """Full length, real lengths, int8, PEFT."""
+    yield from _full_length(kit)
+    yield from _real_lengths(kit)
+    yield from _eight_bits(kit)
+    yield from _peft(kit)
+
+
+def _full_length(kit: Kit) -> Iterator[Row]:
+    batches = (full_length(_LENGTH, _BATCH).values,)
+    racers, missing = _engines(kit, batches)
+    if torch_installed():
+        bare = kit.bundle("bare")
+        racers["pytorch"] = Racer(kit.job("infer_pytorch", bare, batches=batches))
+        racers["torch.compile"] = Racer(kit.job("bench.peers.infer_torch_compile", bare, batches=batches))
+    raced = kit.race("full length", racers)
+    what = f"fp32, {_BATCH} rows of {_LENGTH} tokens"
+    for peer, target in (("optimum", 1.0), ("openvino", 0.92), ("pytorch", None), ("torch.compile", None)):
+        if peer in raced:
+            yield ratio_row(what, raced, _OWN, peer, None if target is None else Target(target))
+        elif peer in missing:
+            yield Row(what, peer, target=Target(target or 0), note=missing[peer])
+    # The yardstick's time for the same work: the ratio of throughputs is then the share of its rate.
+    share = len(batches[0]) * flops_per_instance(kit.sizes, batches[0]) / FLOPS_PER_STEP
+    scaled = {_OWN: raced[_OWN], "gemm": [seconds * share for seconds in raced["gemm"]]}
+    yield ratio_row(f"achieved FLOP/s over the host's GEMM rate, {what}", scaled, _OWN, "gemm", Target(0.85))
+
+
+def _real_lengths(kit: Kit) -> Iterator[Row]:
+    found: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
+    missing: Mapping[str, str] = {}
+    for name in _SETS:
+        lengths = load_lengths(name, seed=kit.seed).clamped(kit.sizes.max_length)
+        batches = batches_of(lengths.values, _BATCH)
+        racers, missing = _engines(kit, batches)
+        raced = kit.race(f"lengths of {name}", racers)
+        for peer in sorted(set(racers) - {_OWN}):
+            found.setdefault(peer, []).append((raced[_OWN], raced[peer]))
+            what = f"fp32, lengths of {name} in order of arrival, batches of {_BATCH}"
+            yield ratio_row(what, raced, _OWN, peer, of_totals=True)
+    what = f"fp32, real lengths: geometric mean of {', '.join(_SETS)}"
+    for peer, target in (("optimum", 1.6), ("openvino", 1.45)):
+        if peer in found:
+            mean = geometric_mean(found[peer])
+            yield Row(what, peer, mean.value, (mean.low, mean.high), target=Target(target))
+        else:
+            yield Row(what, peer, target=Target(target), note=missing[peer])
+
+
+def _engines(kit: Kit, batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
+    """Ours and the peers that are here, each with these batches; why others are not."""
+    own = kit.job("infer_onnxruntime", kit.bundle("bare"), batches=batches)
+    numbers = range(len(batches))
+    racers, missing = {_OWN: Racer(own, numbers)}, {}
+    for name, workload in (("optimum", "peer"), ("openvino", "bench.peers.infer_openvino")):
+        model = kit.peer(name)
+        if isinstance(model, str):
+            missing[name] = model
+        else:
+            racers[name] = Racer(kit.job(workload, Path(), batches=batches, model=str(model)), numbers)
+    return racers, missing
+
+
+def _eight_bits(kit: Kit) -> Iterator[Row]:
+    bare, int8 = kit.bundle("bare"), kit.bundle("int8", weights="int8")
+    for rows, tokens in ((8, 128), (1, 32)):
+        batches = (full_length(tokens, rows).values,)
+        sides = {"int8": int8, "fp32": bare}
+        jobs = {name: Racer(kit.job("infer_onnxruntime", folder, batches=batches)) for name, folder in sides.items()}
+        # A hiccup of the host is most of a step of one short text: more of them.
+        raced = kit.race(f"int8, {rows} x {tokens}", jobs, rounds=kit.rounds * max(1, _TOKENS // (rows * tokens)))
+        yield ratio_row(f"int8 weights, {rows} x {tokens} tokens", raced, "int8", "fp32", Target(2.0))
+
+
+def _peft(kit: Kit) -> Iterator[Row]:
+    what, peer = f"LoRA of rank {_RANK}, 8 x {_LENGTH} tokens", "peft on pytorch"
+    if not (torch_installed() and kit.installed("peft")):
+        yield Row(what, peer, note="peft is not installed (pip install 'edgepeft[peers]')")
+        return
+    folder = kit.bundle("lora", [Structure("lora", ["lora"], {"rank": str(_RANK)})])
+    batches = (full_length(_LENGTH, 8).values,)
+    racers = {
+        _OWN: Racer(kit.job("infer_onnxruntime", folder, batches=batches, task="lora")),
+        peer: Racer(kit.job("bench.peers.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
+    }
+    yield ratio_row(what, kit.race("PEFT", racers), _OWN, peer)

@@ -1,0 +1,1 @@
+"""Where time and operations go: figures counted from graphs, profiles by operator, predictions."""

@@ -1,0 +1,82 @@
+"""Figures that are the same in every run and on every host: what a bundle makes a device do, and what it weighs.
+
+Nodes, operations and bytes are those of the graph as it is written, before any engine's optimisation; the peak of
+its activations follows from their shapes.  The work is the first rows of the benchmark's first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace_plain
+from edgepeft.bench.planning.batches import random_batch
+from edgepeft.bench.planning.plan import Model, Task
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.shapes import Spec
+from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
+from edgepeft.runtime.versions import GRAPH
+
+__all__ = ["count_metrics"]
+
+
+_MOST_ROWS = 4  # more of them only repeat what these do
+
+
+def count_metrics(model: Model, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
+    """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
+    bundle, lengths = Bundle(model.bundle), lengths[:_MOST_ROWS]
+    return [
+        {"of": "bundle", "values": _sizes(bundle)},
+        *(_of_graph(bundle, model, task, lengths, seed) for task in (None, *model.tasks)),
+    ]
+
+
+def _sizes(bundle: Bundle) -> dict[str, int]:
+    files = [path for path in bundle.folder.rglob("*") if path.is_file()]
+    return {
+        "bundle_bytes": sum(path.stat().st_size for path in files),
+        "backbone_graph_bytes": (bundle.folder / BACKBONE_FILE).stat().st_size,
+        "weights_bytes": bundle.weights.stat().st_size,
+    }
+
+
+def _of_graph(bundle: Bundle, model: Model, task: Task | None, lengths: Sequence[int], seed: int) -> dict[str, Any]:
+    graph = bundle.graph(task.name if task else None)
+    inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
+    inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
+    executed = trace_plain(graph, bundle.folder, inputs)
+    values = {
+        "nodes": len(graph.graph.node),
+        "flops": sum(node.flops for node in executed),
+        "bytes_moved": sum(node.n_bytes for node in executed),
+        "peak_activation_bytes": _peak(graph, executed),
+    }
+    if task is not None:
+        values["delta_bytes"] = bundle.current(task.name, GRAPH).stat().st_size
+    what = f"task {task.name} ({task.method})" if task else "backbone"
+    return {"of": f"{what}, {_shape(lengths)}", "values": values}
+
+
+def _shape(lengths: Sequence[int]) -> str:
+    longest = f"{lengths[0]}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
+    return f"{len(lengths)} x {longest} tokens"
+
+
+def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:
+    """The most that activations take at once; nodes that ONNX Runtime folds to constants take nothing."""
+    nodes = model.graph.node
+    specs = {
+        name: Spec(element_type(value), value.shape)
+        for one in executed
+        if one.name.isdigit()  # else it is of an operator that ONNX Runtime has taken apart
+        for name, value in zip(nodes[int(one.name)].output, one.outputs, strict=False)
+    }
+    kept = onnx.GraphProto()
+    kept.CopyFrom(model.graph)
+    del kept.node[:]
+    kept.node.extend(node for node in nodes if all(name in specs for name in node.output if name))
+    return peak_bytes(kept, specs)

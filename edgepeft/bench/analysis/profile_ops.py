@@ -1,0 +1,168 @@
+"""Where a batch's time goes: by operator and by layer, each with its floor and the gap to it.
+
+An operator's floor is what its work takes at the host's ceilings, measured in the same run: the larger of its
+operations over the GEMM rate and its bytes over the rate of copying memory (a roofline; Williams, Waterman and
+Patterson 2009).  A gap below 1 means that its data came from a cache, which is faster than memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from edgepeft.bench.analysis.operator_trace import Executed, read_trace
+from edgepeft.bench.measuring.sampler import Sample
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.plan import Role, Unit
+from edgepeft.bench.workloads import copy, gemm
+from edgepeft.errors import UsageError
+
+__all__ = ["Ceilings", "OperatorTime", "by_layer", "by_type", "profile_all", "profile_operators"]
+
+_WARMUP, _RUNS, _PROBES = 2, 10, 5
+
+
+class Worker(Protocol):
+    """What is needed of a worker."""
+
+    def ready(self) -> None:
+        """Wait until it can work."""
+
+    def step(self, batch: int) -> Sample:
+        """One unit of work."""
+
+
+Start = Callable[[str, Job], AbstractContextManager[Worker]]
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this host does at most, on the same threads under the same limits."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+    def floor_s(self, flops: float, n_bytes: float) -> float:
+        """The least time that this work could take."""
+        return max(flops / self.flops_per_s, n_bytes / self.bytes_per_s)
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """A group of operators: how many ran for one batch, their time, work and floor."""
+
+    name: str
+    count: int
+    seconds: float
+    flops: float
+    n_bytes: float
+    floor_s: float
+
+    @property
+    def gap(self) -> float | None:
+        """Time over its floor."""
+        return self.seconds / self.floor_s if self.floor_s > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            **{"name": self.name, "count": self.count, "seconds": self.seconds, "flops": self.flops},
+            **{"bytes": self.n_bytes, "floor_s": self.floor_s, "gap": self.gap},
+        }
+
+
+def profile_all(units: Sequence[Unit], start: Start) -> list[dict[str, Any]]:
+    """The result's ``operators``: the backbone and every task, as ONNX Runtime answers with them.
+
+    Raises:
+        UsageError: nothing of that kind was asked for.
+        EdgepeftError: a worker failed.
+    """
+    own = (Role.TASK, Role.BACKBONE)
+    jobs = [unit.job for unit in units if unit.job and unit.job.workload == "infer_onnxruntime" and unit.role in own]
+    if not jobs:
+        raise UsageError("--profile-ops looks into inference with ONNX Runtime, which these options leave out.")
+    ceilings = measure_ceilings(jobs[0].threads, start)
+    return [profile_operators(job, start, ceilings) for job in jobs]
+
+
+def profile_operators(job: Job, start: Start, ceilings: Ceilings) -> dict[str, Any]:
+    """One entry, for the first batch of ``job``.
+
+    Raises:
+        EdgepeftError: a worker failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgepeft-profile-") as work:
+        target = Path(work) / "trace.json"
+        traced = replace(job, workload="profiled", batches=job.batches[:1], settings={"trace": str(target)})
+        with start("profile", traced) as worker:
+            worker.ready()
+            seconds = [worker.step(0).seconds for _ in range(_WARMUP + _RUNS)][_WARMUP:]
+            worker.step(1)
+        executed = read_trace(target)
+    runs = _WARMUP + _RUNS
+    types, layers = by_type(executed, ceilings, runs), by_layer(executed, ceilings, runs)
+    return {
+        "of": f"task {job.task}" if job.task else "backbone",
+        "rows": len(job.batches[0]),
+        "tokens": sum(job.batches[0]),
+        "runs_s": seconds,
+        "ceilings": {"flops_per_s": ceilings.flops_per_s, "bytes_per_s": ceilings.bytes_per_s},
+        # What no operator accounts for: Python, the session's own work, the profiler's.
+        "outside_s": float(np.median(seconds)) - sum(one.seconds for one in types),
+        "by_type": [one.to_json() for one in types],
+        "by_layer": [one.to_json() for one in layers],
+    }
+
+
+def measure_ceilings(threads: int, start: Start) -> Ceilings:
+    """The best of a few steps of each probe: a ceiling is what was reached once."""
+    best = {}
+    for name, work in (("gemm", gemm.FLOPS_PER_STEP), ("copy", 2 * copy.BYTES_PER_STEP)):  # a copy reads and writes
+        with start(f"{name} probe", Job(name, threads)) as worker:
+            worker.ready()
+            best[name] = work / min(worker.step(0).seconds for _ in range(_PROBES))
+    return Ceilings(best["gemm"], best["copy"])
+
+
+def by_type(executed: Sequence[Executed], ceilings: Ceilings, runs: int) -> list[OperatorTime]:
+    """By operator, the one that takes most first."""
+    groups: dict[str, list[Executed]] = {}
+    for one in executed:
+        groups.setdefault(one.op_type, []).append(one)
+    return sorted(_totals(groups, ceilings, runs), key=lambda one: -one.seconds)
+
+
+def by_layer(executed: Sequence[Executed], ceilings: Ceilings, runs: int) -> list[OperatorTime]:
+    """By layer, in order; a fused operator has no layer in its name and counts to the one before it."""
+    groups: dict[str, list[Executed]] = {}
+    layer = "embeddings"
+    for one in executed:
+        if one.layer is not None:
+            layer = f"layer {one.layer}"
+        groups.setdefault(layer, []).append(one)
+    return list(_totals(groups, ceilings, runs))
+
+
+def _totals(groups: dict[str, list[Executed]], ceilings: Ceilings, runs: int) -> Iterable[OperatorTime]:
+    for name, members in groups.items():
+        yield OperatorTime(
+            name,
+            sum(len(one.seconds) for one in members) // runs,
+            sum(_per_run(one, runs) for one in members),
+            sum(one.flops * len(one.seconds) / runs for one in members),
+            sum(one.n_bytes * len(one.seconds) / runs for one in members),
+            sum(ceilings.floor_s(one.flops, one.n_bytes) * len(one.seconds) / runs for one in members),
+        )
+
+
+def _per_run(one: Executed, runs: int) -> float:
+    """A node's time in one run: its median, times the passes that a run makes of the batch."""
+    warm = one.seconds[len(one.seconds) * _WARMUP // runs :]
+    return float(np.median(warm)) * len(one.seconds) / runs

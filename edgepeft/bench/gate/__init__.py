@@ -1,0 +1,1 @@
+"""Verdicts: whether one version is slower than another, or makes a device do more."""

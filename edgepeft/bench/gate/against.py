@@ -1,0 +1,201 @@
+"""Two versions side by side in one run, the only way to a sure verdict on a host whose speed moves.
+
+Every unit has a worker of each version; both do the same batch in every round, in an order shuffled anew, so what
+the host does meanwhile hits both alike.  A process keeps the luck of its start (where its pages lie), so rounds are
+split over several launches.  The verdict is of the paired ratios: slower where the whole 95 % interval lies below 1
+and the median is below 1 - max_regression, the smallest loss that matters.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from edgepeft.bench.gate.revision import Revision, open_revision
+from edgepeft.bench.measuring.host_load import worse
+from edgepeft.bench.measuring.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.measuring.sampler import Series
+from edgepeft.bench.planning.plan import Unit
+from edgepeft.bench.result.facts import in_force_of
+from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
+from edgepeft.errors import EdgepeftError, UsageError
+
+__all__ = ["LAUNCHES", "SideBySide", "verdict"]
+
+LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
+_SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
+_INTERRUPTED = "interrupted"  # in place of a verdict, which part of the rounds does not carry
+_PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
+
+
+def verdict(ratio: Ratio, max_regression: float) -> str:
+    """``slower``, ``faster`` or ``same``: beyond noise, and by more than the smallest change that matters."""
+    if ratio.high < 1.0 and ratio.value < 1.0 - max_regression:
+        return "slower"
+    return "faster" if ratio.low > 1.0 and ratio.value > 1.0 / (1.0 - max_regression) else "same"
+
+
+@dataclass(frozen=True)
+class BaseUnit(Unit):
+    """A unit of the other version."""
+
+    @property
+    def label(self) -> str:
+        """The same unit's, marked."""
+        return f"{super().label} of the base"
+
+
+@dataclass
+class SideBySide:
+    """What takes the place of ``measure`` in a run: it measures both versions, and remembers the other one's samples.
+
+    ``bundles``: where the other version's own bundle lies, by this one's.
+    """
+
+    revision: Revision
+    launches: int = LAUNCHES
+    bundles: dict[str, str] = field(default_factory=dict)
+    base: dict[str, Measured] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, asked: str, stack: ExitStack, *, launches: int = LAUNCHES) -> SideBySide:
+        """Get the other version; what is made for it is removed when ``stack`` closes.
+
+        Raises:
+            UsageError: there is no such version, or it cannot be measured.
+        """
+        if launches < 1:
+            raise UsageError(f"--launches must be at least 1, got {launches}.")
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-against-")))
+        return cls(open_revision(asked, work), launches)
+
+    def make_random(self, folder: Path, stack: ExitStack, name: str, **options: Any) -> None:
+        """The other version's own bundle beside the random one in ``folder``."""
+        work = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-base-"))
+        self.revision.random_bundle(Path(work), name, **options)
+        for file in folder.glob("tokenizer*.json"):
+            shutil.copy(file, work)
+        self.bundles[str(folder)] = work
+
+    def __call__(
+        self,
+        units: Sequence[Unit],
+        schedule: Schedule,
+        start: Start,
+        *,
+        threads: int,
+        progress: Progress = lambda what, done, total: None,
+        **options: Any,
+    ) -> list[Measured]:
+        """As ``measure``: this version's units, with the samples of all launches.
+
+        Raises:
+            EdgepeftError: a worker ended for another reason than memory.
+        """
+        own: dict[str, Measured] = {}
+        launches = min(self.launches, schedule.rounds)
+        for launch in range(launches):
+            share = schedule.rounds // launches + (launch < schedule.rounds % launches)
+            part = replace(
+                schedule,
+                rounds=share,
+                max_seconds=schedule.max_seconds / launches,
+                seed=schedule.seed + launch,
+                probe_every=_PROBE_EVERY,
+            )
+            bases = [self._other(unit) for unit in units if unit.job]
+            both = measure(
+                [*units, *bases],
+                part,
+                start,
+                threads=threads,
+                progress=lambda what, done, total: progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
+                **options,
+            )
+            for one in both:
+                self._keep(one, own)
+            if any(one.interrupted for one in both):
+                for one in own.values():  # those that were done before it lack a launch too
+                    one.interrupted = one.interrupted or launch + 1 < launches
+                break
+        for one in own.values():
+            self._hold_against(one)
+        return list(own.values())
+
+    def _other(self, unit: Unit) -> BaseUnit:
+        assert unit.job is not None
+        job = replace(unit.job, package=str(self.revision.path), bundle=self._bundle(unit.job.bundle))
+        fields = {name: getattr(unit, name) for name in Unit.__dataclass_fields__}
+        return BaseUnit(**{**fields, "job": job.known_to(self.revision.fields, self.revision.asked)})
+
+    def _bundle(self, folder: str) -> str:
+        return self.bundles.get(folder, folder)
+
+    def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
+        """What a later launch found goes behind what the first did."""
+        based = isinstance(one.unit, BaseUnit)
+        if based and one.failure is not None:
+            raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
+        found, label = self.base if based else own, one.unit.label
+        if label in found:
+            _merge(found[label], one)
+        else:
+            found[label] = one
+            for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
+                setattr(one, name, _copied(getattr(one, name)))
+
+    def _base_of(self, one: Measured) -> Measured | None:
+        return self.base.get(f"{one.unit.label} of the base")
+
+    def _hold_against(self, one: Measured) -> None:
+        """Limits that the other version lost make the pair unequal as well."""
+        if (base := self._base_of(one)) is not None:
+            one.in_force = in_force_of([one, base])
+            one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
+
+    def annotate(self, document: dict[str, Any], measured: Sequence[Measured], max_regression: float) -> list[str]:
+        """Put each row's verdict beside it, if it was not interrupted; the labels of those that are slower."""
+        slower = []
+        document["against"] = {"asked": self.revision.asked, "base": self.revision.described, "launches": self.launches}
+        document["against"] |= {"max_regression": max_regression, "confidence": CONFIDENCE}
+        for row, one in zip(document["results"], measured, strict=True):
+            base = self._base_of(one)
+            own = [sample.seconds for sample in one.series.samples]
+            theirs = [sample.seconds for sample in base.series.samples] if base else []
+            if not own or len(own) != len(theirs):
+                row["against"] = None
+                continue
+            ratio = paired_ratio(own, theirs)
+            said = _INTERRUPTED if one.interrupted else verdict(ratio, max_regression)
+            row["against"] = {**asdict(ratio), "verdict": said, "base_samples_s": theirs}
+            if said == "slower":
+                slower.append(one.unit.label)
+        return slower
+
+
+def _copied(series: Series) -> Series:
+    return replace(series, warmup=[*series.warmup], samples=[*series.samples], batches=[*series.batches])
+
+
+def _merge(first: Measured, later: Measured) -> None:
+    """Samples behind samples; of what a result warns about, the worse of the two launches."""
+    for name in _SERIES:
+        _append(getattr(first, name), getattr(later, name))
+    first.failure = first.failure or later.failure
+    first.interrupted = first.interrupted or later.interrupted
+    first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, later.peak_rss_bytes)), default=None)
+    first.in_force = in_force_of([first, later])
+    first.notes = tuple(dict.fromkeys((*first.notes, *later.notes)))
+    first.load = worse(first.load, later.load)
+
+
+def _append(to: Series, more: Series) -> None:
+    to.warmup += more.warmup
+    to.samples += more.samples
+    to.batches += more.batches
+    to.enough = to.enough or more.enough

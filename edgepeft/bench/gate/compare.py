@@ -1,0 +1,194 @@
+"""Two benchmark results: is the new one slower beyond noise?  The rule of the CI gate.
+
+The ratio is new throughput over base throughput, of medians, with a 95 % bootstrap interval; where
+batches differ in length, of the sums over the same batches.  A result has regressed when the whole
+interval lies below 1 - max_regression.  The same code moves by 7 % between runs minutes apart on a
+shared host, so where both files hold the host's GEMM rate, the ratio per unit of that rate must lie
+below as well: a host that was slower for everything is not a regression (it is said).  Of two samples
+and two, chance puts the new ones last in one case of six: so few are not judged (that is said, too).
+
+Results of other processors, cores, limits or versions are refused, unless ``normalise``: then the ratio
+per unit of the GEMM rate alone is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+
+from edgepeft.bench.gate.deterministic import MetricVerdict, judge_metrics
+from edgepeft.bench.gate.fingerprint import differences
+from edgepeft.bench.result.result_file import THREADS, Key, Result, ResultFile
+from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
+from edgepeft.errors import UsageError
+
+__all__ = ["Comparison", "Verdict", "compare"]
+
+_HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One row of both files; ``per_gemm`` is the ratio per unit of the host's GEMM rate, if known.
+
+    ``too_few``: with so few samples nothing counts as slower.
+    """
+
+    result: Result
+    ratio: Ratio
+    per_gemm: Ratio | None
+    regressed: bool
+    too_few: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows, figures that do not depend on time, what only one file has, and what a reader should know."""
+
+    verdicts: tuple[Verdict, ...]
+    metrics: tuple[MetricVerdict, ...]
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def regressions(self) -> tuple[Verdict, ...]:
+        """The rows that are slower beyond noise and threshold."""
+        return tuple(verdict for verdict in self.verdicts if verdict.regressed)
+
+    @property
+    def grown(self) -> tuple[MetricVerdict, ...]:
+        """The figures that do not depend on time and grew beyond what they may."""
+        return tuple(verdict for verdict in self.metrics if verdict.grown)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a gate stays shut."""
+        return bool(self.regressions or self.grown)
+
+
+def compare(
+    base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool = False, partial: bool = False
+) -> Comparison:
+    """Match rows by what they measured and judge each.
+
+    Args:
+        max_regression: the loss of throughput that is let pass, a fraction in [0, 1).
+        normalise: judge throughput per unit of the GEMM rate of the same run; other hosts are then let pass.
+        partial: judge what both files hold, though the new one lacks rows of the base.
+
+    Raises:
+        UsageError: measured under other conditions, rows of the base missing, or nothing in common.
+    """
+    if not 0.0 <= max_regression < 1.0:
+        raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")
+    _refuse_other_modes(base, new)
+    old, fresh = (_measured(file, normalise) for file in (base, new))
+    common = [key for key in old if key in fresh]
+    missing = tuple(old[key].label for key in old if key not in fresh)
+    added = tuple(fresh[key].label for key in fresh if key not in old)
+    metrics, lacking = judge_metrics(base, new)
+    _refuse_other_work(base, new, (*missing, *lacking), added, any_common=bool(common or metrics), partial=partial)
+    notes = _conditions(base, new, normalise) if common else []
+    verdicts = tuple(_verdict(old[key], fresh[key], base, new, max_regression, normalise=normalise) for key in common)
+    return Comparison(verdicts, tuple(metrics), (*missing, *lacking), added, (*notes, *_notes(base, new, verdicts)))
+
+
+def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
+    """Not even per unit of GEMM rate: they are different kinds of figures."""
+    before, now = (file.document.get("mode") for file in (base, new))
+    if before != now:
+        raise UsageError(
+            f"{base.path} and {new.path} cannot be compared: mode was {before} and is {now}, which are different "
+            "kinds of figures. Give both with the same --mode."
+        )
+    if now == "predicted":
+        raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
+
+
+def _measured(file: ResultFile, normalise: bool) -> dict[Key, Result]:
+    """Rows with samples, by what they measured; per unit of GEMM rate, the number of threads drops out."""
+    rows = file.by_key(without={THREADS} if normalise else frozenset())
+    return {key: row for key, row in rows.items() if row.samples_s}
+
+
+def _refuse_other_work(
+    base: ResultFile, new: ResultFile, missing: Sequence[str], added: Sequence[str], *, any_common: bool, partial: bool
+) -> None:
+    """A gate that silently judged less than the baseline holds would be none."""
+    if any_common and (partial or not missing):
+        return
+    listed = "".join(f"\n  only in {base.path}: {label}" for label in missing)
+    listed += "".join(f"\n  only in {new.path}: {label}" for label in added)
+    if not any_common:
+        raise UsageError(
+            f"{base.path} and {new.path} have no measured result in common; run both with the same options.{listed}"
+        )
+    raise UsageError(
+        f"{new.path} lacks results that {base.path} has; measure the same tasks and lengths, take a new baseline, "
+        f"or judge what both hold with --partial.{listed}"
+    )
+
+
+def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:
+    """What differs around the two runs, to be said; refused where times would mean nothing."""
+    found = differences(base, new)
+    if found and not normalise:
+        raise UsageError(
+            f"{base.path} and {new.path} cannot be compared: {'; '.join(map(str, found))}. Measure both on the same "
+            "host under the same limits with the same packages, or judge per unit of the GEMM rate: --normalise."
+        )
+    return [f"{difference} (per unit of the GEMM rate it is judged all the same)" for difference in found]
+
+
+def _verdict(
+    old: Result, fresh: Result, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
+) -> Verdict:
+    least = 1.0 - max_regression
+    ratio = _ratio(old, fresh)
+    speeds = base.gemm_gflops(old.workload), new.gemm_gflops(fresh.workload)
+    per_gemm = None
+    if all(speeds):
+        per_gemm = _scaled(ratio, ratio_of_medians((1.0,), (1.0,), *speeds)) if old.mixed else None
+        per_gemm = per_gemm or ratio_of_medians(old.samples_s, fresh.samples_s, *speeds)
+    if normalise and per_gemm is None:
+        raise UsageError(
+            f"--normalise needs the host's GEMM rate beside {fresh.label}; {base.path} or {new.path} has none. "
+            "Measure it again with this version."
+        )
+    judged = [one for one in (ratio if not normalise else None, per_gemm) if one is not None]
+    slower = all(one.high < least for one in judged)
+    too_few = _too_few(len(old.samples_s), len(fresh.samples_s))
+    return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
+
+
+def _too_few(n_old: int, n_fresh: int) -> bool:
+    """Whether chance puts all of one run's samples above the other's more often than ``CONFIDENCE`` allows."""
+    return 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
+
+
+def _ratio(old: Result, fresh: Result) -> Ratio:
+    """Of medians; of sums over the same batches where batches are not alike."""
+    if not old.mixed:
+        return ratio_of_medians(old.samples_s, fresh.samples_s)
+    common = min(len(old.samples_s), len(fresh.samples_s))
+    return ratio_of_totals(fresh.samples_s[:common], old.samples_s[:common])
+
+
+def _scaled(ratio: Ratio, by: Ratio) -> Ratio:
+    """Both uncertainties added: an interval that is rather too wide than too narrow."""
+    return Ratio(ratio.value * by.value, ratio.low * by.low, ratio.high * by.high, ratio.rounds)
+
+
+def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> list[str]:
+    notes = [f"{v.result.label}: too few samples to judge; measure more rounds" for v in verdicts if v.too_few]
+    for workload in dict.fromkeys(verdict.result.workload for verdict in verdicts):
+        speeds = base.gemm_gflops(workload), new.gemm_gflops(workload)
+        if not all(speeds):
+            notes.append(f"{workload}: no GEMM rate in both files; a slower host cannot be told from slower code")
+            continue
+        host = 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value
+        if abs(host - 1.0) > _HOST_MOVED:
+            notes.append(f"{workload}: the host's GEMM rate was {host - 1.0:+.1%} against the base run")
+    return notes

@@ -1,0 +1,246 @@
+"""Calibration: the CPU quota at which this host runs a profile's reference encoder as fast as the device does.
+
+A quota scales all work alike, so one iteration with t the seconds of a pass is q <- q t / t_device, repeated until
+the mean of several passes is within ``TOLERANCE`` of the device's, twice in a row. What scales alike stays unlike
+where host and device are: memory bandwidth and what one thread gets are measured afterwards, and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgepeft.bench.measuring.sampler import Sample
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.workloads.copy import BYTES_PER_STEP
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.host.quota import SMALLEST_QUOTA
+from edgepeft.profiles.schema import Profile
+
+__all__ = ["LEAST_SHARE", "TOLERANCE", "Calibrated", "Residual", "StartAt", "Trial", "Worker", "calibrate", "settled"]
+
+TOLERANCE = 0.05
+LEAST_SHARE = 0.2  # of the cores: under it a step is mostly waiting for the next period, and percentiles tell of that
+_AIM = 0.035  # so that the second look, with its own noise, is still within the tolerance
+_MOST_TRIALS = 15
+_COPY = "copy_one_thread"
+
+
+class Worker(Protocol):
+    """What calibration needs of a worker that is loaded."""
+
+    def step(self, batch: int) -> Sample:
+        """One pass."""
+
+    def change_quota(self, cores: float) -> float:
+        """Set its quota; the one in force."""
+
+
+StartAt = Callable[[str, Job, float], AbstractContextManager[Worker]]  # label, job, quota in cores
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Passes under one quota; each of ``seconds`` is a mean over a span of them."""
+
+    quota: float
+    seconds: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a pass."""
+        return sum(self.seconds) / len(self.seconds)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """What calibration leaves wrong: a kind of work, and its rate here over the device's."""
+
+    work: str
+    unit: str
+    here: float
+    device: float
+    source: str
+
+    @property
+    def ratio(self) -> float:
+        """Above 1, such work runs faster here than on the device."""
+        return self.here / self.device
+
+    def sentence(self) -> str:
+        """For people."""
+        return f"{self.work}: {self.here:.3g} {self.unit} here, {self.device:.3g} on the device (x {self.ratio:.2f})"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The quota that was found, and what it was found from. ``host_s``: a pass without a quota."""
+
+    quota: float
+    cores: int
+    target_s: float
+    host_s: float
+    reference: str
+    flops: int
+    trials: tuple[Trial, ...]
+    residuals: tuple[Residual, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """The quota as a part of the cores."""
+        return self.quota / self.cores
+
+    @property
+    def achieved_s(self) -> float:
+        """A pass under the quota, as the last trial has it."""
+        return self.trials[-1].mean
+
+    @property
+    def error(self) -> float:
+        """Of the rate: above 0 this host, so limited, is faster than the device."""
+        return self.target_s / self.achieved_s - 1
+
+    @property
+    def percentiles(self) -> bool:
+        """Whether latencies of single steps mean anything."""
+        return self.share >= LEAST_SHARE
+
+    def to_json(self) -> dict[str, Any]:
+        """For a result's document."""
+        return {
+            "reference": self.reference,
+            "flops": self.flops,
+            "device_s": self.target_s,
+            "host_s": self.host_s,
+            "achieved_s": self.achieved_s,
+            "error": self.error,
+            "tolerance": TOLERANCE,
+            "quota_cores": self.quota,
+            "cores": self.cores,
+            "share": self.share,
+            "percentiles": self.percentiles,
+            "trials": [{"quota_cores": one.quota, "seconds": list(one.seconds)} for one in self.trials],
+            "residuals": [
+                {
+                    "work": one.work,
+                    "unit": one.unit,
+                    "here": one.here,
+                    "device": one.device,
+                    "ratio": one.ratio,
+                    "source": one.source,
+                }
+                for one in self.residuals
+            ],
+        }
+
+
+def calibrate(
+    profile: Profile, start: StartAt, *, cores: int, progress: Callable[[str, int, int], None] = lambda *_: None
+) -> Calibrated:
+    """Find the quota on ``cores`` cores.
+
+    Raises:
+        UsageError: the profile has no reference.
+        EdgepeftError: this host is slower than the device, or the quota would be too small, or nothing settles.
+    """
+    reference, target = profile.reference, profile.reference_seconds
+    if reference is None or target is None:
+        raise UsageError(
+            f"profile {profile.name} names no whole encoder that was measured on the device, so there is nothing to "
+            "calibrate with. --mode limits and --mode predicted need none."
+        )
+    name = f"{reference.model}, {reference.runtime} {reference.precision}".strip()
+    progress(f"calibrating: {name}", 0, _MOST_TRIALS)
+    with start("the reference", Job("reference", cores, settings=reference.shapes), float(cores)) as worker:
+        trials = [_trial(worker, worker.change_quota(float(cores)), warm=1)]  # less where a group around us says so
+        host = trials[0].mean
+        _refuse_slow_host(profile, target, host, reference.flops)
+        if abs(host / target - 1) > TOLERANCE:
+            trials += _search(worker, profile, trials[0], progress)
+    quota = trials[-1].quota
+    residuals = [found for measure in (_memory, _one_thread) if (found := measure(profile, start, quota)) is not None]
+    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), tuple(residuals))
+
+
+def _refuse_slow_host(profile: Profile, target: float, host: float, flops: int) -> None:
+    if host > target * (1 + TOLERANCE):
+        raise EdgepeftError(
+            f"this host runs the reference of {profile.name} in {_rate(host, flops)}, the device in "
+            f"{_rate(target, flops)}: it is slower and cannot stand in for it. If it is busy with something "
+            "else, repeat when it is not; --mode predicted needs no host."
+        )
+
+
+def _rate(seconds: float, flops: int) -> str:
+    return f"{seconds:.3g} s ({flops / seconds / 1e9:.3g} GFLOP/s)"
+
+
+def _search(worker: Worker, profile: Profile, free: Trial, progress: Callable[[str, int, int], None]) -> list[Trial]:
+    """Trials until two in a row, the second twice as long, are within the tolerance; ``free``: on all cores."""
+    target, trials = float(profile.reference_seconds or 0.0), list[Trial]()
+    quota = free.quota * free.mean / target
+    for number in range(_MOST_TRIALS):
+        progress(f"calibrating: quota {quota:.3f} cores", number, _MOST_TRIALS)
+        if quota < SMALLEST_QUOTA:
+            raise EdgepeftError(
+                f"to be as slow as {profile.name}, this host would need a quota of {quota:.2g} cores, the device's "
+                f"{target:.3g} s a pass against {free.mean:.3g} s here; the kernel's shortest is {SMALLEST_QUOTA} "
+                "(1 ms in each 100 ms). --mode predicted needs no quota."
+            )
+        in_force = worker.change_quota(quota)
+        trials.append(_trial(worker, in_force))
+        if abs(target / trials[-1].mean - 1) <= _AIM:
+            trials.append(_trial(worker, in_force, times=2))
+            if abs(target / trials[-1].mean - 1) <= TOLERANCE:
+                return trials
+        quota = min(free.quota, in_force * trials[-1].mean / target)
+    errors = ", ".join(f"{target / trial.mean - 1:+.1%}" for trial in trials[-5:])
+    raise EdgepeftError(
+        f"the calibration did not settle: of the device's rate, the last trials were off by {errors}. Is the host busy "
+        "with something else? Repeat when it is not."
+    )
+
+
+def _trial(worker: Worker, quota: float, *, warm: int = 0, times: int = 1) -> Trial:
+    for _ in range(warm):
+        worker.step(0)
+    seconds: list[float] = []
+    for _ in range(times):
+        seconds.append(worker.step(0).seconds)  # itself the mean over many periods of the quota
+    return Trial(quota, tuple(seconds))
+
+
+def _memory(profile: Profile, start: StartAt, quota: float) -> Residual | None:
+    """Memory copies under the quota, over the device's own."""
+    figure = profile.figures.get(_COPY)
+    if figure is None or figure.unit != "GB/s" or not isinstance(figure.value, (int, float)):
+        return None
+    with start("memory copies", Job("copy", 1), quota) as worker:
+        rate = BYTES_PER_STEP / _trial(worker, quota, warm=1).mean / 1e9
+    return Residual("memory-bound work (copies on one thread)", "GB/s", rate, float(figure.value), figure.source)
+
+
+def _one_thread(profile: Profile, start: StartAt, quota: float) -> Residual | None:
+    """The reference on one thread, which a quota gives what it gives all of them, where the device's is known."""
+    reference = profile.reference
+    assert reference is not None  # the caller has looked
+    asked = (reference.model, reference.runtime, reference.precision, 1)
+    rows = [row for row in profile.latencies if (row.model, row.runtime, row.precision, row.threads) == asked]
+    if reference.threads == 1 or not rows:
+        return None
+    with start("the reference on one thread", Job("reference", 1, settings=reference.shapes), quota) as worker:
+        seconds = _trial(worker, quota, warm=1).mean
+    return Residual(
+        "work on one thread (the reference)",
+        "GFLOP/s",
+        reference.flops / seconds / 1e9,
+        reference.flops / rows[0].value / 1e6,
+        rows[0].source,
+    )
+
+
+def settled(samples: Sequence[float], target: float) -> float | None:
+    """The error of the device's rate in the reference's passes of the rounds themselves; None without any."""
+    return target / (sum(samples) / len(samples)) - 1 if samples else None

@@ -1,0 +1,121 @@
+"""What a throughput under a profile stands for: limits, calibration, or the device itself.
+
+``limits`` holds cores and memory, as SPARTAN did: the speed is the host's. ``calibrated`` adds the CPU quota at which
+the host runs the profile's reference as the device does. On the profile's own board both become ``measured``: nothing
+is emulated there. ``predicted`` runs nothing at all and has a module of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from edgepeft.bench.measuring.calibrate import LEAST_SHARE, TOLERANCE, Calibrated, StartAt, Worker, calibrate
+from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.planning.job import Job
+from edgepeft.errors import EdgepeftError
+from edgepeft.host.board import board_name
+from edgepeft.host.cores import thread_count
+from edgepeft.host.machine import cpu_model
+from edgepeft.host.sensors import ROOT
+from edgepeft.limits.placement import Limits
+from edgepeft.profiles.board import is_this_board
+from edgepeft.profiles.schema import Profile
+
+__all__ = ["Setting", "setting_of"]
+
+_NO_SPEED = "cores and memory are limited, their speed is the host's: this is no latency of the device"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is put around the workers, and what their times then stand for."""
+
+    mode: Literal["limits", "calibrated", "measured"]
+    profile: Profile
+    limits: Limits
+    threads: int
+    notes: tuple[str, ...]
+    calibrated: Calibrated | None = None
+
+    @property
+    def percentiles(self) -> bool:
+        """Whether the latency of a single step means anything."""
+        return self.calibrated is None or self.calibrated.percentiles
+
+    @property
+    def times_are_the_devices(self) -> bool:
+        """Whether seconds may be multiplied with the device's power."""
+        return self.mode != "limits"
+
+    @property
+    def probe(self) -> Job | None:
+        """The reference, to be run in the same rounds, so that the calibration is seen to hold."""
+        reference = self.profile.reference
+        if self.calibrated is None or reference is None:
+            return None
+        return Job("reference", self.threads, settings=reference.shapes)
+
+    def worker(self, label: str, job: Job) -> WorkerProcess:
+        """A worker under these limits; a quota holds once it is loaded and warm."""
+        return WorkerProcess(label, job, self.limits, throttled=False)
+
+
+def setting_of(
+    mode: str, profile: Profile, *, start: StartAt | None = None, root: Path = ROOT, progress: Any = lambda *_: None
+) -> Setting:
+    """Set up one of the modes that run something.
+
+    Raises:
+        UsageError, EdgepeftError: as ``calibrate``.
+    """
+    if is_this_board(profile, root):
+        name = board_name(root) or cpu_model(root / "proc")
+        notes = [f"measured on the device itself ({name}): nothing is emulated"]
+        threads = thread_count()
+        if threads < profile.cores.value:
+            notes.append(f"{threads} of its {profile.cores.value} cores can be used here")
+        return Setting("measured", profile, Limits(), threads, tuple(notes))
+    limits = profile.limits()
+    threads = thread_count(limits.cores)
+    if mode == "limits":
+        return Setting("limits", profile, limits, threads, (_NO_SPEED,))
+    found = calibrate(profile, start or _start, cores=threads, progress=progress)
+    if found.quota < found.cores:
+        limits = replace(limits, cpu_quota=found.quota)
+    return Setting("calibrated", profile, limits, threads, _said(profile, found), found)
+
+
+@contextmanager
+def _start(label: str, job: Job, quota: float) -> Iterator[Worker]:
+    """A worker of calibration itself: its speed matters, so its memory is not limited."""
+    with WorkerProcess(label, job, Limits(cores=job.threads, cpu_quota=quota), throttled=False) as worker:
+        if worker.in_force.cpu_quota is None:
+            why = "; ".join(worker.in_force.notes) or worker.in_force.backend
+            raise EdgepeftError(
+                f"no CPU quota can be set here, which calibration needs ({why}). `edgepeft doctor` says what is "
+                "missing; --mode limits and --mode predicted need none."
+            )
+        worker.ready()
+        worker.throttle()
+        yield worker
+
+
+def _said(profile: Profile, found: Calibrated) -> tuple[str, ...]:
+    """What a reader of a calibrated result must know."""
+    notes = [
+        f"calibrated: under a quota of {found.quota:.3f} cores ({found.share:.1%} of {found.cores}) this host takes "
+        f"{found.achieved_s:.3g} s for {found.reference}, the device {found.target_s:.3g} s ({found.error:+.1%} of its "
+        f"rate, {TOLERANCE:.0%} allowed); without the quota {found.host_s:.3g} s",
+        *(f"not calibrated: {residual.sentence()}" for residual in found.residuals),
+    ]
+    runtime = profile.reference.runtime if profile.reference is not None else ""
+    if "onnx" not in runtime.lower():
+        notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
+    if not found.percentiles:
+        notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
+    notes.append("PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop")
+    return tuple(notes)

@@ -1,0 +1,205 @@
+"""A profile of the board one stands on: ``edgepeft profiles new NAME --measure``.
+
+Rates are medians of a few steps, each in a worker of its own with nothing limited. The board is looked at
+meanwhile: one that throttles gets a profile of its throttled self, and that is said in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from edgepeft.bench.measuring.measure import Progress
+from edgepeft.bench.measuring.process import WorkerProcess
+from edgepeft.bench.measuring.sampler import Sample, Series
+from edgepeft.bench.measuring.watch import Watched, throttled_samples
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.workloads.copy import BYTES_PER_STEP
+from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.bench.workloads.operators import MORE, REPEATS
+from edgepeft.errors import UsageError
+from edgepeft.host.board import board_name
+from edgepeft.host.cores import usable_cores
+from edgepeft.host.energy import Meter
+from edgepeft.host.machine import cpu_model, isa_flags, memory_bytes, versions
+from edgepeft.host.sensors import ROOT, Sensors, number
+from edgepeft.host.wheels import refuse_bad_wheels
+from edgepeft.limits.placement import Limits
+from edgepeft.profiles.loader import known_profiles
+from edgepeft.profiles.schema import Profile, Reference
+
+__all__ = ["StartFree", "measured_profile"]
+
+StartFree = Callable[[str, Job], AbstractContextManager[Any]]
+_ROUNDS = 5
+_LOOK_SECONDS, _BUSY = 0.5, 0.15
+_DECIDING = ("atomics", "asimddp", "asimdhp", "fphp")  # what an Arm processor may lack, by the kernel's names
+_RUNTIME = "onnxruntime"
+
+# The reference: BERT-base's shapes where they fit (weights, ONNX Runtime's copy and its packed one), else MiniLM's.
+_BASE = {"n_layers": 12, "hidden_size": 768, "intermediate_size": 3072, "n_heads": 12, "n_tokens": 128}
+_SMALL = {"n_layers": 6, "hidden_size": 384, "intermediate_size": 1536, "n_heads": 12, "n_tokens": 128}
+_BASE_NEEDS = 1_600_000_000
+
+
+@dataclass
+class _Bench:
+    """Starts workers and keeps what the board was like."""
+
+    start: StartFree
+    sensors: Sensors
+    meter: Meter
+    seen: Series = field(default_factory=Series)
+
+    def samples(self, label: str, job: Job, batches: Sequence[int] = (0,)) -> Iterator[list[Sample]]:
+        """The steps on each of ``batches``, after one that does not count."""
+        with self.start(label, job) as worker:
+            watched = Watched(worker, self.sensors, self.meter)
+            for batch in batches:
+                watched.step(batch)
+                taken = [watched.step(batch) for _ in range(_ROUNDS)]
+                self.seen.samples += taken
+                yield taken
+
+    def seconds(self, label: str, job: Job) -> float:
+        """The median of a step."""
+        (taken,) = self.samples(label, job)
+        return _median(taken)
+
+
+def measured_profile(
+    name: str,
+    *,
+    start: StartFree | None = None,
+    root: Path = ROOT,
+    progress: Progress = lambda what, done, total: None,
+) -> tuple[dict[str, Any], list[str]]:
+    """The profile's document and what its reader must know.
+
+    Raises:
+        UsageError: a name that is no profile's, or is a shipped one's.
+        EdgepeftError: a worker failed.
+    """
+    if name in known_profiles():
+        raise UsageError(f"a profile {name!r} is shipped with edgepeft; give yours another name.")
+    refuse_bad_wheels("onnxruntime")
+    cores, busy = usable_cores(), psutil.cpu_percent(interval=_LOOK_SECONDS) / 100
+    bench = _Bench(start or _started, Sensors(root), Meter(root))
+    made = f"measured by edgepeft {versions()['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
+    with_runtime = f"{made} with ONNX Runtime {versions().get(_RUNTIME, '?')}"
+    document: dict[str, Any] = {
+        "name": name,
+        "title": board_name(root) or cpu_model(root / "proc"),
+        "about": f"Written by `edgepeft profiles new {name} --measure`.",
+        "boards": [board_name(root) or cpu_model(root / "proc")],
+        "cores": _figure(cores, "cores", f"{made}: processors that can be kept busy"),
+        "memory": _figure(memory_bytes(root / "proc"), "B", f"{made}: what the kernel has, or a control group allows"),
+        "isa": _flags(root, made),
+        "figures": dict(_figures(bench, cores, root, (made, with_runtime), progress)),
+    }
+    document |= _reference(bench, cores, with_runtime, progress)
+    document["calibrations"] = [_calibration(document["figures"], with_runtime)]
+    notes = _throttling(bench.seen)
+    if busy > _BUSY:
+        notes.append(f"Other programs kept the processors {busy:.0%} busy when it began: the rates are too low.")
+    document["about"] = " ".join([document["about"], *notes])
+    Profile.model_validate(document, strict=False)  # that what is written can be read
+    return document, notes
+
+
+def _started(label: str, job: Job) -> AbstractContextManager[Any]:
+    worker = WorkerProcess(label, job, Limits())
+    worker.ready()
+    return worker
+
+
+def _figure(value: Any, unit: str, source: str, title: str = "") -> dict[str, Any]:
+    told = {"title": title} if title else {}
+    return {"value": value, "unit": unit, "kind": "measured", **told, "source": source}
+
+
+def _flags(root: Path, made: str) -> dict[str, Any]:
+    flags = isa_flags(root / "proc")
+    absent = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
+    figure = _figure(list(flags), "flags", f"{made}: /proc/cpuinfo")
+    return {**figure, "absent": absent} if absent else figure
+
+
+def _figures(
+    bench: _Bench, cores: int, root: Path, sources: tuple[str, str], progress: Progress
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each figure as it is measured; ``sources``: by us, and by us with ONNX Runtime."""
+    made, with_runtime = sources
+    for done, (key, threads) in enumerate((("gemm_one_core", 1), ("gemm_all_cores", cores))):
+        progress(f"products on {threads} core(s)", done, 6)
+        (taken,) = bench.samples("products", Job("gemm", threads))
+        rate = FLOPS_PER_STEP / _median(taken) / 1e9
+        title = f"product [1024, 768] x [768, 3072], fp32, {threads} core{'s' * (threads > 1)}"
+        yield key, _figure(_round(rate), "GFLOP/s", with_runtime, title)
+    joules = [sample.joules for sample in taken if sample.joules is not None]
+    if bench.meter.source and len(joules) == len(taken):
+        watts = sum(joules) / sum(sample.seconds for sample in taken)
+        yield "power_load", _figure(_round(watts), "W", f"{made}: {bench.meter.source}", "power, products on all cores")
+    progress("memory", 2, 6)
+    one = BYTES_PER_STEP / bench.seconds("memory copies", Job("copy", 1)) / 1e9
+    yield "copy_one_thread", _figure(_round(one), "GB/s", f"{made}: bytes copied", "memory copy, one thread")
+    every = 2 * BYTES_PER_STEP / bench.seconds("memory copies", Job("copy", cores)) / 1e9
+    title = "memory copy, all cores, read and written"
+    yield "copy_all_cores", _figure(_round(every), "GB/s", f"{made}: bytes read and written", title)
+    progress("operators", 4, 6)
+    short, long = bench.samples("operators", Job("operators", 1), batches=(0, 1))
+    overhead = (_median(long) - _median(short)) / REPEATS / MORE * 1e6
+    title = "ONNX Runtime's time for an operator besides its work"
+    yield "operator_overhead", _figure(_round(max(overhead, 0.0)), "us", with_runtime, title)
+    if (khz := number(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")) is not None:
+        yield "clock", _figure(khz / 1e6, "GHz", f"{made}: cpufreq", "highest clock")
+
+
+def _reference(bench: _Bench, cores: int, source: str, progress: Progress) -> dict[str, Any]:
+    """The whole encoder that `bench --mode calibrated` will run on other hosts, measured here."""
+    shapes = _BASE if memory_bytes() >= 2 * _BASE_NEEDS else _SMALL
+    progress("a whole encoder", 5, 6)
+    seconds = bench.seconds("the reference", Job("reference", cores, settings=shapes))
+    model = "encoder, {n_layers} layers, {hidden_size} wide, {n_tokens} tokens".format(**shapes)
+    which = {"model": model, "runtime": _RUNTIME, "precision": "fp32", "threads": cores}
+    Reference.model_validate({**which, **shapes})
+    latency = {**which, "value": _round(1000 * seconds), "unit": "ms", "kind": "measured", "source": source}
+    return {"reference": {**which, **shapes}, "latencies": [latency]}
+
+
+def _calibration(figures: dict[str, Any], source: str) -> dict[str, Any]:
+    """What predictions multiply with: the products' rate, beside which bytes and operators take time of their own."""
+    return {
+        "runtime": _RUNTIME,
+        "precision": "fp32",
+        "operators": "matrix",
+        "value": figures["gemm_all_cores"]["value"],
+        "unit": "GFLOP/s",
+        "operator_us": figures["operator_overhead"]["value"],
+        "whole": False,
+        "kind": "measured",
+        "source": source,
+    }
+
+
+def _throttling(seen: Series) -> list[str]:
+    found = throttled_samples(seen)
+    if not found:
+        return []
+    reasons = ", ".join(dict.fromkeys(reason for sample in found for reason in sample))
+    return [f"The board throttled in {len(found)} of {len(seen.samples)} samples ({reasons}); cooled, it is faster."]
+
+
+def _median(taken: Sequence[Sample]) -> float:
+    return float(np.median([sample.seconds for sample in taken]))
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")

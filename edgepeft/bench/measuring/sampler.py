@@ -1,0 +1,182 @@
+"""Rounds: every unit once per round, in a shuffled order, never two at the same time.
+
+Neighbours in time see the same host, so ratios are taken within a round; the order is shuffled so
+that none always follows the same other, and nobody follows itself: a step whose weights are still
+in the cache takes two thirds of one that comes after another's.  The clock is a parameter: tests
+bring their own.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgepeft.errors import DoesNotFit, EdgepeftError
+from edgepeft.host.sensors import Conditions
+
+__all__ = ["Rule", "Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step's wall and CPU seconds, measured inside the worker; the board's condition and energy beside it.
+
+    Under a CPU quota the mean of many steps; ``each`` are those, or some of their ``repeats``.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    each: tuple[float, ...] = ()
+    repeats: int = 1
+    conditions: Conditions | None = None
+    joules: float | None = None
+
+
+class Steppable(Protocol):
+    """What can be asked to do one unit of work on batch number ``batch``."""
+
+    def step(self, batch: int) -> Sample:
+        """Do it and return what it cost."""
+
+
+@dataclass
+class Series:
+    """All samples of one unit, in order; sample i worked on batch ``batches[i]``.
+
+    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``interrupted``: somebody
+    pressed Ctrl-C; what is here was done before.
+    """
+
+    warmup: list[Sample] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+    failure: DoesNotFit | None = None
+    interrupted: bool = False
+    enough: bool = False  # it ended before all rounds because they were
+
+    def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
+        """Step once, unless the unit has failed before."""
+        if self.failure is not None:
+            return
+        try:
+            sample = unit.step(batch)
+        except DoesNotFit as error:
+            self.failure = error
+            return
+        if not 0.0 < sample.seconds < math.inf:  # NaN is not either
+            raise EdgepeftError(
+                f"a step took {sample.seconds} s: the clock went backwards or stands still, and nothing can be "
+                "measured with it. Is it a virtual machine that was paused?"
+            )
+        if warmup:
+            self.warmup.append(sample)
+        else:
+            self.samples.append(sample)
+            self.batches.append(batch)
+
+
+def round_orders(
+    names: Sequence[str], rounds: int, seed: int, seldom: Collection[str] = (), every: int = 1
+) -> Iterator[list[str]]:
+    """One permutation of ``names`` per round, the same for the same seed; none begins with who ended the last.
+
+    Names in ``seldom`` take part in the first of ``every`` rounds.
+    """
+    source = random.Random(seed)
+    last = None
+    for index in range(rounds):
+        order = [name for name in names if index % every == 0 or name not in seldom]
+        source.shuffle(order)
+        if len(order) > 1 and order[0] == last:
+            order[0], order[-1] = order[-1], order[0]
+        last = order[-1] if order else last
+        yield order
+
+
+def _never(series: Mapping[str, Series]) -> bool:
+    return False
+
+
+def _always(series: Mapping[str, Series]) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When to stop before all rounds are done: after ``least`` of them, as soon as they are ``enough``.
+
+    Up to ``more_warmup`` further rounds of warming up are done until they are ``steady``.
+    """
+
+    least: int = 1
+    enough: Callable[[Mapping[str, Series]], bool] = _never
+    more_warmup: int = 0
+    steady: Callable[[Mapping[str, Series]], bool] = _always
+
+
+def sample_rounds(
+    units: Mapping[str, Steppable],
+    *,
+    n_batches: int,
+    warmup_batches: Sequence[int],
+    rounds: int,
+    max_seconds: float,
+    seed: int,
+    clock: Callable[[], float] = time.monotonic,
+    warmed: Callable[[], None] = lambda: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    rule: Rule | None = None,
+    seldom: Collection[str] = (),
+    every: int = 1,
+) -> dict[str, Series]:
+    """Warm up, then measure ``rounds`` rounds; round r works on batch r modulo ``n_batches``.
+
+    A round that has begun is finished, so every unit has the same number of samples; no new one
+    begins once ``max_seconds`` have passed since the first (one is always done), or ``rule`` is content.
+    After Ctrl-C, what was measured is returned.  ``warmed`` is called before the first round.  Units named in
+    ``seldom`` take part in the first of ``every`` rounds.
+    """
+    rule = rule or Rule()
+    series = {name: Series() for name in units}
+    total = len(warmup_batches) + rounds
+    for done, batch in enumerate(warmup_batches):
+        progress(done, total)
+        for name, unit in units.items():
+            series[name].add(unit, batch, warmup=True)
+    for _ in range(rule.more_warmup):
+        if rule.steady(series):
+            break
+        for name, unit in units.items():
+            series[name].add(unit, warmup_batches[-1], warmup=True)
+    warmed()
+    passed, before = 0.0, clock()
+    try:
+        for index, order in enumerate(round_orders(list(units), rounds, seed, seldom, every)):
+            now = clock()
+            passed, before = passed + max(0.0, now - before), now  # a clock that was set back adds nothing
+            if index and passed >= max_seconds:
+                break
+            if index >= rule.least and rule.enough(series):
+                for one in series.values():
+                    one.enough = True
+                break
+            progress(len(warmup_batches) + index, total)
+            for name in order:
+                series[name].add(units[name], index % n_batches)
+    except KeyboardInterrupt:
+        _cut_off(series, seldom if every > 1 else ())
+    progress(total, total)
+    return series
+
+
+def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
+    """Whole rounds only, so that ratios stay within rounds."""
+    always = [one for name, one in series.items() if name not in seldom and one.failure is None]
+    whole = min((len(one.samples) for one in always), default=0)
+    for one in series.values():
+        one.interrupted = True
+        del one.samples[whole:], one.batches[whole:]

@@ -1,0 +1,53 @@
+"""When measuring may end: every median is known well enough.  And when warming up may: steps no longer get faster.
+
+The interval of a median comes from order statistics (binomial; Conover 1999, section 3.2), which is cheap enough to
+ask after every round; the reported interval is a bootstrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, floor, sqrt
+
+from edgepeft.bench.measuring.sampler import Series
+
+__all__ = ["half_width", "precise", "steady"]
+
+_Z = 1.959964  # of a two-sided 95 % interval
+_STEADY = 0.05  # between the last warm-up step and the best of those before
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Half the median's 95 % interval as a share of the median; infinite for fewer than six samples."""
+    n = len(samples)
+    if n < 6:  # the extremes themselves hold the median with less than 95 %
+        return float("inf")
+    ordered = sorted(samples)
+    low = floor((n - _Z * sqrt(n)) / 2)
+    high = ceil((n + _Z * sqrt(n)) / 2)
+    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+    return (ordered[min(high, n - 1)] - ordered[max(low - 1, 0)]) / (2 * middle)
+
+
+def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
+    """Whether all medians are known within ``precision``; ``work``: what each batch weighs against the others."""
+    alive = [one for one in series.values() if one.failure is None]
+    return all(half_width(_per_work(one, work)) <= precision for one in alive)
+
+
+def _per_work(series: Series, work: Mapping[int, float]) -> list[float]:
+    return [sample.seconds / work.get(batch, 1.0) for sample, batch in zip(series.samples, series.batches, strict=True)]
+
+
+def steady(series: Mapping[str, Series]) -> bool:
+    """Whether nobody's last warm-up step was much slower than its best before; two are needed to say."""
+    alive = [one for one in series.values() if one.failure is None]
+    return all(_is_steady([sample.seconds for sample in one.warmup]) for one in alive)
+
+
+def _is_steady(seconds: Sequence[float]) -> bool:
+    return (
+        len(seconds) > 1
+        and seconds[-1] <= (1 + _STEADY) * min(seconds[:-1])
+        and seconds[-1] >= (1 - _STEADY) * seconds[-2]
+    )

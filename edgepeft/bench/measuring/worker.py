@@ -1,0 +1,132 @@
+"""The child process of one unit: ``python -m edgepeft.bench.measuring.worker``.
+
+JSON lines on standard input and output: a job, then ``{"step": i}`` any number of times, then
+``{"close": true}``.  Under a CPU quota ``{"step": i, "span_s": s}`` repeats the step for s seconds.
+Between lines it waits in ``read``, so it takes no core from the worker whose
+turn it is.  What libraries print goes to standard error.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+__all__ = ["main", "peak_rss_bytes", "serve"]
+
+_PERIOD_S = 0.1  # of a quota
+_MOST_EACH = 200  # single steps of a span that are told; their mean is of all
+
+# What the allocators of Python, ONNX Runtime, PyTorch and the loader say when an address-space limit is hit.
+_OUT_OF_MEMORY = re.compile(
+    r"bad_alloc|bad allocation|failed to allocate memory|can't allocate memory|cannot allocate memory"
+    r"|not enough memory|failed to map segment|unable to allocate|memoryerror",
+    re.IGNORECASE,
+)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident size of this process since it was executed."""
+    try:
+        status = Path("/proc/self/status").read_text(errors="replace")
+        # Not ru_maxrss: on Linux it starts with the parent's size, carried over by fork and exec.
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    except (OSError, IndexError):
+        scale = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def serve(requests: IO[str], replies: IO[str]) -> None:
+    """Answer requests until ``close`` or the end of input; an error is the last reply."""
+    try:
+        for reply in _replies(requests):
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+    except Exception as error:
+        replies.write(json.dumps({"error": _described(error)}) + "\n")
+        replies.flush()
+
+
+def _replies(requests: IO[str]) -> Iterator[dict[str, Any]]:
+    from edgepeft.bench.planning.job import Job
+
+    job = Job.from_json(requests.readline())
+    # A bare name is a file of ours; what compares us with others has workloads elsewhere, named by their modules.
+    name = job.workload if "." in job.workload else f"edgepeft.bench.workloads.{job.workload}"
+    module = importlib.import_module(name)
+    prepared = module.prepare(job)
+    for index in range(len(job.batches)):
+        job.batch(index)  # drawn and kept now, not while a step is timed
+    gc.collect()
+    gc.disable()  # a collection in the middle of a step would be measured; they run between steps
+    yield {"ready": True, "notes": list(prepared.notes)}
+    while line := requests.readline():
+        request = json.loads(line)
+        if "close" in request:
+            yield {"peak_rss_bytes": peak_rss_bytes()}
+            return
+        batch, span = int(request["step"]), request.get("span_s")
+        yield _spanned(prepared.step, batch, float(span)) if span else _timed(prepared.step, batch)
+        gc.collect()
+
+
+def _timed(step: Callable[[int], None], batch: int) -> dict[str, float]:
+    cpu, wall = time.process_time(), time.perf_counter()
+    step(batch)
+    return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+
+
+def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, Any]:
+    """The mean of steps that follow each other for ``span`` seconds, as they do when a quota is the usual state.
+
+    A worker that has waited has a whole period's quota left, and a short step would be over before it is used up:
+    that time is spun away first.
+    """
+    spun = time.perf_counter() + _PERIOD_S
+    while time.perf_counter() < spun:
+        pass
+    each: list[float] = []
+    cpu, began = time.process_time(), time.perf_counter()
+    ended = began
+    while ended - began < span:
+        before = ended
+        step(batch)
+        ended = time.perf_counter()
+        each.append(ended - before)
+    n = len(each)
+    used = time.process_time() - cpu
+    told = each[:: -(-n // _MOST_EACH)]
+    return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": told, "repeats": n}
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    from edgepeft.errors import EdgepeftError
+
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):
+        return {"kind": "memory", "message": text}
+    if isinstance(error, EdgepeftError):
+        return {"kind": type(error).__name__, "message": str(error)}
+    return {"kind": "crash", "message": text}
+
+
+def main() -> None:
+    """Keep the reply channel to ourselves, then serve."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which keeps what was measured
+    os.dup2(2, 1)  # a library's print must not end up between the replies
+    serve(sys.stdin, replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What a suite compares with, made from the same weights.  ``python -m edgepeft.bench.peers.NAME FOLDER OUT``."""

@@ -1,0 +1,1 @@
+"""What is to be measured: the request, the model, texts' lengths, batches, and one job for each worker."""

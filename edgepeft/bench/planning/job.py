@@ -1,0 +1,95 @@
+"""What one worker is told: which workload, on what model, with which batches.  Plain data, sent as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, asdict, dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.bench.planning.batches import random_batch
+from edgepeft.errors import UsageError
+
+__all__ = ["Job", "Prepared", "Step"]
+
+Step = Callable[[int], None]  # does one unit of work on batch number i
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A workload that is loaded: its step, and what a reader of its figures must know."""
+
+    step: Step
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One unit under measurement.
+
+    ``workload`` is the name of a file in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
+    of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
+    ``batches`` holds token counts: [batch][row].  ``cache``: sessions map the user's prepacked weights.
+    ``package``: the folder of another version of edgepeft, whose worker it is for; the worker itself is not told.
+    """
+
+    workload: str
+    threads: int
+    batches: tuple[tuple[int, ...], ...] = ()
+    bundle: str = ""
+    task: str | None = None
+    method: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    n_labels: int = 2
+    model: str | None = None
+    vocab_size: int = 0
+    pad_id: int = 0
+    seed: int = 0
+    cache: bool = True
+    package: str = ""
+
+    def batch(self, index: int) -> dict[str, NDArray[np.int64]]:
+        """Ids and mask of batch ``index``, both [batch, longest]; equal in every worker."""
+        return _batch(self.batches[index], self.vocab_size, self.pad_id, self.seed + index)
+
+    def to_json(self) -> str:
+        """One line of JSON; fields that say nothing are left out, so that another version need not know them."""
+        document = asdict(self)
+        del document["package"]
+        return json.dumps({name: value for name, value in document.items() if value != _default(name)})
+
+    def known_to(self, names: Collection[str], version: str) -> Job:
+        """Itself, where a worker that knows these fields can do it.
+
+        Raises:
+            UsageError: it asks for something that the other version does not have.
+        """
+        said = json.loads(self.to_json())
+        if unknown := sorted(said.keys() - set(names)):
+            raise UsageError(f"--against {version}: its workers know no {', '.join(unknown)}; leave that option out.")
+        return self
+
+    @classmethod
+    def from_json(cls, line: str) -> Job:
+        """The job that ``to_json`` wrote."""
+        document = json.loads(line)
+        document["batches"] = tuple(tuple(batch) for batch in document.get("batches", ()))
+        return cls(**document)
+
+
+def _default(name: str) -> Any:
+    """A field's default; MISSING for those that must be said.  ``batches`` is one: older versions read it always."""
+    found = Job.__dataclass_fields__[name]
+    if name == "batches":
+        return MISSING
+    return found.default if found.default_factory is MISSING else found.default_factory()
+
+
+@cache
+def _batch(lengths: tuple[int, ...], vocab_size: int, pad_id: int, seed: int) -> dict[str, NDArray[np.int64]]:
+    # Cached: drawing ids must not be part of what is timed after the first use.
+    return random_batch(lengths, vocab_size=vocab_size, pad_id=pad_id, seed=seed)

@@ -1,0 +1,169 @@
+"""What is measured: every workload on every task it applies to, the bare backbone, full fine-tuning, peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from edgepeft.bench.planning.job import Job
+
+__all__ = ["Model", "Role", "Task", "Unit", "plan"]
+
+
+class Role(StrEnum):
+    """What a unit is to the others: ratios are taken to backbones, peers and full fine-tuning."""
+
+    TASK = "task"
+    BACKBONE = "backbone"
+    LENGTHENED = "lengthened"  # the bare backbone on rows as long as a prompt makes them
+    FULL = "full"
+    PEER = "peer"
+    GEMM = "gemm"
+    REQUESTS = "requests"  # what a sample is, ``variant`` says
+    REFERENCE = "reference"  # a profile's, while its quota holds
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
+
+    ``trains_everything``: as its method says; fine-tuning it already is what the others are compared with.
+    """
+
+    name: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    n_labels: int = 2
+    prompt_length: int = 0
+    untrainable: str | None = None  # why it cannot be fine-tuned with ONNX Runtime
+    trains_everything: bool = False
+
+
+@dataclass(frozen=True)
+class Model:
+    """The bundle under measurement and what the workloads must know about it."""
+
+    bundle: Path
+    tasks: tuple[Task, ...]
+    vocab_size: int
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One row of the result.  ``job`` is None where it cannot be measured; ``unavailable`` says why."""
+
+    workload: str
+    engine: str
+    role: Role
+    task: Task | None = None
+    peer: str | None = None
+    job: Job | None = None
+    unavailable: str | None = None
+    prompt_length: int = 0  # tokens that each row has more than its text
+    variant: str | None = None  # how requests are put, where the scenario compares ways
+
+    @property
+    def method(self) -> str | None:
+        """The PE method's name; ``full`` where everything is trained."""
+        return "full" if self.role is Role.FULL else self.task.method if self.task else None
+
+    @property
+    def label(self) -> str:
+        """For progress and messages, unique within a plan."""
+        what = {
+            Role.TASK: f"task {self.task.name}" if self.task else "",
+            Role.PEER: f"peer {self.peer}",
+            Role.REQUESTS: f"requests: {self.variant}",
+            Role.LENGTHENED: f"backbone on {self.prompt_length} tokens more",
+        }
+        return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}"
+
+
+def plan(
+    model: Model,
+    *,
+    engines: Sequence[str],
+    workloads: Sequence[str],
+    batches: tuple[tuple[int, ...], ...],
+    threads: int,
+    seed: int,
+    peers: Sequence[Path] = (),
+    missing: Mapping[str, str] | None = None,
+    cache: bool = True,
+) -> list[Unit]:
+    """Every unit of the benchmark.  ``missing``: engine -> why it cannot be used here."""
+    common: dict[str, Any] = {
+        "bundle": str(model.bundle),
+        "batches": batches,
+        "threads": threads,
+        "vocab_size": model.vocab_size,
+        "pad_id": model.pad_id,
+        "seed": seed,
+        "cache": cache,
+    }
+    units = [
+        _unit(common, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
+        for workload in workloads
+        for engine in _engines(workload, engines, missing or {})
+        for role, task, prompt in _subjects(workload, engine, model.tasks)
+    ]
+    if "infer" in workloads:
+        for name, path in _named(peers).items():
+            job = Job("peer", **{**common, "bundle": ""}, model=str(path))
+            units.append(Unit("infer", "onnxruntime", Role.PEER, peer=name, job=job))
+    return units
+
+
+def _engines(workload: str, engines: Sequence[str], missing: Mapping[str, str]) -> list[str]:
+    """Those asked for; fine-tuning with ONNX Runtime is read beside PyTorch's, wherever that is installed."""
+    beside = workload == "finetune" and "onnxruntime" in engines and "pytorch" not in {*engines, *missing}
+    return [*engines, "pytorch"] if beside else list(engines)
+
+
+def _subjects(workload: str, engine: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None, int]]:
+    """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything.
+
+    Without a task, training everything is PyTorch's only: ONNX Runtime trains what a training graph was exported for.
+    """
+    other = Role.BACKBONE if workload == "infer" else Role.FULL
+    own: list[tuple[Role, Task | None, int]] = [
+        (Role.FULL if workload == "finetune" and task.trains_everything else Role.TASK, task, task.prompt_length)
+        for task in tasks
+    ]
+    if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):
+        return own
+    prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
+    return [*own, (other, None, 0), *((Role.LENGTHENED, None, prompt) for prompt in prompts)]
+
+
+def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> Unit:
+    """``bare`` with its job, or with the reason why it has none."""
+    reason = missing.get(bare.engine)
+    if bare.task and (bare.workload, bare.engine) == ("finetune", "onnxruntime"):
+        reason = reason or bare.task.untrainable
+    if reason:
+        return replace(bare, unavailable=reason)
+    about: dict[str, Any] = {}
+    if bare.task:
+        about = {
+            "task": bare.task.name,
+            "settings": dict(bare.task.settings),
+            "n_labels": bare.task.n_labels,
+        }
+    if bare.role is Role.LENGTHENED:
+        about["batches"] = tuple(tuple(n + bare.prompt_length for n in batch) for batch in common["batches"])
+    name = f"{bare.workload}_{bare.engine}"
+    return replace(bare, job=Job(name, **{**common, **about}, method=bare.method))
+
+
+def _named(peers: Sequence[Path]) -> dict[str, Path]:
+    """A short name for each peer: the file's, with its folder's where two are called alike."""
+    stems = [path.stem for path in peers]
+    return {
+        path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}/{path.stem}": path
+        for path in peers
+    }

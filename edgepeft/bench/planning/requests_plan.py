@@ -1,0 +1,104 @@
+"""What is measured where a sample is a request to a running program, not a batch: by the scenario's kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.plan import Model, Role, Task, Unit
+from edgepeft.bench.planning.scenario import Kind, Scenario
+from edgepeft.errors import UsageError
+
+__all__ = ["plan_requests"]
+
+Batches = tuple[tuple[int, ...], ...]
+_LEAST = 3  # tokens of a text: two special ones and a word
+
+
+def plan_requests(
+    scenario: Scenario, model: Model, *, lengths: Sequence[int], rows: int, threads: int, seed: int, cache: bool
+) -> list[Unit]:
+    """The units of a scenario whose kind is not ``batches``.
+
+    Raises:
+        UsageError: the bundle has too few tasks, or no tokenizer.
+    """
+    if not (model.bundle / "tokenizer.json").is_file():
+        raise UsageError(f"scenario {scenario.name} begins with texts, and {model.bundle} has no tokenizer.json.")
+    common = {
+        **{"bundle": str(model.bundle), "vocab_size": model.vocab_size, "pad_id": model.pad_id},
+        **{"threads": threads, "seed": seed, "cache": cache},
+    }
+    tokens = [max(_LEAST, length) for length in lengths]
+    return _PLANS[scenario.kind](scenario, model.tasks, tokens, rows, common)
+
+
+def _several(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
+    """The tasks that take part."""
+    if len(tasks) < 2:
+        raise UsageError(
+            f"scenario {scenario.name} needs two tasks or more, found {len(tasks)}; give a bundle that has them, or "
+            "--method more than once."
+        )
+    return [task.name for task in tasks[: scenario.tasks]]
+
+
+def _ask(how: str, tasks: Sequence[str], tokens: Sequence[int]) -> dict[str, Any]:
+    return {"how": how, "tasks": list(tasks), "tokens": list(tokens)}
+
+
+def _unit(variant: str, batches: Batches, requests: list[dict[str, Any]], common: Mapping[str, Any]) -> Unit:
+    job = Job("requests", batches=batches, settings={"requests": requests}, **common)
+    return Unit("infer", "onnxruntime", Role.REQUESTS, job=job, variant=variant)
+
+
+def _cut(tokens: Sequence[int], size: int) -> Batches:
+    """Consecutive requests of ``size`` texts."""
+    whole = max(1, len(tokens) // size)
+    repeated = [*tokens] * -(-size // len(tokens))
+    return tuple(tuple(repeated[i * size : (i + 1) * size]) for i in range(whole))
+
+
+def _together(
+    scenario: Scenario, tasks: Sequence[Task], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+) -> list[Unit]:
+    """One request with rows of every task, beside the same rows task after task."""
+    names = _several(scenario, tasks)
+    batches = _cut(tokens, max(1, rows // len(names)) * len(names))
+    ways = {"one mixed batch": "mixed", "task after task": "each"}
+    return [_unit(told, batches, [_ask(how, names, batch) for batch in batches], common) for told, how in ways.items()]
+
+
+def _switching(
+    scenario: Scenario, tasks: Sequence[Task], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+) -> list[Unit]:
+    """The i-th request is to the i-th task, in turn, or always to the first."""
+    names = _several(scenario, tasks)
+    # As many texts as tasks at least, so that the turn comes round to all of them.
+    repeated = [*tokens] * -(-len(names) * rows // len(tokens))
+    batches = _cut(repeated, rows)
+    batches = batches[: len(batches) // len(names) * len(names)]
+    sides = {"another task each time": names, "the same task": names[:1]}
+    return [
+        _unit(told, batches, [_ask("one", [turn[i % len(turn)]], batch) for i, batch in enumerate(batches)], common)
+        for told, turn in sides.items()
+    ]
+
+
+def _cold(
+    scenario: Scenario, tasks: Sequence[Task], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+) -> list[Unit]:
+    """A process of one task, or of the bare backbone where there is none."""
+    task = tasks[0] if tasks else None
+    job = Job("cold_start", batches=(_cut(tokens, rows)[0],), task=task.name if task else None, **common)
+    return [Unit("infer", "onnxruntime", Role.REQUESTS, task, job=job, variant="a new process")]
+
+
+_Planner = Callable[[Scenario, Sequence[Task], Sequence[int], int, Mapping[str, Any]], list[Unit]]
+_PLANS: dict[Kind, _Planner] = {
+    Kind.MULTI_STREAM: _together,
+    Kind.MIXED_TASKS: _together,
+    Kind.TASK_SWITCH: _switching,
+    Kind.COLD_START: _cold,
+}

@@ -1,0 +1,200 @@
+"""What is benchmarked: a bundle from disk, or one made of random weights of a named architecture."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.named import config_of
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.bench.planning.plan import Model, Task
+from edgepeft.bench.planning.random_weights import write_random_checkpoint
+from edgepeft.errors import MissingPackage, UnknownName, UsageError
+from edgepeft.resources import package_data, sha256_of, write_atomically
+from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
+from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
+from edgepeft.runtime.versions import GRAPH, TRAINING
+from edgepeft.task_name import named_after
+
+if TYPE_CHECKING:
+    from edgepeft.delta import Delta
+
+__all__ = ["Subject", "fresh_delta", "manifest_of", "open_subject", "random_subject", "torch_installed", "write_task"]
+
+_NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A bundle and what results say about it."""
+
+    name: str
+    model: Model
+    architecture: Architecture
+    random_weights: bool
+
+
+def torch_installed() -> bool:
+    """Whether PyTorch and transformers are there; neither is imported for the answer."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+
+
+def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> Subject:
+    """A bundle on disk, with the named tasks and methods only where any are named.
+
+    Raises:
+        UnknownName: no such task.
+        UsageError: no task of these methods; not a bundle.
+    """
+    bundle = Bundle(folder)
+    chosen = {name: bundle.entry(name) for name in (tasks or bundle.manifest.tasks)}
+    known = {entry.method for entry in chosen.values()}
+    for method in methods:
+        if method not in known:
+            raise UnknownName("method of this bundle's chosen tasks", method, known)
+    kept = tuple(_task(name, entry) for name, entry in chosen.items() if not methods or entry.method in methods)
+    return _subject(folder.name or str(folder), folder, kept, bundle.architecture, random=False)
+
+
+def random_subject(
+    name: str,
+    folder: Path,
+    *,
+    methods: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
+    seed: int = 0,
+    trainable: bool = False,
+) -> Subject:
+    """A bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
+
+    ``trainable``: with training graphs, for the methods that have one.
+
+    Raises:
+        UnknownName: no such architecture, method or hyperparameter.
+        MissingPackage: methods were named, and PyTorch, which builds their modules, is not installed.
+        UsageError: settings without a method.
+    """
+    if settings and not methods:
+        raise UsageError("--set sets a method's hyperparameters; name the method with --method.")
+    architecture = write_random_checkpoint(config_of(name), folder, seed=seed)
+    backbone = open_backbone(str(folder))
+    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
+    deltas = {method: fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
+    entries = {delta.card.task: write_task(backbone, delta) for delta in deltas.values()}
+    if trainable and deltas:
+        _add_training_graphs(backbone, list(deltas.values()), entries)
+    manifest_of(backbone, name, entries).write(folder)
+    tasks = tuple(_task(task, entry) for task, entry in entries.items())
+    return _subject(name, folder, tasks, architecture, random=True)
+
+
+def _subject(name: str, folder: Path, tasks: tuple[Task, ...], architecture: Architecture, *, random: bool) -> Subject:
+    model = Model(folder, tasks, architecture.vocab_size, architecture.pad_token_id)
+    return Subject(name, model, architecture, random)
+
+
+def _task(name: str, entry: TaskEntry) -> Task:
+    untrainable = None
+    if entry.train_sha256 is None:
+        untrainable = (
+            f"task {name} has no training graph; on a workstation: edgepeft export --trainable, with the delta's folder"
+        )
+    return Task(
+        name,
+        entry.method,
+        entry.hyperparameters,
+        entry.n_outputs,
+        entry.prompt_length,
+        untrainable,
+        _trains_everything(entry.method),
+    )
+
+
+def _trains_everything(method: str) -> bool:
+    """As the method states; from the catalogue, since a board has no torch to import methods with."""
+    entries = read_config(package_data("methods.json"))["methods"]
+    return any(entry["name"] == method and entry["trains_everything"] for entry in entries)
+
+
+def fresh_delta(
+    backbone: Backbone,
+    name: str,
+    settings: Mapping[str, str],
+    seed: int,
+    *,
+    task: str | None = None,
+    head: str | None = None,
+) -> Delta:
+    """An untrained delta with two labels; ``task`` is named after its method if None, ``head`` is the backbone's.
+
+    Raises:
+        UnknownName: no such method or hyperparameter.
+        MissingPackage: PyTorch, which builds the modules, is not installed.
+    """
+    if not torch_installed():
+        raise MissingPackage(
+            f"a fresh delta of {name} needs PyTorch, which builds its modules: pip install 'edgepeft[train]'. "
+            "On a board, give a bundle."
+        )
+    import torch
+
+    from edgepeft.delta import new_delta
+    from edgepeft.methods.base import method_named
+
+    method = method_named(name).from_settings(settings)
+    torch.manual_seed(seed)
+    return new_delta(backbone, method, task or named_after(name), ("0", "1"), head=head)
+
+
+def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
+    """Export the delta as ``tasks/<task>.onnx``; its manifest entry."""
+    from edgepeft.export.delta import export_delta
+
+    path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
+    write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
+    return _entry(delta, path)
+
+
+def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: dict[str, TaskEntry]) -> None:
+    """Write ``tasks/<task>.train.onnx`` where the method has one; PyTorch's model is loaded once for all."""
+    from edgepeft.backbones.hooks import load_model
+    from edgepeft.export.gradients import rates_of
+    from edgepeft.export.step import Step
+    from edgepeft.export.training_graph import export_training_graph
+
+    model = load_model(backbone, "eager")
+    for delta in deltas:
+        if delta.generator is not None:  # the one kind of method that has none
+            continue
+        graph = export_training_graph(Step.of(delta, model, backbone), backbone, rates_of(delta.card, backbone))
+        path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{TRAINING}"
+        write_atomically(path, graph.SerializeToString(deterministic=True))
+        entry = entries[delta.card.task]
+        entries[delta.card.task] = entry.model_copy(update={"train_sha256": sha256_of(path)})
+
+
+def _entry(delta: Delta, path: Path) -> TaskEntry:
+    card: dict[str, Any] = delta.card.model_dump()
+    return TaskEntry.model_validate(
+        {**card, "n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
+    )
+
+
+def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:
+    """The manifest of random weights of the architecture ``name`` in ``backbone.folder``."""
+    return Manifest(
+        backbone=BackboneEntry(
+            family=backbone.family.name,
+            model_type=backbone.architecture.model_type,
+            source=f"random weights of {name}",
+            sha256=Hashes(graph=sha256_of(backbone.folder / BACKBONE_FILE), weights=backbone.sha256),
+            sites=backbone.family.bindings(backbone.architecture),
+        ),
+        tasks=tasks,
+    )

@@ -1,0 +1,116 @@
+"""Limits by cgroup v1: one child group per controller, inside the process's own (cgroup-v1/*.rst).
+
+The order of writes is the kernel's: memory before memory+swap, ``cpuset.mems`` before
+``cpuset.cpus``, the period before the quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from edgepeft.host import groups, quota
+from edgepeft.limits.placement import Limits, Placement, Report, Unavailable
+
+__all__ = ["ControllerGroups", "prepare"]
+
+
+@dataclass
+class ControllerGroups(Placement):
+    """Child groups under version 1, by controller; ``memory`` is always among them."""
+
+    backend: ClassVar[str] = "cgroup v1"
+    folders: dict[str, Path] = field(default_factory=dict)
+
+    def entered(self, report: Report) -> None:
+        """Check that the child's pid is in every group."""
+        if not self.holds(report.pid):
+            raise Unavailable("the child did not enter its groups")
+
+    def memory_in_force(self, report: Report) -> int | None:
+        """The smallest ``memory.limit_in_bytes`` from the group up."""
+        return groups.smallest_limit(self.folders["memory"], groups.V1)
+
+    def quota_in_force(self) -> float | None:
+        """The smallest quota from the group up, in cores."""
+        return quota.tightest_v1(self.folders.get("cpu"))
+
+    def change_quota(self, cores: float) -> None:
+        """Write ``cpu.cfs_quota_us``."""
+        if (folder := self.folders.get("cpu")) is None:
+            raise Unavailable("the child was started without a quota")
+        quota.write_v1(folder, cores)
+
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.folders.get("cpu"))
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process is in every group."""
+        return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())
+
+    def oom_kills(self) -> int:
+        """From ``memory.oom_control``."""
+        return groups.oom_kills(self.folders["memory"], groups.V1)
+
+    def peak_bytes(self) -> int | None:
+        """``memory.max_usage_in_bytes``: page cache that the child brought in is part of it."""
+        return groups.read_bytes(self.folders["memory"] / groups.V1.peak)
+
+    def remove(self) -> None:
+        """Kill whoever is left and remove every group."""
+        for folder in self.folders.values():
+            groups.remove(folder)
+
+
+def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> ControllerGroups:
+    """Make child groups with ``limits`` in them.
+
+    Raises:
+        Unavailable: no version 1, or the own group cannot be used.
+    """
+    own = groups.groups_of("self", proc)
+    if "memory" not in own:
+        raise Unavailable("no cgroup v1 memory controller")
+    placement = ControllerGroups(cpus=None if cpus is None else tuple(cpus))
+    try:
+        _limit_memory(placement, own["memory"], limits)
+        if cpus is not None and "cpuset" in own:
+            _limit_cores(placement, own["cpuset"], cpus)
+        if limits.cpu_quota is not None:
+            _limit_quota(placement, own, limits.cpu_quota)
+    except OSError as error:
+        placement.remove()
+        where = error.filename or own["memory"]
+        raise Unavailable(f"the own cgroup v1 group cannot be used ({where}: {error.strerror})") from error
+    except BaseException:
+        placement.remove()
+        raise
+    placement.joins = [folder / "cgroup.procs" for folder in placement.folders.values()]
+    return placement
+
+
+def _limit_memory(placement: ControllerGroups, own: Path, limits: Limits) -> None:
+    folder = placement.folders["memory"] = groups.make_child(own)
+    if limits.memory_bytes is None:
+        return
+    groups.write(folder / "memory.limit_in_bytes", limits.memory_bytes)
+    if (folder / "memory.memsw.limit_in_bytes").exists():
+        groups.write(folder / "memory.memsw.limit_in_bytes", limits.memory_bytes)
+    else:
+        placement.swap_is_not_limited()
+
+
+def _limit_cores(placement: ControllerGroups, own: Path, cpus: Sequence[int]) -> None:
+    folder = placement.folders["cpuset"] = groups.make_child(own)
+    groups.write(folder / "cpuset.mems", groups.read(own / "cpuset.mems") or "0")  # empty at first
+    groups.write(folder / "cpuset.cpus", ",".join(map(str, cpus)))
+
+
+def _limit_quota(placement: ControllerGroups, own: dict[str, Path], cores: float) -> None:
+    if "cpu" not in own:
+        raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
+    folder = placement.folders["cpu"] = groups.make_child(own["cpu"])
+    quota.write_v1(folder, cores)

@@ -1,0 +1,279 @@
+"""Run a program under a device's cores and memory (SPARTAN, arXiv:2211.16634, appendix F).
+
+The limits hold a child process, never this one. Backends are tried in order and what one of them
+achieved is read back from the kernel, so a result can say what it was measured under.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import psutil
+
+from edgepeft.errors import DoesNotFit, EdgepeftError
+from edgepeft.host.cores import affinity_of, pick_cpus, usable_cores
+from edgepeft.limits import cgroup_v1, cgroup_v2, rlimit, systemd_scope
+from edgepeft.limits.judgement import judge
+from edgepeft.limits.launching import Launch, NoMemoryToStart
+from edgepeft.limits.placement import InForce, Limits, Placement, Report, Unavailable
+
+__all__ = ["BACKENDS", "InForce", "LimitedProcess", "LimitedRun", "Limits", "run_limited"]
+
+Prepare = Callable[[Limits, Sequence[int] | None], Placement]
+Stream = int | IO[Any] | None
+
+# In order of preference; the last one always works.
+BACKENDS: tuple[Prepare, ...] = (
+    cgroup_v2.prepare,
+    cgroup_v1.prepare,
+    systemd_scope.prepare,
+    rlimit.prepare,
+)
+
+_LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in
+
+# What a program says when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
+# dynamic linker, ONNX Runtime, torch.
+_OUT_OF_MEMORY = (
+    "memoryerror",
+    "std::bad_alloc",
+    "cannot allocate memory",
+    "failed to map segment",
+    "failed to allocate memory",
+    "can't allocate memory",
+    "out of memory",
+)
+
+
+class LimitedProcess:
+    """A program running under limits; a context manager that leaves nothing behind.
+
+    ``in_force`` says what limits it, ``popen`` is the running process. Leaving the block kills the
+    program if it still runs, and removes its groups; the counters stay readable afterwards.
+
+    Raises:
+        DoesNotFit: the limits do not even let the program start.
+        UsageError: the program cannot be started at all.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        limits: Limits,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        stdin: Stream = subprocess.PIPE,
+        stdout: Stream = subprocess.PIPE,
+        stderr: Stream = None,
+        text: bool = False,
+        backends: Sequence[Prepare] = BACKENDS,
+    ):
+        self.limits = limits
+        self._launch: Launch | None = None
+        self._final: tuple[int, int | None] | None = None
+        self._resident_peak: int | None = None
+        cpus = None if limits.cores is None else pick_cpus(min(limits.cores, usable_cores()))
+        options = {
+            "env": None if env is None else dict(env),
+            "cwd": cwd,
+            "stdin": stdin,
+            "stdout": stdout,
+            "stderr": stderr,
+            "text": text,
+        }
+        refused: list[str] = []
+        for prepare in backends:
+            try:
+                self._start(prepare(limits, cpus), list(argv), options, refused)
+                return
+            except Unavailable as reason:
+                refused.append(str(reason))
+        raise EdgepeftError(f"no way to limit a process works here: {'; '.join(refused)}.")
+
+    def _start(self, placement: Placement, argv: list[str], options: dict[str, Any], refused: Sequence[str]) -> None:
+        """Start ``argv`` in ``placement``, or take it down again and say why not."""
+        self._placement = placement
+        try:
+            self._launch = Launch(placement, argv, options)
+            report = self._launch.report()
+            placement.entered(report)
+            self.in_force = judge(self.limits, placement, report, refused)
+            self._cores_at_start = len(report.cpus)
+            self._group_at_start = (self._memory_in_group(), placement.quota_in_force())
+            self._launch.go()
+        except NoMemoryToStart:
+            self.close()
+            raise self._error() from None
+        except BaseException:
+            self.close()
+            self._launch, self._final = None, None
+            raise
+
+    @property
+    def popen(self) -> subprocess.Popen[Any]:
+        """The program's process: after the launcher's exec its pid is the work's."""
+        assert self._launch is not None  # only while the constructor still looks for a backend
+        return self._launch.process
+
+    def change_quota(self, cores: float) -> float:
+        """Give the running program another quota; the one read back, which a group around it may hold lower.
+
+        Raises:
+            EdgepeftError: it has none that could be changed, or the kernel refuses.
+        """
+        Limits(cpu_quota=cores)  # that it is one
+        try:
+            self._placement.change_quota(cores)
+        except (OSError, Unavailable) as error:
+            raise EdgepeftError(f"a CPU quota of {cores:g} cores cannot be set: {error}.") from error
+        found = self._placement.quota_in_force()
+        if found is None:
+            raise EdgepeftError(f"a CPU quota of {cores:g} cores was set, none is in force.")
+        self._group_at_start = (self._group_at_start[0], found)
+        return found
+
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota so far, and in how many of them the program used it up."""
+        return self._placement.throttled()
+
+    def lost(self) -> str | None:
+        """What of the limits no longer holds on the running program; None where all is as it was at the start."""
+        if self._final is not None or self.popen.poll() is not None:
+            return None
+        if not self._placement.holds(self.popen.pid):
+            return f"the program left its group ({self._placement.backend}): it was moved, or the group removed"
+        cpus = affinity_of(self.popen.pid)
+        if self.limits.cores is not None and len(cpus) > self._cores_at_start:
+            return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"
+        now = (self._memory_in_group(), self._placement.quota_in_force())
+        for what, found, before in zip(("memory limit", "CPU quota"), now, self._group_at_start, strict=True):
+            if found != before:
+                return f"the {what} changed from {before} to {found} while the program ran"
+        return None
+
+    def _memory_in_group(self) -> int | None:
+        """What the group allows; None without one: an address space's limit cannot change from outside."""
+        if self._placement.address_space_bytes is not None:
+            return None
+        return self._placement.memory_in_force(Report(self.popen.pid, (), None))
+
+    def oom_killed(self) -> bool:
+        """Whether the kernel killed the program, or a part of it, for memory."""
+        return (self._final[0] if self._final else self._placement.oom_kills()) > 0
+
+    def peak_bytes(self) -> int | None:
+        """The most memory used: the group's counter, else the resident peak while the program lives."""
+        if self._final:
+            return self._final[1]
+        if (peak := self._placement.peak_bytes()) is not None:
+            return peak
+        with contextlib.suppress(OSError, psutil.Error):
+            self._resident_peak = _resident_peak(self.popen.pid) or self._resident_peak
+        return self._resident_peak
+
+    def raise_if_out_of_memory(self, stderr: str = "") -> None:
+        """Call when the program failed; ``stderr`` (its last words) tells under RLIMIT_AS.
+
+        Raises:
+            DoesNotFit: it was stopped for memory.
+        """
+        if self.oom_killed() or self._was_refused(stderr.lower()):
+            raise self._error()
+
+    def _was_refused(self, words: str) -> bool:
+        """Whether the program got no more address space, as far as it says or can be told."""
+        allowed = self._placement.address_space_bytes
+        if allowed is None:
+            return False
+        # The kernel answers an exec that has no room for the program with a segmentation fault.
+        unloadable = allowed < _LOADS_NOTHING and self.popen.poll() == -signal.SIGSEGV
+        return unloadable or any(phrase in words for phrase in _OUT_OF_MEMORY)
+
+    def _error(self) -> DoesNotFit:
+        allowed = self.limits.memory_bytes or 0
+        in_force = getattr(self, "in_force", None)
+        if in_force is not None and in_force.memory_bytes is not None:
+            allowed = in_force.memory_bytes
+        return DoesNotFit(
+            f"the work does not fit: {allowed} bytes ({allowed / 1e6:.0f} MB) of memory are allowed,"
+            " more than that needed. Take a smaller batch or length, or a profile with more memory."
+        )
+
+    def close(self) -> None:
+        """Stop the program if it runs, keep its counters, remove its groups. May be called twice."""
+        if self._final is not None:
+            return
+        try:
+            if self._launch is not None:
+                self.peak_bytes()
+                self._launch.stop()
+        finally:
+            self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
+            if self._launch is not None:
+                self._launch.release()
+            self._placement.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class LimitedRun:
+    """A program that ended: its status, what it wrote, what limited it."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+    in_force: InForce
+    peak_bytes: int | None = field(default=None)
+
+
+def run_limited(
+    argv: Sequence[str],
+    limits: Limits,
+    *,
+    input: bytes = b"",
+    env: Mapping[str, str] | None = None,
+    cwd: str | Path | None = None,
+    timeout_s: float | None = None,
+    backends: Sequence[Prepare] = BACKENDS,
+) -> LimitedRun:
+    """Run ``argv`` to its end under ``limits``; a status other than 0 is the caller's to judge.
+
+    Raises:
+        DoesNotFit: it was stopped for memory.
+        EdgepeftError: it did not end within ``timeout_s``.
+    """
+    with LimitedProcess(argv, limits, env=env, cwd=cwd, stderr=subprocess.PIPE, backends=backends) as process:
+        try:
+            out, err = process.popen.communicate(input, timeout=timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise EdgepeftError(f"{argv[0]} did not end within {timeout_s:g} s and was stopped.") from error
+        status = process.popen.returncode
+        if status != 0:
+            process.raise_if_out_of_memory(err.decode(errors="replace"))
+        return LimitedRun(status, out, err, process.in_force, process.peak_bytes())
+
+
+def _resident_peak(pid: int) -> int | None:
+    """VmHWM of a living process, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None

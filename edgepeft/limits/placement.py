@@ -1,0 +1,139 @@
+"""What is asked of a child process, what is in force on it, and what a backend has to offer.
+
+A backend is one file with a ``prepare`` function. It makes whatever holds the limits (a cgroup, a
+systemd scope, nothing) and returns a :class:`Placement`: how the launcher enters it, how the parent
+reads back what is in force, and how it is taken down again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import psutil
+
+from edgepeft.errors import UsageError
+from edgepeft.host.quota import SMALLEST_QUOTA
+
+__all__ = ["Emulation", "InForce", "Limits", "Placement", "Report", "Unavailable"]
+
+Emulation = Literal["full", "partial", "none"]
+_SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child process may use; None leaves that resource as the host has it.
+
+    ``cores``: how many processors it may run on. ``memory_bytes``: of memory, swap excluded.
+    ``cpu_quota``: processor seconds a wall second, summed over cores (0.5 is half a core).
+
+    Raises:
+        UsageError: a limit that nothing can run under.
+    """
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+    cpu_quota: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.cores is not None and self.cores < 1:
+            raise UsageError(f"a limit of {self.cores} cores: at least 1 is needed.")
+        if self.memory_bytes is not None and self.memory_bytes < _SMALLEST_MEMORY:
+            raise UsageError(f"a memory limit of {self.memory_bytes} bytes: at least {_SMALLEST_MEMORY} needed.")
+        if self.cpu_quota is not None and not self.cpu_quota >= SMALLEST_QUOTA:
+            raise UsageError(
+                f"a quota of {self.cpu_quota:g} cores: at least {SMALLEST_QUOTA} is needed, the kernel's shortest is "
+                "1 ms in each 100 ms."
+            )
+
+
+@dataclass(frozen=True)
+class InForce:
+    """The limits as read back from the kernel, which is not always what was asked.
+
+    ``cores``: processors the child may run on. ``memory_bytes``: None where nothing limits it.
+    ``emulation``: "full" if cores and memory are both exactly as asked, "none" if neither holds.
+    """
+
+    backend: str
+    cores: int
+    memory_bytes: int | None
+    emulation: Emulation
+    notes: tuple[str, ...] = ()
+    cpu_quota: float | None = None
+
+
+class Unavailable(Exception):
+    """A backend cannot be used here; the reason goes into the notes and the next one is tried."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the launcher saw inside the limits, just before it became the work."""
+
+    pid: int
+    cpus: tuple[int, ...]
+    address_space_bytes: int | None
+
+
+@dataclass
+class Placement:
+    """A place with limits, ready for one child. Backends override what they know better."""
+
+    backend: ClassVar[str] = ""
+
+    cpus: tuple[int, ...] | None = None  # the launcher sets this affinity
+    wrapper: Sequence[str] = ()  # argv that comes before the launcher's
+    joins: Sequence[Path] = ()  # cgroup.procs files that the launcher writes its pid to
+    address_space_bytes: int | None = None  # RLIMIT_AS, set by the launcher
+    keeper: bool = False  # leave a small process behind that keeps the place alive
+    notes: list[str] = field(default_factory=list)
+    memory_is_strict: bool = True  # False: what is limited is not quite memory
+
+    def swap_is_not_limited(self) -> None:
+        """Note it where the host has swap: the child can then use more than its memory."""
+        if psutil.swap_memory().total:
+            self.memory_is_strict = False
+            self.notes.append("this kernel does not limit swap: the work may go beyond its memory into it")
+
+    def entered(self, report: Report) -> None:
+        """Called once the child is inside. Raises Unavailable if it is not."""
+
+    def memory_in_force(self, report: Report) -> int | None:
+        """Bytes that the child may use, read back; None if unlimited."""
+        return report.address_space_bytes
+
+    def quota_in_force(self) -> float | None:
+        """Cores' worth of time that the child may use, read back; None if unlimited."""
+        return None
+
+    def change_quota(self, cores: float) -> None:
+        """Change the quota of the child that runs there.
+
+        Raises:
+            Unavailable: this way of limiting has no quotas.
+            OSError: the kernel refuses.
+        """
+        raise Unavailable(f"{self.backend} has no CPU quota")
+
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota, and in how many of them it was used up; None where nobody counts."""
+        return None
+
+    def holds(self, pid: int) -> bool:
+        """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
+        return True
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel killed for memory in this place."""
+        return 0
+
+    def peak_bytes(self) -> int | None:
+        """The most memory that was in use; None if not known."""
+        return None
+
+    def remove(self) -> None:
+        """Take the place down, whatever still runs in it. May be called twice."""

@@ -1,0 +1,39 @@
+"""Limits without privileges: processor affinity and RLIMIT_AS (sched_setaffinity(2), setrlimit(2)).
+
+RLIMIT_AS counts address space, which is more than memory in use (mapped files, reserved arenas), so
+this emulation of memory is stricter than a device: it is reported as partial.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from edgepeft.host.groups import PROC
+from edgepeft.limits.placement import Limits, Placement
+
+__all__ = ["AddressSpace", "prepare"]
+
+
+@dataclass
+class AddressSpace(Placement):
+    """Nothing to make and nothing to remove: the launcher limits itself."""
+
+    backend: ClassVar[str] = "affinity and rlimit"
+
+
+def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = PROC) -> AddressSpace:
+    """Affinity and address space for the launcher to set; this always works, as far as the system goes."""
+    placement = AddressSpace(
+        cpus=None if cpus is None else tuple(cpus),
+        address_space_bytes=limits.memory_bytes,
+        memory_is_strict=False,
+    )
+    if limits.memory_bytes is not None:
+        placement.notes.append("memory is limited as address space (RLIMIT_AS), stricter than a device's memory")
+    if sys.platform != "linux":
+        placement.notes.append(f"{sys.platform} has no processor affinity: the cores are not limited")
+    return placement

@@ -1,0 +1,1 @@
+"""How long a device takes, from its profile alone."""

@@ -1,0 +1,85 @@
+"""Counted figures against hand counts, and that they repeat."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.bench.analysis.graph_figures import count_metrics
+from edgepeft.bench.analysis.operator_trace import trace_plain
+from edgepeft.bench.planning.flops import flops_per_instance
+from edgepeft.bench.planning.subject import random_subject
+
+
+def model(nodes, inputs, outputs, weights):
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", values, results, tensors)
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+
+
+def test_a_product_costs_2_m_n_k_and_reads_both_sides(tmp_path):
+    # [3, 4] x [4, 5], as MatMul and, with B transposed, as Gemm.
+    weights = {"b": np.ones((4, 5), np.float32), "bt": np.ones((5, 4), np.float32)}
+    nodes = [helper.make_node("MatMul", ["a", "b"], ["c"]), helper.make_node("Gemm", ["a", "bt"], ["d"], transB=1)]
+    found = trace_plain(
+        model(nodes, {"a": [3, 4]}, {"c": [3, 5], "d": [3, 5]}, weights), tmp_path, {"a": np.ones((3, 4), np.float32)}
+    )
+    assert [one.flops for one in found] == [2 * 3 * 4 * 5] * 2
+    assert [one.n_bytes for one in found] == [4 * (3 * 4 + 4 * 5 + 3 * 5)] * 2
+
+
+def test_a_look_up_reads_its_rows_not_its_table(tmp_path):
+    table = {"t": np.ones((1000, 8), np.float32), "i": np.array([1, 2, 3])}
+    nodes = [helper.make_node("Gather", ["t", "i"], ["r"]), helper.make_node("Add", ["r", "a"], ["s"])]
+    inputs = {"a": np.ones((3, 8), np.float32)}
+    found = {
+        one.op_type: one for one in trace_plain(model(nodes, {"a": [3, 8]}, {"s": [3, 8]}, table), tmp_path, inputs)
+    }
+    if "Gather" in found:  # else it was folded to a constant, and costs nothing
+        assert found["Gather"].n_bytes == 2 * 3 * 8 * 4 + 3 * 8
+    assert found["Add"].n_bytes == 3 * 3 * 8 * 4
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bundle")
+    return random_subject("all-MiniLM-L6-v2", folder, methods=["lora"])
+
+
+def values(entries, start):
+    return next(entry["values"] for entry in entries if entry["of"].startswith(start))
+
+
+def test_the_graphs_products_are_those_that_the_architecture_says(subject):
+    # flops.py counts matrices and attention from the config; the packed graph of the backbone must run just these.
+    lengths = [7, 3, 5]
+    found = values(count_metrics(subject.model, lengths), "backbone")
+    padded = 4 * subject.architecture.hidden_size * subject.architecture.n_layers
+    attention = padded * (3 * 7 * 7 - sum(n * n for n in lengths))  # attention alone sees the padding
+    pooling = 2 * 3 * sum(lengths) * subject.architecture.hidden_size  # the mean of each row, as a product
+    expected = flops_per_instance(subject.architecture, lengths) * 3 + attention + pooling
+    assert found["flops"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_delta_adds_nodes_products_and_its_file(subject):
+    entries = count_metrics(subject.model, [4, 4])
+    bare, task = values(entries, "backbone"), values(entries, "task lora")
+    graph = onnx.load(subject.model.bundle / "backbone.onnx", load_external_data=False).graph
+    assert bare["nodes"] == len(graph.node)
+    assert task["nodes"] > bare["nodes"]
+    assert task["flops"] > bare["flops"]
+    assert task["delta_bytes"] == (subject.model.bundle / "tasks" / "lora.onnx").stat().st_size
+
+
+def test_counting_again_gives_the_same_figures(subject):
+    assert count_metrics(subject.model, [4, 9]) == count_metrics(subject.model, [4, 9])
+
+
+def test_longer_rows_take_more_of_everything_but_nodes(subject):
+    short, long = (values(count_metrics(subject.model, [n] * 2), "backbone") for n in (8, 16))
+    assert short["nodes"] == long["nodes"]
+    assert all(long[name] > short[name] for name in ("flops", "bytes_moved", "peak_activation_bytes"))

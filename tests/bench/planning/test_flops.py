@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from edgepeft.backbones.base import family_of, table_of
+from edgepeft.backbones.named import architecture_names, config_of
+from edgepeft.bench.planning.flops import flops_per_instance
+
+
+@pytest.fixture(scope="module")
+def roberta():
+    config = config_of("roberta-base")
+    return family_of(config).architecture(config)
+
+
+def test_roberta_base_at_128_tokens_costs_what_the_arithmetic_says(roberta):
+    n, d, ff = 128, 768, 3072
+    expected = 12 * (2 * n * (4 * d * d + 2 * d * ff) + 4 * n * n * d)
+    assert expected == pytest.approx(22.35e9, rel=1e-3)
+    assert flops_per_instance(roberta, [128]) == expected
+
+
+def test_the_count_equals_torchs_own_counter_on_the_real_model():
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import BertConfig, BertModel
+
+    sizes = {
+        "hidden_size": 48,
+        "num_attention_heads": 4,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "vocab_size": 99,
+    }
+    model = BertModel(BertConfig(**sizes, attn_implementation="eager"), add_pooling_layer=False)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.ones(1, 17, dtype=torch.long))
+    config = model.config.to_dict()
+    assert flops_per_instance(family_of(config).architecture(config), [17]) == counter.get_total_flops()
+
+
+def test_training_everything_costs_three_passes_and_a_delta_fewer(roberta):
+    infer = flops_per_instance(roberta, [128])
+    frozen = flops_per_instance(roberta, [128], "finetune")
+    assert flops_per_instance(roberta, [128], "finetune", full=True) == 3 * infer
+    assert 2 * infer < frozen < 3 * infer
+
+
+def test_mixed_lengths_give_the_mean_of_their_texts(roberta):
+    one, two = flops_per_instance(roberta, [10]), flops_per_instance(roberta, [100])
+    assert flops_per_instance(roberta, [10, 100]) == pytest.approx((one + two) / 2)
+
+
+# Parameters of the published encoders without pooler (roberta-base: reference figures of the project).
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("roberta-base", 124.06),
+        ("bert-base-uncased", 108.89),
+        ("distilbert-base-uncased", 66.36),
+        ("electra-small-discriminator", 13.48),  # 13.55 with its discriminator head
+        ("xlm-roberta-base", 277.45),
+        ("all-MiniLM-L6-v2", 22.57),
+        ("t5-base", 222.88),  # with the 32,100 rows of its tokenizer; counted, not run
+    ],
+)
+def test_a_named_architecture_has_its_published_size(name, millions):
+    config = config_of(name)
+    architecture = table_of(config).architecture(config)
+    assert architecture.n_parameters / 1e6 == pytest.approx(millions, abs=0.006)
+
+
+def test_every_shipped_architecture_is_tested_above():
+    assert len(architecture_names()) == 7

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgepeft.bench.planning.plan import Model, Role, Task, plan
+
+MODEL = Model(Path("bundle"), (Task("sst2", "pfeiffer", {"bottleneck": 8}, 2), Task("rte", "lora")), 100, 0)
+
+
+def planned(model=MODEL, **options):
+    settings = {
+        "engines": ("onnxruntime", "pytorch"),
+        "workloads": ("infer", "finetune"),
+        "batches": ((8, 8),),
+        "threads": 2,
+        "seed": 0,
+    }
+    return plan(model, **{**settings, **options})
+
+
+def test_inference_covers_all_tasks_and_the_bare_backbone_on_both_engines():
+    found = {(u.engine, u.task.name if u.task else None) for u in planned(workloads=("infer",))}
+    names = ("sst2", "rte", None)
+    assert found == {(engine, name) for engine in ("onnxruntime", "pytorch") for name in names}
+
+
+def test_fine_tuning_covers_all_tasks_and_everything_at_once():
+    found = [(u.role, u.method) for u in planned(workloads=("finetune",), engines=("pytorch",))]
+    assert found == [(Role.TASK, "pfeiffer"), (Role.TASK, "lora"), (Role.FULL, "full")]
+
+
+def test_a_task_that_trains_everything_is_not_measured_twice():
+    model = Model(Path("b"), (Task("all", "whatever it is called", trains_everything=True),), 100, 0)
+    (unit,) = planned(model, workloads=("finetune",), engines=("pytorch",))
+    assert unit.role is Role.FULL
+    assert unit.task.name == "all"
+
+
+def test_a_prompt_is_measured_beside_the_bare_backbone_on_rows_as_long_as_its_own():
+    tasks = (Task("t", "prompt-r", prompt_length=5), Task("u", "prompt-t", prompt_length=5), Task("v", "lora"))
+    units = planned(Model(Path("b"), tasks, 100, 0), batches=((8, 3), (7,)))
+    longer = [unit for unit in units if unit.role is Role.LENGTHENED]
+    assert [(unit.workload, unit.engine, unit.prompt_length) for unit in longer] == [
+        ("infer", "onnxruntime", 5),
+        ("infer", "pytorch", 5),
+    ]
+    assert all(unit.job.batches == ((13, 8), (12,)) and unit.job.task is None for unit in longer)
+    assert all(unit.job.batches == ((8, 3), (7,)) for unit in units if unit.job and unit not in longer)
+
+
+def test_what_is_missing_is_a_row_without_a_job():
+    units = planned(missing={"pytorch": "not installed"})
+    missing = [u for u in units if u.job is None]
+    assert {(u.engine, u.unavailable) for u in missing} == {("pytorch", "not installed")}
+    assert len(missing) == 6
+
+
+def test_fine_tuning_with_onnx_runtime_is_measured_beside_pytorch_and_full_fine_tuning():
+    units = planned(workloads=("finetune",), engines=("onnxruntime",))
+    assert [(u.engine, u.method) for u in units] == [
+        ("onnxruntime", "pfeiffer"),
+        ("onnxruntime", "lora"),
+        ("pytorch", "pfeiffer"),
+        ("pytorch", "lora"),
+        ("pytorch", "full"),
+    ]
+    assert all(u.job is not None for u in units)
+
+
+def test_on_a_board_without_pytorch_fine_tuning_stands_alone():
+    units = planned(workloads=("finetune",), engines=("onnxruntime",), missing={"pytorch": "not installed"})
+    assert [(u.engine, u.method) for u in units] == [("onnxruntime", "pfeiffer"), ("onnxruntime", "lora")]
+
+
+def test_a_task_without_a_training_graph_is_a_row_that_says_why():
+    tasks = (Task("a", "lora", untrainable="export --trainable"), Task("b", "lora"))
+    units = planned(Model(Path("b"), tasks, 100, 0))
+    said = {(u.workload, u.engine, u.task.name): u.unavailable for u in units if u.task and u.unavailable}
+    assert said == {("finetune", "onnxruntime", "a"): "export --trainable"}
+
+
+def test_jobs_name_an_existing_workload_file():
+    import importlib
+
+    for unit in planned(peers=[Path("m.onnx")]):
+        if unit.job:
+            module = importlib.import_module(f"edgepeft.bench.workloads.{unit.job.workload}")
+            assert (unit.engine, unit.workload) == (module.ENGINE, module.WORKLOAD)
+
+
+def test_a_job_carries_the_tasks_settings_through_json():
+    from edgepeft.bench.planning.job import Job
+
+    unit = planned(workloads=("infer",), engines=("pytorch",))[0]
+    assert Job.from_json(unit.job.to_json()) == unit.job
+    assert unit.job.settings == {"bottleneck": 8}
+
+
+def test_peers_of_the_same_file_name_are_told_apart(tmp_path):
+    peers = [tmp_path / "one" / "model.onnx", tmp_path / "two" / "model.onnx", tmp_path / "other.onnx"]
+    found = [u.peer for u in planned(workloads=("infer",), peers=peers) if u.role is Role.PEER]
+    assert found == ["one/model", "two/model", "other"]
+
+
+def test_labels_are_unique():
+    units = planned(peers=[Path("m.onnx")])
+    assert len({u.label for u in units}) == len(units)

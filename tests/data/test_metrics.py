@@ -1,0 +1,86 @@
+"""Metrics on values worked out by hand from their definitions."""
+
+import sys
+
+import pytest
+
+from edgepeft.data.metrics import METRICS, check_metric, compute, default_metric
+from edgepeft.errors import MissingPackage, UnknownName, UsageError
+
+# tp 2, fn 1, fp 1, tn 2 for "1"
+TRUE, GUESS = ["1", "1", "1", "0", "0", "0"], ["1", "1", "0", "1", "0", "0"]
+
+
+def test_accuracy_is_the_share_of_equal_labels():
+    assert compute("accuracy", TRUE, GUESS) == pytest.approx(4 / 6)
+
+
+def test_f1_is_that_of_the_positive_label():
+    labels, guesses = ["1", "1", "1", "0"], ["1", "0", "0", "0"]
+    assert compute("f1", labels, guesses) == pytest.approx(2 * 1 / (2 * 1 + 0 + 2))  # 2 tp / (2 tp + fp + fn)
+    assert compute("f1:0", labels, guesses) == pytest.approx(2 * 1 / (2 * 1 + 2 + 0))
+
+
+def test_a_denying_name_is_not_the_positive_label():
+    swap = {"1": "equivalent", "0": "not_equivalent"}
+    labels, guesses = ["1", "1", "1", "0"], ["1", "0", "0", "0"]
+    assert compute("f1", [swap[i] for i in labels], [swap[i] for i in guesses]) == pytest.approx(0.5)
+
+
+def test_f1_of_three_labels_is_their_mean_and_absent_ones_count_zero():
+    labels, guesses = ["a", "a", "b", "b"], ["a", "b", "b", "b"]
+    of_a, of_b = 2 / 3, 4 / 5
+    assert compute("f1", labels, guesses, names=("a", "b", "c")) == pytest.approx((of_a + of_b + 0) / 3)
+
+
+def test_f1_knows_the_positive_label_where_only_the_other_occurs():
+    assert compute("f1", ["ham", "ham"], ["ham", "ham"], names=("ham", "spam")) == 0.0
+
+
+def test_matthews_equals_its_formula():
+    tp, tn, fp, fn = 2, 2, 1, 1
+    expected = (tp * tn - fp * fn) / ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5
+    assert compute("matthews", TRUE, GUESS) == pytest.approx(expected)
+
+
+def test_pearson_is_linear_and_spearman_only_counts_ranks():
+    labels, guesses = [1.0, 2.0, 3.0, 4.0], [1.0, 4.0, 9.0, 16.0]
+    covariance, deviations = 25.0, (5.0 * 129.0) ** 0.5  # sums over the centred values
+    assert compute("pearson", labels, guesses) == pytest.approx(covariance / deviations)
+    assert compute("spearman", labels, guesses) == pytest.approx(1.0)
+    assert compute("pearson_spearman", labels, guesses) == pytest.approx((1 + covariance / deviations) / 2)
+
+
+def test_a_correlation_with_a_constant_is_zero_and_not_nan():
+    assert compute("pearson_spearman", [1.0, 2.0, 3.0], [2.0, 2.0, 2.0]) == 0.0
+
+
+def test_every_metric_gives_one_for_perfect_predictions():
+    for name, metric in METRICS.items():
+        values = [1.0, 2.0, 5.0] if metric.regression else ["a", "b", "b"]
+        assert compute(name, values, values) == pytest.approx(1.0)
+
+
+def test_the_defaults_score_their_kind_of_task():
+    for regression in (False, True):
+        check_metric(default_metric(regression), regression=regression)
+
+
+@pytest.mark.parametrize("asked", ["acuracy", "accuracy:a", ""])
+def test_an_unknown_metric_is_refused_with_the_known_ones(asked):
+    with pytest.raises(UnknownName, match="accuracy"):
+        check_metric(asked, regression=False)
+
+
+def test_a_metric_of_the_other_kind_is_refused_with_those_that_fit():
+    with pytest.raises(UsageError, match="pearson, spearman, pearson_spearman"):
+        check_metric("f1", regression=True)
+    with pytest.raises(UnknownName, match="spam"):
+        check_metric("f1:spma", regression=False, names=("ham", "spam"))
+
+
+def test_without_scikit_learn_accuracy_works_and_f1_names_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    assert compute("accuracy", TRUE, TRUE) == 1.0
+    with pytest.raises(MissingPackage, match="pip install scikit-learn"):
+        compute("f1", TRUE, GUESS)

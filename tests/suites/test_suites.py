@@ -1,0 +1,297 @@
+"""Suites: verdicts, models of random weights, peers, and documents that grow row by row."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from configs import SMALL_BERT
+from rich.console import Console
+from tokenizers import Tokenizer
+
+from bench.suites import _kit, _models, scale, sharing, speed, suite_named, suite_names
+from bench.suites import _run as suite_run
+from bench.suites._kit import Kit, Racer
+from bench.suites._memory import proportional_bytes
+from bench.suites._models import Structure, write_bundle
+from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._row import Row, Target, Verdict
+from bench.suites._run import SuiteRequest, run_suite
+from bench.suites._table import draw_suite, suite_table
+from edgepeft.backbones.base import family_of
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.random_tokenizer import texts_of, write_random_tokenizer
+from edgepeft.bench.workloads import requests
+from edgepeft.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.limits.limited_process import Limits
+from edgepeft.runtime.runtime import Runtime
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "interval", "expected"),
+    [
+        (Target(1.5), 1.6, (1.51, 1.7), Verdict.MET),
+        (Target(1.5), 1.6, (1.49, 1.7), Verdict.UNSURE),
+        (Target(1.5), 1.4, (1.3, 1.6), Verdict.MISSED),
+        (Target(1.5), 1.5, None, Verdict.MET),
+        (Target(0.3, at_least=False), 0.2, (0.1, 0.25), Verdict.MET),
+        (Target(0.3, at_least=False), 0.2, (0.1, 0.35), Verdict.UNSURE),
+        (Target(0.3, at_least=False), 0.4, (0.1, 0.5), Verdict.MISSED),
+        (None, 0.4, None, Verdict.NONE),
+        (Target(1.0), None, None, Verdict.NONE),
+    ],
+)
+def test_a_target_is_met_when_the_worse_end_of_the_interval_meets_it(target, value, interval, expected):
+    assert Row("x", value=value, interval=interval, target=target).verdict is expected
+
+
+def test_the_geometric_mean_is_of_the_ratios_of_sums():
+    pairs = [([1.0, 1.0], [2.0, 2.0]), ([1.0, 3.0], [20.0, 12.0])]  # 2 and 8
+    found = geometric_mean(pairs)
+    assert found.value == pytest.approx(4.0) and found.low <= 4.0 <= found.high and found.rounds == 2
+    with pytest.raises(ValueError, match="no race"):
+        geometric_mean([])
+
+
+def test_a_ratio_above_one_means_that_ours_took_less_time():
+    row = ratio_row("x", {"ours": [1.0, 1.1, 0.9], "theirs": [2.0, 2.2, 1.8], "gemm": [1, 1, 1]}, "ours", "theirs")
+    assert row.value == pytest.approx(2.0) and row.peer == "theirs" and set(row.samples) == {"ours", "theirs"}
+
+
+def test_texts_have_as_many_tokens_as_asked_for_and_the_tokenizer_as_many_entries_as_the_embeddings(tmp_path):
+    sizes = family_of(SMALL_BERT).architecture({**SMALL_BERT, "vocab_size": 300})
+    write_random_tokenizer(sizes, tmp_path, seed=1)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 300
+    assert [len(tokenizer.encode(text).ids) for text in texts_of([3, 17, 128])] == [3, 17, 128]
+    assert tokenizer.token_to_id("<pad>") == sizes.pad_token_id
+    with pytest.raises(ValueError, match="at least 3"):
+        texts_of([2])
+
+
+@pytest.fixture(scope="module")
+def config():
+    return {**SMALL_BERT, "vocab_size": 300}
+
+
+@pytest.fixture(scope="module")
+def small(config):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_models, "config_of", lambda name: config)
+        patch.setattr(_kit, "config_of", lambda name: config)
+        yield
+
+
+STRUCTURES = [Structure("pfeiffer", ["a", "b"], {"bottleneck": "16"}), Structure("bitfit", ["c"])]
+
+
+@pytest.fixture(scope="module")
+def bundle(small, tmp_path_factory):
+    return write_bundle(tmp_path_factory.mktemp("suite") / "bundle", "tiny", STRUCTURES)
+
+
+def test_copied_tasks_have_one_structure_and_weights_of_their_own(bundle):
+    graphs = [onnx.load(bundle / "tasks" / f"{task}.onnx") for task in "ab"]
+    assert [node.op_type for node in graphs[0].graph.node] == [node.op_type for node in graphs[1].graph.node]
+    with Runtime(bundle, cache=False) as runtime:
+        answers = [runtime.predict(task, texts_of([9, 5]))[0].logits for task in "abc"]
+        assert runtime.session("a").structure == runtime.session("b").structure != runtime.session("c").structure
+    assert not np.allclose(answers[0], answers[1])
+
+
+def test_8_bit_and_half_precision_models_are_what_they_say(small, tmp_path):
+    folder = write_bundle(tmp_path / "int8", "tiny", STRUCTURES, weights="int8", delta_weights="fp16")
+    assert not (folder / "model.safetensors").exists() and (folder / "model.int8.safetensors").is_file()
+    stored = {tensor.data_type for tensor in onnx.load(folder / "tasks/b.onnx").graph.initializer if tensor.dims}
+    assert onnx.TensorProto.FLOAT16 in stored
+    with Runtime(folder, cache=False) as runtime:
+        assert np.isfinite(runtime.predict("b", texts_of([9]))[0].logits).all()
+
+
+@pytest.mark.parametrize("how", ["one", "each", "mixed", "bare", "bare_each", "all", "each_all"])
+def test_every_way_of_asking_answers_every_text(bundle, how, monkeypatch):
+    asked = []
+
+    class Watched(Runtime):
+        def predict(self, task, texts):
+            asked.append((task, len(texts)))
+            return super().predict(task, texts)
+
+        def predict_mixed(self, tasks, texts, **more):
+            asked.append((tuple(tasks), len(texts)))
+            return super().predict_mixed(tasks, texts, **more)
+
+        def predict_all(self, tasks, texts):
+            asked.append((tuple(tasks), len(texts)))
+            return super().predict_all(tasks, texts)
+
+    monkeypatch.setattr("edgepeft.runtime.runtime.Runtime", Watched)
+    request = {"how": how, "tasks": ["a", "b"], "tokens": [4, 5, 6, 7]}
+    prepared = requests.prepare(Job("requests", 1, bundle=str(bundle), settings={"requests": [request]}, cache=False))
+    prepared.step(0)
+    assert (
+        asked
+        == {
+            "one": [("a", 4)],
+            "each": [("a", 2), ("b", 2)],
+            "mixed": [(("a", "a", "b", "b"), 4)],
+            "bare": [((None,) * 4, 4)],
+            "bare_each": [((None, None), 2), ((None, None), 2)],
+            "all": [(("a", "b"), 4)],
+            "each_all": [("a", 4), ("b", 4)],
+        }[how]
+    )
+
+
+def kit(tmp_path, **more):
+    return Kit(tmp_path, "tiny", Limits(), 1, 3, 60.0, **more)
+
+
+def test_a_race_gives_every_side_a_sample_in_every_round_and_the_yardstick_too(bundle, tmp_path):
+    own = kit(tmp_path)
+    asked = [{"how": "one", "tasks": [task], "tokens": [5]} for task in "ab"]
+    job = own.job("requests", bundle, settings={"requests": asked}, cache=False)
+    raced = own.race("test", {"first": Racer(job, (0,)), "second": Racer(job, (1,))})
+    assert set(raced) == {"first", "second", "gemm"} and {len(seconds) for seconds in raced.values()} == {3}
+    assert len(own.gemm) == 3 and own.in_force is not None
+
+
+def test_a_failing_worker_ends_the_race_with_its_words(bundle, tmp_path):
+    own = kit(tmp_path)
+    job = own.job("requests", bundle, settings={"requests": [{"how": "one", "tasks": ["nope"], "tokens": [5]}]})
+    with pytest.raises(EdgepeftError, match="nope"):
+        own.race("test", {"first": Racer(job)})
+
+
+def test_a_peer_that_is_not_installed_is_said_to_be_so(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(_kit, "_installed", lambda module: False)
+    assert "pip install 'edgepeft[peers]'" in kit(tmp_path).peer("openvino")
+
+
+def test_openvino_converts_what_transformers_computes(bundle, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModel
+
+    from bench.peers.openvino import RESULT, export
+
+    export(bundle, tmp_path)
+    ids, mask = np.full((3, 11), 7), np.ones((3, 11), np.int64)
+    mask[1, 4:] = 0
+    compiled = openvino.Core().compile_model(str(tmp_path / RESULT), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled({"input_ids": ids, "attention_mask": mask})[0]
+    with torch.no_grad():
+        model = AutoModel.from_pretrained(bundle).eval()
+        expected = model(torch.tensor(ids), torch.tensor(mask)).last_hidden_state.numpy()
+    np.testing.assert_allclose(found[mask == 1], expected[mask == 1], atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PSS is Linux's")
+def test_proportional_memory_grows_with_what_a_process_holds():
+    import os
+
+    before = proportional_bytes(os.getpid())
+    held = np.ones(30_000_000)
+    assert 200e6 < proportional_bytes(os.getpid()) - before < 280e6 and held.size
+    with pytest.raises(EdgepeftError, match="cannot be read"):
+        proportional_bytes(2**22 + 1)
+
+
+class Planned:
+    TITLE = "A plan"
+
+    @staticmethod
+    def measure(kit):
+        yield Row("one", "optimum", 2.0, (1.9, 2.1), "x", Target(1.5), {"ours": [1.0], "theirs": [2.0]})
+        yield Row("two", value=12.0, unit="MB", samples={"tasks": [3], "MB": [12.0]})
+        yield Row("three [bold]x[/bold]", "openvino", note="openvino is not installed")
+
+
+def test_the_document_is_kept_after_every_row(tmp_path):
+    kept = []
+    request = SuiteRequest("plan", "rpi4", "roberta-base", rounds=4)
+    document = run_suite(request, keep=lambda found: kept.append(json.loads(json.dumps(found))), suite=Planned)
+    assert [len(one["rows"]) for one in kept] == [1, 2, 3]
+    assert document["schema"] == "edgepeft.suite/1" and document["rounds"] == 4 and document["host"]["cpu"]
+    assert [row["verdict"] for row in document["rows"]] == ["met", "-", "-"]
+    console = Console(width=120, record=True)
+    console.print(suite_table(document))
+    text = console.export_text()
+    assert "2.000 [1.900, 2.100] x" in text and "at least 1.5" in text and "12.0 MB" in text
+    assert "three [bold]x[/bold]: openvino is not installed" in text
+    for name in ("a.png", "b.svg"):
+        draw_suite(document, tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and "optimum" in (tmp_path / "b.svg").read_text()
+
+
+def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
+    class Empty(Planned):
+        @staticmethod
+        def measure(kit):
+            yield Row("nothing", note="not here")
+
+    document = run_suite(SuiteRequest("plan", "rpi4"), suite=Empty)
+    with pytest.raises(UsageError, match="no row"):
+        draw_suite(document, tmp_path / "a.png")
+
+
+def test_suites_are_found_by_their_files():
+    assert suite_names() == ["scale", "sharing", "speed"]
+    assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed]
+    with pytest.raises(UnknownName, match="scale, sharing, speed"):
+        suite_named("_kit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--suite", "nope"], "no suite is called 'nope'"),
+        (["--suite", "speed", "--length", "3", "--task", "x"], "leave --task, --length out"),
+        (["--suite", "speed", "bundle", "--launches", "3", "--set", "a=1"], "leave BUNDLE, --set, --launches out"),
+        (["--suite", "speed", "--max-regression", "5%", "--no-cache"], "leave --no-cache, --max-regression out"),
+        (["--launches", "3"], "--launches: of use with --against alone"),
+        (["--max-regression", "5%", "--rounds", "3"], "--max-regression: of use with --against alone"),
+        (["--suite", "speed", "--plot", "x.gif"], ".png or .svg"),
+        (["--suite", "speed", "--rounds", "0"], "--rounds must be above 0"),
+        (["--suite", "speed", "--backbone", "nope"], "nope"),
+        (["--plot", "x.png"], "give --suite"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(arguments, said, capsys, monkeypatch):
+    from edgepeft.cli._main import main
+
+    monkeypatch.setattr(sys, "argv", ["edgepeft", "bench", "--profile", "rpi4", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_suite_takes_or_refuses_every_option_of_bench(capsys, monkeypatch):
+    import typer.main
+
+    from edgepeft.cli import bench
+    from edgepeft.cli._main import app, main
+
+    options = {one.name: one for one in typer.main.get_command(app).commands["bench"].params}
+    assert set(options) >= bench._OF_A_SUITE
+    for name in set(options) - bench._OF_A_SUITE - {"bundle", "help"}:
+        value = [] if options[name].is_flag else ["1"]
+        monkeypatch.setattr(sys, "argv", ["edgepeft", "bench", "--profile", "rpi4", "--suite", "speed"])
+        sys.argv += [options[name].opts[0], *value]
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2 and f"leave {options[name].opts[0]} out" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", suite_names())
+def test_a_whole_suite_measures_every_row_or_says_why_not(name, monkeypatch):
+    monkeypatch.setattr(scale, "_TASKS", scale._TASKS[:9])
+    monkeypatch.setattr(scale, "_PROMISED", (9,))
+    monkeypatch.setattr(scale, "_THOUSAND", scale._THOUSAND[:20])
+    monkeypatch.setattr(sharing, "_SWITCHES", 100)
+    document = suite_run.run_suite(SuiteRequest(name, "rpi4", "all-MiniLM-L6-v2", rounds=2, max_seconds=5))
+    assert all(row["value"] is not None or row["note"] for row in document["rows"]) and len(document["rows"]) > 5
