@@ -27,8 +27,8 @@ import edgepeft
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.gate.against import SideBySide
 from edgepeft.bench.gate.revision import open_revision
-from edgepeft.bench.planning.subject import Subject, random_subject
-from edgepeft.bench.run import Request, run
+from edgepeft.bench.planning.subject import BenchSubject, random_subject
+from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.resources import sha256_of, write_json
 from edgepeft.runtime.manifest import Manifest
 
@@ -80,8 +80,8 @@ def _made(folder: Path) -> Path:
     return folder
 
 
-def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) -> Request:
-    return Request(
+def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) -> BenchRequest:
+    return BenchRequest(
         profile=profile,
         bundle=bundle,
         engines=("onnxruntime",),
@@ -93,19 +93,19 @@ def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) ->
     )
 
 
-def _step_seconds(subject: Subject) -> float:
-    (row,) = run(_request(subject.model.bundle, 10)).document["results"]
+def _step_seconds(subject: BenchSubject) -> float:
+    (row,) = run_benchmark(_request(subject.model.bundle, 10)).document["results"]
     return float(np.median(row["samples_s"]))
 
 
-def _operator_cost(subject: Subject, arguments: argparse.Namespace) -> float:
+def _operator_cost(subject: BenchSubject, arguments: argparse.Namespace) -> float:
     """Share of a step's time over share of its operations: one large product runs faster than a graph."""
     found = [float(str(_one(subject, TRIED, None, arguments, seed=seed)["value"])) for seed in range(3)]
     return (1 / float(np.median(found)) - 1) / TRIED
 
 
 def _one(
-    plain: Subject, share: float, step_s: float | None, arguments: argparse.Namespace, seed: int
+    plain: BenchSubject, share: float, step_s: float | None, arguments: argparse.Namespace, seed: int
 ) -> dict[str, object]:
     """One comparison; the new side is slower by ``share`` of a step, asleep if its seconds are given."""
     with ExitStack() as stack:
@@ -117,7 +117,7 @@ def _one(
         side = SideBySide(open_revision(str(base), work), arguments.launches)
         side.bundles[str(bundle)] = str(plain.model.bundle)
         with _sleeping(share * (step_s or 0.0)):
-            outcome = run(_request(bundle, arguments.rounds, arguments.profile, seed), against=side)
+            outcome = run_benchmark(_request(bundle, arguments.rounds, arguments.profile, seed), against=side)
         side.annotate(outcome.document, outcome.measured, LEAST)
         found = outcome.document["results"][0]["against"]
     return {name: found[name] for name in ("verdict", "value", "low", "high")}
@@ -166,7 +166,7 @@ def _sleeping(seconds: float) -> Iterator[None]:
             edgepeft.__file__ = before
 
 
-def _add_operator(bundle: Path, plain: Subject, share: float) -> None:
+def _add_operator(bundle: Path, plain: BenchSubject, share: float) -> None:
     """A product on the last hidden state whose operations are that share of the graph's."""
     path = bundle / "backbone.onnx"
     model = onnx.load(path, load_external_data=False)
@@ -178,7 +178,7 @@ def _add_operator(bundle: Path, plain: Subject, share: float) -> None:
     value = node.output[0]
     weight = np.random.default_rng(0).standard_normal((hidden, width)).astype(np.float32) / hidden
     model.graph.initializer.append(numpy_helper.from_array(weight, "planted.weight"))
-    zero = numpy_helper.from_array(np.float32(0.0), "planted.zero")
+    zero = numpy_helper.from_array(np.zeros((), np.float32), "planted.zero")
     model.graph.initializer.append(zero)
     renamed = f"{value}.before"
     node.output[0] = renamed

@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.engine import Engine
 from edgepeft.runtime.tuning.layout import lay_out
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files, Subject, from_template
+from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_template
 
 WARM_UP = 3
 
@@ -36,7 +37,7 @@ class Side:
     """One of the two: an engine, tensors of its own, an optimizer, and the seconds of its steps."""
 
     def __init__(
-        self, bundle: Bundle, subject: Subject, rows: dict[str, Encoded], work: Path, *, args: argparse.Namespace
+        self, bundle: Bundle, subject: TuningSubject, rows: dict[str, Encoded], work: Path, *, args: argparse.Namespace
     ):
         self.tensors, self.seconds = subject.tensors(), list[float]()
         self.masks = [np.ones((args.batch_size, width), np.float32) for _, width in subject.facts.dropouts]
@@ -65,7 +66,7 @@ def random_rows(bundle: Bundle, n: int, length: int, seed: int) -> Encoded:
     return Encoded(columns, np.arange(n) % 2, 0, architecture.pad_token_id)
 
 
-def template_of(bundle: Bundle, name: str, options: TuneOptions) -> Subject:
+def template_of(bundle: Bundle, name: str, options: TuneOptions) -> TuningSubject:
     """A task of two labels."""
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
@@ -74,7 +75,7 @@ def template_of(bundle: Bundle, name: str, options: TuneOptions) -> Subject:
         return from_template(bundle, "bench", name, Files(data), options)
 
 
-def measure(args: argparse.Namespace) -> dict[str, object]:
+def measure_prefix_cache(args: argparse.Namespace) -> dict[str, Any]:
     """The document that is printed."""
     bundle = Bundle(args.bundle)
     subject = template_of(bundle, args.template, args.options)
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.options = TuneOptions(steps=args.steps, batch_size=args.batch_size)
-    document = measure(args)
+    document = measure_prefix_cache(args)
     if args.json:
         args.json.write_text(json.dumps(document, indent=2) + "\n")
     low, high = document["interval_95"]

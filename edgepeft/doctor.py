@@ -25,9 +25,9 @@ from edgepeft.profiles import arithmetic
 from edgepeft.profiles.board import profile_of_board
 from edgepeft.resources import cache_folder
 
-__all__ = ["Finding", "Status", "findings"]
+__all__ = ["Finding", "Severity", "findings"]
 
-Status = Literal["ok", "note", "warning", "bad"]
+Severity = Literal["ok", "note", "warning", "bad"]
 _GIB = 2**30
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -40,7 +40,7 @@ class Finding:
     """One thing that was looked at: what is so, and what to do about it."""
 
     check: str
-    status: Status
+    status: Severity
     found: str
     advice: str = ""
 
@@ -65,7 +65,7 @@ def _processor(root: Path) -> Iterator[Finding]:
         known = f"bench --profile {profile.name} measures here" if profile else "no shipped profile is its own"
         advice = "" if profile else "edgepeft profiles new NAME --measure writes one."
         yield Finding("board", "ok", f"{board}; {known}", advice)
-    for cost in arithmetic.costs(arithmetic.of_host(proc), int8=True, fp16=True):
+    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(proc), int8=True, fp16=True):
         yield Finding("arithmetic", "note", cost)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["PRODUCTS", "GraphKind", "OperatorClass", "Work", "kind_of", "product_flops"]
+__all__ = ["PRODUCTS", "GraphKind", "OperatorClass", "Work", "graph_kind_of", "product_flops"]
 
 
 class OperatorClass(StrEnum):
@@ -66,7 +66,7 @@ def product_flops(works: Iterable[Work]) -> int:
     return sum(work.flops for work in works if work.kind in PRODUCTS)
 
 
-def kind_of(works: Iterable[Work]) -> GraphKind:
+def graph_kind_of(works: Iterable[Work]) -> GraphKind:
     """What most of the products are; a single depthwise convolution makes a graph a separable one.
 
     Depthwise convolutions are 3 % of a MobileNet's FLOPs and far more of its time.

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.interop.base import Request, importer_of
+from edgepeft.interop.base import ImportRequest, importer_of
 
 GOLDEN = Path(__file__).parent / "interop" / "golden"
 
@@ -20,7 +20,7 @@ def backbone_of(name):
 
 
 def imported(folder, backbone, **request):
-    return importer_of(folder).read(folder, backbone, Request(task="task", **request))
+    return importer_of(folder).read(folder, backbone, ImportRequest(task="task", **request))
 
 
 def logits_of(delta, backbone):

@@ -16,7 +16,7 @@ def prepare(job: Job) -> Prepared:
     from peft import LoraConfig, get_peft_model
     from torch import nn
 
-    from edgepeft.bench.workloads._torch import inputs_of, load
+    from edgepeft.bench.workloads._torch import batch_tensors, load
 
     backbone, model = load(job)
     config = LoraConfig(r=int(job.settings["rank"]), target_modules=["query", "value"], init_lora_weights=False)
@@ -25,6 +25,6 @@ def prepare(job: Job) -> Prepared:
 
     def step(batch: int) -> None:
         with torch.inference_mode():
-            head(adapted(**inputs_of(job, batch)).last_hidden_state[:, 0])
+            head(adapted(**batch_tensors(job, batch)).last_hidden_state[:, 0])
 
     return Prepared(step)

@@ -14,14 +14,14 @@ def prepare(job: Job) -> Prepared:
     """Compile; a step is one forward pass without gradients.  The first one, a warm-up, generates the code."""
     import torch
 
-    from edgepeft.bench.workloads._torch import inputs_of, load
+    from edgepeft.bench.workloads._torch import batch_tensors, load
 
     _, model = load(job)
     compiled = torch.compile(model, dynamic=len({max(batch) for batch in job.batches}) > 1)
 
     def step(batch: int) -> None:
         with torch.inference_mode():
-            compiled(**inputs_of(job, batch))
+            compiled(**batch_tensors(job, batch))
 
     step(0)
     return Prepared(step)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.published.encoders import encoder
-from bench.published.validation import Checked, LeftOut, check, mean_error, spread, summaries
+from bench.published.validation import Checked, LeftOut, check, error_range, mean_error, summaries
 from bench.suites._table import check_picture
 from edgepeft.errors import UsageError
-from edgepeft.prediction.roofline import Predicted, predict
+from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
 from edgepeft.resources import write_atomically
 
@@ -78,7 +78,7 @@ def devices_page(profiles: Sequence[Profile], checked: dict[LeftOut, list[Checke
 
 
 def _profile_row(profile: Profile) -> str:
-    found = predict(encoder(**_ROBERTA), profile)
+    found = predict_seconds(encoder(**_ROBERTA), profile)
     memory = f"{profile.memory.value:g} {profile.memory.unit}"
     if profile.memory.variants:
         memory += f" (of {', '.join(f'{size:g}' for size in profile.memory.variants)})"
@@ -105,7 +105,7 @@ def _summary(checked: Iterable[Checked]) -> list[str]:
         if error is None:
             lines.append(f"{head} - | - | - | not predictable |")
             continue
-        low, high = spread(group)
+        low, high = error_range(group)
         errors = _percent(low) if len(group) == 1 else f"{_percent(low)} to {_percent(high)}"
         inside = f"{sum(bool(one.within) for one in group)} of {len(group)}"
         lines.append(f"{head} {error:.1%} | {errors} | {inside} | {group[0].predicted.calibration} |")

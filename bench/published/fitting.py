@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.published import family_named, works_of
-from edgepeft.operators import Work, kind_of, product_flops
+from edgepeft.operators import Work, graph_kind_of, product_flops
 from edgepeft.profiles.schema import Calibration, Profile
 
-__all__ = ["Point", "calibrate", "fit", "points_of"]
+__all__ = ["Point", "fit", "fit_rates", "points_of"]
 
 _FOR_OVERHEAD = 10  # latencies that an overhead is fitted to; fewer give a rate through the origin
 _FOR_ERROR = 3
@@ -60,11 +60,11 @@ def points_of(profile: Profile) -> tuple[Point, ...]:
     return tuple(rows)
 
 
-def calibrate(points: Iterable[Point]) -> tuple[Calibration, ...]:
+def fit_rates(points: Iterable[Point]) -> tuple[Calibration, ...]:
     """A row for each runtime, precision, number of threads and kind of graph."""
     groups: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
-        key = (point.runtime, point.precision, point.threads, kind_of(point.works))
+        key = (point.runtime, point.precision, point.threads, graph_kind_of(point.works))
         groups.setdefault(key, []).append(point)
     return tuple(fit(group) for group in groups.values())
 
@@ -80,7 +80,7 @@ def fit(points: Sequence[Point]) -> Calibration:
     return Calibration(
         runtime=first.runtime,
         precision=first.precision,
-        operators=kind_of(first.works),
+        operators=graph_kind_of(first.works),
         threads=first.threads,
         value=rate / 1e9,
         unit="GOP/s" if first.precision == "int8" else "GFLOP/s",

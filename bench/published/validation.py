@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench.published.fitting import Point, calibrate, points_of
-from edgepeft.prediction.roofline import Predicted, predict
+from bench.published.fitting import Point, fit_rates, points_of
+from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["Checked", "LeftOut", "check", "mean_error", "spread", "summaries"]
+__all__ = ["Checked", "LeftOut", "check", "error_range", "mean_error", "summaries"]
 
 LeftOut = Literal["family", "model"]
 _KEYS: dict[LeftOut, Callable[[Point], str]] = {
@@ -75,7 +75,7 @@ def check(profiles: Iterable[Profile], left_out: LeftOut) -> list[Checked]:
         points = points_of(profile)
         for hidden in dict.fromkeys(map(key, points)):
             kept = [point for point in points if key(point) != hidden]
-            blind = profile.model_copy(update={"calibrations": calibrate(kept)})
+            blind = profile.model_copy(update={"calibrations": fit_rates(kept)})
             for point in points:
                 if key(point) == hidden:
                     found.append(Checked(profile.name, point, left_out, _predict(blind, point)))
@@ -84,7 +84,7 @@ def check(profiles: Iterable[Profile], left_out: LeftOut) -> list[Checked]:
 
 def _predict(profile: Profile, point: Point) -> Predicted:
     threads = None if point.threads in (None, profile.cores.value) else point.threads
-    return predict(point.works, profile, runtime=point.runtime, precision=point.precision, threads=threads)
+    return predict_seconds(point.works, profile, runtime=point.runtime, precision=point.precision, threads=threads)
 
 
 def mean_error(checked: Sequence[Checked]) -> float | None:
@@ -104,7 +104,7 @@ def summaries(checked: Iterable[Checked]) -> list[tuple[tuple[str, str, str], li
     return list(groups.items())
 
 
-def spread(checked: Iterable[Checked]) -> tuple[float, float]:
+def error_range(checked: Iterable[Checked]) -> tuple[float, float]:
     """The least and the largest error of those that could be predicted."""
     errors = [one.error for one in checked if one.error is not None]
     return (min(errors), max(errors)) if errors else (math.nan, math.nan)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from bench.suites._kit import Kit
-from bench.suites._row import Row
+from bench.suites._row import SuiteRow
 from edgepeft.errors import UnknownName
 
 __all__ = ["Suite", "suite_named", "suite_names"]
@@ -20,7 +20,7 @@ class Suite(Protocol):
     TITLE: str
 
     @staticmethod
-    def measure(kit: Kit) -> Iterator[Row]:
+    def measure(kit: Kit) -> Iterator[SuiteRow]:
         """The suite's rows, one by one as they are measured."""
 
 

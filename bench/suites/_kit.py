@@ -16,7 +16,7 @@ from bench.peers import openvino, optimum
 from bench.suites._models import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.named import config_of
-from edgepeft.bench.measuring.measure import Progress
+from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Series, sample_rounds
 from edgepeft.bench.planning.job import Job
@@ -54,7 +54,7 @@ class Kit:
     rounds: int
     max_seconds: float
     seed: int = 0
-    progress: Progress = lambda what, done, total: None
+    progress: ProgressCallback = lambda what, done, total: None
     in_force: InForce | None = None
     gemm: list[float] = field(default_factory=list)  # seconds of every step of the yardstick
 

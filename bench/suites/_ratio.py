@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from bench.suites._row import Row, Target
+from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
 
 __all__ = ["geometric_mean", "ratio_row"]
@@ -24,12 +24,12 @@ def ratio_row(
     *,
     of_totals: bool = False,
     note: str = "",
-) -> Row:
+) -> SuiteRow:
     """Throughput of ``own`` over that of ``peer``: the median of paired rounds, or of all rounds' sums."""
     compare = ratio_of_totals if of_totals else paired_ratio
     found = compare(raced[own], raced[peer])
     samples = {label: raced[label] for label in (own, peer)}
-    return Row(what, peer, found.value, (found.low, found.high), "x", target, samples, note)
+    return SuiteRow(what, peer, found.value, (found.low, found.high), "x", target, samples, note)
 
 
 def geometric_mean(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:

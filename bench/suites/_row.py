@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["Row", "Target", "Verdict"]
+__all__ = ["SuiteRow", "SuiteVerdict", "Target"]
 
 
-class Verdict(StrEnum):
+class SuiteVerdict(StrEnum):
     """``unsure``: the figure lies on the right side of its target, one end of its interval does not."""
 
     MET = "met"
@@ -26,19 +26,19 @@ class Target:
     value: float
     at_least: bool = True
 
-    def judge(self, value: float, low: float, high: float) -> Verdict:
+    def judge(self, value: float, low: float, high: float) -> SuiteVerdict:
         """Where a figure and the ends of its interval lie."""
         worst = low if self.at_least else high
         if self._holds(worst):
-            return Verdict.MET
-        return Verdict.UNSURE if self._holds(value) else Verdict.MISSED
+            return SuiteVerdict.MET
+        return SuiteVerdict.UNSURE if self._holds(value) else SuiteVerdict.MISSED
 
     def _holds(self, value: float) -> bool:
         return value >= self.value if self.at_least else value <= self.value
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     """``value`` is None where it could not be measured; ``note`` then says why.
 
     ``unit``: "x" (a ratio of throughputs), "bytes ratio", "s", "ms", "MB" or "share".  ``samples``: what each side
@@ -55,10 +55,10 @@ class Row:
     note: str = ""
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> SuiteVerdict:
         """Whether the target is met."""
         if self.target is None or self.value is None:
-            return Verdict.NONE
+            return SuiteVerdict.NONE
         return self.target.judge(self.value, *(self.interval or (self.value, self.value)))
 
     def to_json(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from bench.suites import Suite, suite_named
 from bench.suites._kit import Kit
 from edgepeft.backbones.named import config_of
-from edgepeft.bench.measuring.measure import Progress
+from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.modes import setting_of
 from edgepeft.bench.result.profile_facts import profile_facts
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
@@ -43,7 +43,7 @@ class SuiteRequest:
 def run_suite(
     request: SuiteRequest,
     *,
-    progress: Progress = lambda what, done, total: None,
+    progress: ProgressCallback = lambda what, done, total: None,
     keep: Callable[[dict[str, Any]], object] = lambda document: None,
     suite: Suite | None = None,
 ) -> dict[str, Any]:

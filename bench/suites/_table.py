@@ -35,7 +35,7 @@ def suite_table(document: Mapping[str, Any]) -> RenderableType:
     for row in document["rows"]:
         verdict = Text(row["verdict"], _COLOURS[row["verdict"]])
         table.add_row(*map(Text, (row["what"], row["peer"] or "-", figure_of(row), _promise(row))), verdict)
-    return Group(table, *map(Text, [*conditions_of(document), *_notes(document)]))
+    return Group(table, *map(Text, [*suite_conditions(document), *_notes(document)]))
 
 
 def figure_of(row: Mapping[str, Any]) -> str:
@@ -55,7 +55,7 @@ def _promise(row: Mapping[str, Any]) -> str:
     return "-" if target is None else f"{'at least' if target['at_least'] else 'at most'} {target['value']:g}"
 
 
-def conditions_of(document: Mapping[str, Any]) -> list[str]:
+def suite_conditions(document: Mapping[str, Any]) -> list[str]:
     """Host, limits in force, threads and rounds, in words."""
     host, profile = document["host"], document["profile"]
     rate = f", GEMM {host['gemm_gflops']:.0f} GFLOP/s" if host["gemm_gflops"] else ""
@@ -109,7 +109,7 @@ def draw_suite(document: Mapping[str, Any], path: Path) -> None:
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for part, axis in zip(panels, axes, strict=True):
             (_draw_curves if part is curves else _draw_ratios)(axis, part)
-        host = "\n".join(conditions_of(document)[:2])
+        host = "\n".join(suite_conditions(document)[:2])
         figure.suptitle(f"{document['title']}, {document['model']['name']}\n{host}", fontsize=9)
         drawing.save_as(figure, path)
 

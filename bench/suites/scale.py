@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.suites._kit import Kit
 from bench.suites._memory import proportional_bytes
 from bench.suites._models import Structure
-from bench.suites._row import Row, Target
+from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.planning.batches import full_length
 from edgepeft.errors import DoesNotFit
 from edgepeft.runtime.bundle import TASKS_FOLDER
@@ -26,14 +26,14 @@ _THOUSAND = [f"bitfit{number}" for number in range(1000)]
 _MB = 1e6
 
 
-def measure(kit: Kit) -> Iterator[Row]:
+def measure(kit: Kit) -> Iterator[SuiteRow]:
     """Memory by number of tasks, ours and merged models; then a thousand tasks."""
     yield from _memory(kit)
     yield from _merged(kit)
     yield _thousand(kit)
 
 
-def _memory(kit: Kit) -> Iterator[Row]:
+def _memory(kit: Kit) -> Iterator[SuiteRow]:
     bundle = kit.bundle("hundred", [Structure("pfeiffer", _TASKS)])
     tokens = [_TOKENS] * _ROWS
     asked = [{"how": "one", "tasks": [task], "tokens": tokens} for task in _TASKS]
@@ -47,18 +47,20 @@ def _memory(kit: Kit) -> Iterator[Row]:
                 found[number] = proportional_bytes(worker.pid)
     for number, used in found.items():
         what = f"memory of {number} resident Pfeiffer tasks, each after {_ROWS} x {_TOKENS} tokens"
-        yield Row(what, value=used / _MB, unit="MB", samples={"tasks": [number], "MB": [used / _MB]})
+        yield SuiteRow(what, value=used / _MB, unit="MB", samples={"tasks": [number], "MB": [used / _MB]})
     for number in _PROMISED:
         others = sum(sizes[1:number])
         samples = {"beyond one task, MB": [(found[number] - found[1]) / _MB], "other deltas, MB": [others / _MB]}
         what = f"memory of {number} tasks beyond that of one, over the other deltas' bytes"
-        yield Row(what, value=(found[number] - found[1]) / others, target=Target(1.1, at_least=False), samples=samples)
+        yield SuiteRow(
+            what, value=(found[number] - found[1]) / others, target=Target(1.1, at_least=False), samples=samples
+        )
 
 
-def _merged(kit: Kit) -> Iterator[Row]:
+def _merged(kit: Kit) -> Iterator[SuiteRow]:
     model = kit.peer("optimum")
     if isinstance(model, str):
-        yield Row("memory of merged models", "optimum", unit="MB", note=model)
+        yield SuiteRow("memory of merged models", "optimum", unit="MB", note=model)
         return
     job = kit.job(
         "bench.peers.merged_sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
@@ -70,16 +72,16 @@ def _merged(kit: Kit) -> Iterator[Row]:
             try:
                 worker.step(0)
             except DoesNotFit as error:
-                yield Row(what, "optimum", unit="MB", note=f"does not fit: {error}")
+                yield SuiteRow(what, "optimum", unit="MB", note=f"does not fit: {error}")
                 return
             used = proportional_bytes(worker.pid) / _MB
-            yield Row(what, "optimum", used, unit="MB", samples={"tasks": [number], "MB": [used]})
+            yield SuiteRow(what, "optimum", used, unit="MB", samples={"tasks": [number], "MB": [used]})
 
 
-def _thousand(kit: Kit) -> Row:
+def _thousand(kit: Kit) -> SuiteRow:
     bundle = kit.bundle("thousand", [Structure("bitfit", _THOUSAND)])
     command = ["run", str(bundle), "--task", _THOUSAND[-1], "a b c", "--json"]
     kit.command(command)
     seconds = [kit.command(command) for _ in range(3)]
     what = "edgepeft run on a bundle of 1,000 BitFit tasks, whole process"
-    return Row(what, None, sorted(seconds)[1], (min(seconds), max(seconds)), "s", samples={"seconds": seconds})
+    return SuiteRow(what, None, sorted(seconds)[1], (min(seconds), max(seconds)), "s", samples={"seconds": seconds})

@@ -12,7 +12,7 @@ from bench.suites._kit import Kit, Racer
 from bench.suites._memory import proportional_bytes
 from bench.suites._models import Structure
 from bench.suites._ratio import ratio_row
-from bench.suites._row import Row, Target
+from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.result.statistics import CONFIDENCE, percentile
 from edgepeft.runtime.bundle import TASKS_FOLDER
 
@@ -29,7 +29,7 @@ _SWITCHES = 4000  # requests of each kind: a 99th percentile moves by a millisec
 _RESAMPLES = 2000
 
 
-def measure(kit: Kit) -> Iterator[Row]:
+def measure(kit: Kit) -> Iterator[SuiteRow]:
     """From memory to all tasks on one input."""
     bundle = kit.bundle("shared", _STRUCTURES)
     yield from _another_structure(kit, bundle)
@@ -41,7 +41,7 @@ def measure(kit: Kit) -> Iterator[Row]:
     yield from _all_tasks(kit)
 
 
-def _another_structure(kit: Kit, bundle: Path) -> Iterator[Row]:
+def _another_structure(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
     tasks = [_ALIKE[0], *_OTHERS]
     job = kit.job("requests", bundle, settings={"requests": [_ask("one", [task], [128] * 32) for task in tasks]})
     with kit.worker("memory", job) as worker:
@@ -53,11 +53,11 @@ def _another_structure(kit: Kit, bundle: Path) -> Iterator[Row]:
             now = proportional_bytes(worker.pid)
             beyond = (now - before - (bundle / TASKS_FOLDER / f"{task}.onnx").stat().st_size) / _MB
             what = f"memory of one more task of another structure ({task}) beyond its delta, after 32 x 128 tokens"
-            yield Row(what, value=beyond, unit="MB", target=Target(20.0, at_least=False))
+            yield SuiteRow(what, value=beyond, unit="MB", target=Target(20.0, at_least=False))
             before = now
 
 
-def _two_processes(kit: Kit, bundle: Path) -> Row:
+def _two_processes(kit: Kit, bundle: Path) -> SuiteRow:
     job = kit.job("requests", bundle, settings={"requests": [_ask("one", [_ALIKE[0]], [32])]})
     with kit.worker("first process", job) as first:
         first.step(0)
@@ -66,10 +66,10 @@ def _two_processes(kit: Kit, bundle: Path) -> Row:
             second.step(0)
             both = proportional_bytes(first.pid) + proportional_bytes(second.pid)
     samples = {"one": [alone / _MB], "two together": [both / _MB]}
-    return Row("memory of two processes on one bundle over that of one", value=both / alone, samples=samples)
+    return SuiteRow("memory of two processes on one bundle over that of one", value=both / alone, samples=samples)
 
 
-def _disk(kit: Kit) -> Iterator[Row]:
+def _disk(kit: Kit) -> Iterator[SuiteRow]:
     whole = _size(kit.bundle("bare"), "model.safetensors")
     for head, told in (("linear", "linear heads"), (None, "heads of the backbone's kind")):
         nine = [Structure("pfeiffer", _ALIKE, head=head)]
@@ -78,14 +78,14 @@ def _disk(kit: Kit) -> Iterator[Row]:
         for folder, stored, most in ((fp32, "fp32", 1.10), (small, "int8 backbone, fp16 deltas", 0.32)):
             samples = {"bundle": [_size(folder) / _MB], "one fp32 model": [whole / _MB]}
             what = f"disk of 9 tasks with {told}, {stored}, over one fp32 model"
-            yield Row(what, value=_size(folder) / whole, target=Target(most, at_least=False), samples=samples)
+            yield SuiteRow(what, value=_size(folder) / whole, target=Target(most, at_least=False), samples=samples)
 
 
 def _size(folder: Path, pattern: str = "**/*") -> int:
     return sum(path.stat().st_size for path in folder.glob(pattern) if path.is_file())
 
 
-def _start(kit: Kit, bundle: Path) -> Iterator[Row]:
+def _start(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
     command = ["run", str(bundle), "--task", _ALIKE[0], "a b c", "--json"]
     kit.progress("starting", 0, _STARTS)
     kit.command(command)  # what the system reads from disk for the first time is not a warm start
@@ -105,12 +105,14 @@ def _start(kit: Kit, bundle: Path) -> Iterator[Row]:
         yield _times(what, seconds, Target(0.3, at_least=False))
 
 
-def _times(what: str, seconds: Sequence[float], target: Target) -> Row:
+def _times(what: str, seconds: Sequence[float], target: Target) -> SuiteRow:
     """The median, with the largest as the interval's end: few samples, and the promise is for each of them."""
-    return Row(what, None, float(np.median(seconds)), (min(seconds), max(seconds)), "s", target, {"seconds": seconds})
+    return SuiteRow(
+        what, None, float(np.median(seconds)), (min(seconds), max(seconds)), "s", target, {"seconds": seconds}
+    )
 
 
-def _switch(kit: Kit, bundle: Path) -> Row:
+def _switch(kit: Kit, bundle: Path) -> SuiteRow:
     """Requests of one short text each, in random order: to the task asked before, or to another resident one."""
     tasks = [_ALIKE[0], _ALIKE[1], *_OTHERS]
     job = kit.job("requests", bundle, settings={"requests": [_ask("one", [task], [8]) for task in tasks]})
@@ -132,7 +134,7 @@ def _switch(kit: Kit, bundle: Path) -> Row:
     what = "a request to another resident task beside one to the same, 99th percentiles, added"
     samples = {"switch": switches, "stay": stays}
     note = f"medians: {np.median(switches) * 1e3:.2f} and {np.median(stays) * 1e3:.2f} ms"
-    return Row(what, None, value, interval, "ms", Target(1.0, at_least=False), samples, note)
+    return SuiteRow(what, None, value, interval, "ms", Target(1.0, at_least=False), samples, note)
 
 
 def _added(switches: Sequence[float], stays: Sequence[float]) -> tuple[float, tuple[float, float]]:
@@ -146,7 +148,7 @@ def _added(switches: Sequence[float], stays: Sequence[float]) -> tuple[float, tu
     return value, (float(low), float(high))
 
 
-def _mixed(kit: Kit, bundle: Path) -> Iterator[Row]:
+def _mixed(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
     eight = _ALIKE[:8]
     for rows, tokens, least in ((8, 16, 1.6), (32, 25, 1.1)):
         what = f"{rows} rows of {tokens} tokens for 8 Pfeiffer tasks in one batch"
@@ -162,7 +164,7 @@ def _mixed(kit: Kit, bundle: Path) -> Iterator[Row]:
         yield ratio_row(bare, raced, "bare, one batch", f"bare, {peer}")
 
 
-def _all_tasks(kit: Kit) -> Iterator[Row]:
+def _all_tasks(kit: Kit) -> Iterator[SuiteRow]:
     tasks = [f"skip{number}" for number in range(8)]
     skipped = kit.sizes.n_layers // 2
     bundle = kit.bundle("lower-layers", [Structure("pfeiffer", tasks, {"skip_layers": str(skipped)})])

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.suites._kit import Kit, Racer
 from bench.suites._models import Structure
 from bench.suites._ratio import geometric_mean, ratio_row
-from bench.suites._row import Row, Target
+from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.planning.batches import batches_of, full_length, load_lengths
 from edgepeft.bench.planning.flops import flops_per_instance
 from edgepeft.bench.planning.subject import torch_installed
@@ -26,7 +26,7 @@ _TOKENS = 256  # about a tenth of a second of them is a sample that an interval 
 Batches = tuple[tuple[int, ...], ...]
 
 
-def measure(kit: Kit) -> Iterator[Row]:
+def measure(kit: Kit) -> Iterator[SuiteRow]:
     """Full length, real lengths, int8, PEFT."""
     yield from _full_length(kit)
     yield from _real_lengths(kit)
@@ -34,7 +34,7 @@ def measure(kit: Kit) -> Iterator[Row]:
     yield from _peft(kit)
 
 
-def _full_length(kit: Kit) -> Iterator[Row]:
+def _full_length(kit: Kit) -> Iterator[SuiteRow]:
     batches = (full_length(_LENGTH, _BATCH).values,)
     racers, missing = _engines(kit, batches)
     if torch_installed():
@@ -47,14 +47,14 @@ def _full_length(kit: Kit) -> Iterator[Row]:
         if peer in raced:
             yield ratio_row(what, raced, _OWN, peer, None if target is None else Target(target))
         elif peer in missing:
-            yield Row(what, peer, target=Target(target or 0), note=missing[peer])
+            yield SuiteRow(what, peer, target=Target(target or 0), note=missing[peer])
     # The yardstick's time for the same work: the ratio of throughputs is then the share of its rate.
     share = len(batches[0]) * flops_per_instance(kit.sizes, batches[0]) / FLOPS_PER_STEP
     scaled = {_OWN: raced[_OWN], "gemm": [seconds * share for seconds in raced["gemm"]]}
     yield ratio_row(f"achieved FLOP/s over the host's GEMM rate, {what}", scaled, _OWN, "gemm", Target(0.85))
 
 
-def _real_lengths(kit: Kit) -> Iterator[Row]:
+def _real_lengths(kit: Kit) -> Iterator[SuiteRow]:
     found: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
     missing: Mapping[str, str] = {}
     for name in _SETS:
@@ -70,9 +70,9 @@ def _real_lengths(kit: Kit) -> Iterator[Row]:
     for peer, target in (("optimum", 1.6), ("openvino", 1.45)):
         if peer in found:
             mean = geometric_mean(found[peer])
-            yield Row(what, peer, mean.value, (mean.low, mean.high), target=Target(target))
+            yield SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=Target(target))
         else:
-            yield Row(what, peer, target=Target(target), note=missing[peer])
+            yield SuiteRow(what, peer, target=Target(target), note=missing[peer])
 
 
 def _engines(kit: Kit, batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
@@ -89,7 +89,7 @@ def _engines(kit: Kit, batches: Batches) -> tuple[dict[str, Racer], dict[str, st
     return racers, missing
 
 
-def _eight_bits(kit: Kit) -> Iterator[Row]:
+def _eight_bits(kit: Kit) -> Iterator[SuiteRow]:
     bare, int8 = kit.bundle("bare"), kit.bundle("int8", weights="int8")
     for rows, tokens in ((8, 128), (1, 32)):
         batches = (full_length(tokens, rows).values,)
@@ -100,10 +100,10 @@ def _eight_bits(kit: Kit) -> Iterator[Row]:
         yield ratio_row(f"int8 weights, {rows} x {tokens} tokens", raced, "int8", "fp32", Target(2.0))
 
 
-def _peft(kit: Kit) -> Iterator[Row]:
+def _peft(kit: Kit) -> Iterator[SuiteRow]:
     what, peer = f"LoRA of rank {_RANK}, 8 x {_LENGTH} tokens", "peft on pytorch"
     if not (torch_installed() and kit.installed("peft")):
-        yield Row(what, peer, note="peft is not installed (pip install 'edgepeft[peers]')")
+        yield SuiteRow(what, peer, note="peft is not installed (pip install 'edgepeft[peers]')")
         return
     folder = kit.bundle("lora", [Structure("lora", ["lora"], {"rank": str(_RANK)})])
     batches = (full_length(_LENGTH, 8).values,)

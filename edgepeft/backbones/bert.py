@@ -29,7 +29,7 @@ __all__ = ["FAMILY", "LAYOUTS", "Bert"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelLayout:
     """Where a model type keeps its parts: module paths, config keys, and three facts of its embeddings."""
 
     prefix: str  # of the base model in checkpoints of whole models
@@ -57,18 +57,18 @@ class Layout:
 
 # What transformers takes where a config is silent; sizes have no default here.
 _DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
-_ROBERTA = Layout(
+_ROBERTA = ModelLayout(
     prefix="roberta.",
     counted_positions=True,
     head="roberta",
     defaults={"pad_token_id": 1},
 )
 LAYOUTS = {
-    "bert": Layout(prefix="bert.", pooler=True, head="bert-pooler"),
+    "bert": ModelLayout(prefix="bert.", pooler=True, head="bert-pooler"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "electra": Layout(prefix="electra.", head="electra", defaults={"embedding_size": 128}),
-    "distilbert": Layout(
+    "electra": ModelLayout(prefix="electra.", head="electra", defaults={"embedding_size": 128}),
+    "distilbert": ModelLayout(
         prefix="distilbert.",
         layer="transformer.layer.{i}.",
         query="attention.q_lin",
@@ -97,7 +97,7 @@ LAYOUTS = {
 }
 
 # Activation in the config -> (ONNX operator, attributes).
-ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+ACTIVATION_NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu": ("Gelu", {}),
     "gelu_new": ("Gelu", {"approximate": "tanh"}),
     "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
@@ -209,7 +209,7 @@ FAMILY = Bert()
 class _Builder:
     """Emits one model; the methods follow the data from token ids to pooled values."""
 
-    def __init__(self, emit: Emitter, layout: Layout, architecture: Architecture):
+    def __init__(self, emit: Emitter, layout: ModelLayout, architecture: Architecture):
         self.emit, self.layout, self.arch = emit, layout, architecture
 
     def build(self) -> None:
@@ -298,7 +298,7 @@ class _Builder:
         context = self._attention(i, hidden)
         attended = self._linear(layer + layout.attention_output, context, name + "attention_output")
         attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
-        activation, attributes = ACTIVATIONS[self.arch.activation]
+        activation, attributes = ACTIVATION_NODES[self.arch.activation]
         up = self._linear(layer + layout.up, attended, name + "ffn_up")
         up = op(activation, up, output=name + "ffn_activation", **attributes)
         down = self._linear(layer + layout.down, up, name + "ffn_output")
@@ -360,13 +360,13 @@ def _sizes(config: Mapping[str, Any]) -> _Sizes:
     offset = values["pad_token_id"] + 1 if layout.counted_positions else 0
     if values["max_position_embeddings"] <= offset or values["pad_token_id"] >= values["vocab_size"]:
         raise UsageError("the config's pad_token_id lies beyond its vocabulary or its position embeddings.")
-    if values["hidden_act"] not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
+    if values["hidden_act"] not in ACTIVATION_NODES:
+        known = ", ".join(ACTIVATION_NODES)
         raise UsageError(f"the config's activation is {values['hidden_act']!r}; supported: {known}.")
     return _Sizes(**values)
 
 
-def _reads_token_types(layout: Layout, sizes: _Sizes) -> bool:
+def _reads_token_types(layout: ModelLayout, sizes: _Sizes) -> bool:
     return layout.token_types and sizes.type_vocab_size > 1
 
 
@@ -374,7 +374,7 @@ def _linear(module: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]
     return {f"{module}.weight": (outputs, inputs), f"{module}.bias": (outputs,)}
 
 
-def _tensors(layout: Layout, sizes: _Sizes) -> dict[str, tuple[int, ...]]:
+def _tensors(layout: ModelLayout, sizes: _Sizes) -> dict[str, tuple[int, ...]]:
     d, width = sizes.hidden_size, sizes.embedding_size
     found: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (sizes.vocab_size, width),
@@ -400,13 +400,13 @@ def _norm(module: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{module}.weight": (width,), f"{module}.bias": (width,)}
 
 
-def _norms(layout: Layout, sizes: _Sizes) -> tuple[str, ...]:
+def _norms(layout: ModelLayout, sizes: _Sizes) -> tuple[str, ...]:
     layers = [layout.layer.format(i=i) for i in range(sizes.num_hidden_layers)]
     inner = [layer + norm for layer in layers for norm in (layout.attention_norm, layout.ffn_norm)]
     return ("embeddings.LayerNorm", *inner)
 
 
-def _sites(layout: Layout, sizes: _Sizes) -> tuple[Site, ...]:
+def _sites(layout: ModelLayout, sizes: _Sizes) -> tuple[Site, ...]:
     d = sizes.hidden_size
     width = sizes.embedding_size
     tables = (Role.WORD_EMBEDDINGS, Role.POSITION_EMBEDDINGS)
@@ -419,7 +419,7 @@ def _sites(layout: Layout, sizes: _Sizes) -> tuple[Site, ...]:
     return tuple(found)
 
 
-def _layer_sites(layout: Layout, sizes: _Sizes, i: int) -> list[Site]:
+def _layer_sites(layout: ModelLayout, sizes: _Sizes, i: int) -> list[Site]:
     d, layer = sizes.hidden_size, layout.layer.format(i=i)
 
     def at(role: Role, module: str, reads: str, inputs: int = d, outputs: int = d, **more: Any) -> Site:

@@ -15,21 +15,21 @@ from edgepeft.bench.analysis.profile_ops import profile_all
 from edgepeft.bench.analysis.qemu import Guest, find_guest
 from edgepeft.bench.gate.against import SideBySide
 from edgepeft.bench.measuring.calibrate import StartAt
-from edgepeft.bench.measuring.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
 from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.watch import Watched
-from edgepeft.bench.planning.plan import Role, Unit, plan
-from edgepeft.bench.planning.prepare import Work, prepare, trains, workloads_of
+from edgepeft.bench.planning.plan import Unit, UnitRole, plan_units
+from edgepeft.bench.planning.prepare import PreparedBench, prepare, trains, workloads_of
 from edgepeft.bench.planning.random_tokenizer import write_random_tokenizer
-from edgepeft.bench.planning.request import ENGINES, WORKLOADS, Request, check_request
+from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
 from edgepeft.bench.planning.requests_plan import plan_requests
-from edgepeft.bench.planning.scenario import Kind, Scenario, load_scenario
-from edgepeft.bench.planning.subject import Subject, torch_installed
+from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
+from edgepeft.bench.planning.subject import BenchSubject, torch_installed
 from edgepeft.bench.result.document import result_rows
 from edgepeft.bench.result.facts import calibration_of, host_of, in_force_of, model_of
 from edgepeft.bench.result.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.result.provenance import provenance
-from edgepeft.bench.result.result_file import SCHEMA
+from edgepeft.bench.result.result_file import RESULT_SCHEMA
 from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.host.board import board_name
 from edgepeft.host.energy import Meter
@@ -38,7 +38,7 @@ from edgepeft.host.wheels import refuse_bad_wheels
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["ENGINES", "WORKLOADS", "Outcome", "Request", "run"]
+__all__ = ["ENGINES", "WORKLOADS", "BenchRequest", "Outcome", "run_benchmark"]
 
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
@@ -56,10 +56,10 @@ class Outcome:
     measured: tuple[Measured, ...] = ()
 
 
-def run(
-    request: Request,
+def run_benchmark(
+    request: BenchRequest,
     *,
-    progress: Progress = lambda what, done, total: None,
+    progress: ProgressCallback = lambda what, done, total: None,
     start: Start | None = None,
     start_at: StartAt | None = None,
     against: SideBySide | None = None,
@@ -82,11 +82,11 @@ def run(
         if request.mode == "predicted":
             return _predicted(work)
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
-        if request.bundle is None and scenario.kind is not Kind.BATCHES:
+        if request.bundle is None and scenario.kind is not SampleKind.BATCHES:
             write_random_tokenizer(work.subject.architecture, work.subject.model.bundle, seed=request.seed)
         counted = _count(work, progress)
         units = _units(work, setting.threads)
-        if units and units[0].role is Role.REQUESTS and units[0].job:
+        if units and units[0].role is UnitRole.REQUESTS and units[0].job:
             work = replace(work, batches=units[0].job.batches)  # of as many texts as a request has
         schedule = _schedule(request, scenario, work.batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
@@ -96,7 +96,7 @@ def run(
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
             _make_random(against, work, stack)
-        measured = (against or measure)(
+        measured = (against or measure_units)(
             units,
             schedule,
             launch,
@@ -111,7 +111,7 @@ def run(
     return Outcome(found, tuple(one.failure for one in measured if one.failure), tuple(measured))
 
 
-def _predicted(work: Work) -> Outcome:
+def _predicted(work: PreparedBench) -> Outcome:
     """Without running anything."""
     made = predicted_document(
         work.subject, work.profile, scenario=work.scenario, lengths=work.lengths, batches=work.batches
@@ -120,7 +120,7 @@ def _predicted(work: Work) -> Outcome:
     return Outcome({**made, "model": model_of(work.subject), "flops_counted": _COUNTED}, ())
 
 
-def _count(work: Work, progress: Progress) -> dict[str, Any]:
+def _count(work: PreparedBench, progress: ProgressCallback) -> dict[str, Any]:
     """The document's part on what is counted, not timed."""
     request, model, batch = work.request, work.subject.model, work.batches[0]
     metrics = count_metrics(model, batch, seed=request.seed) if request.counted else []
@@ -131,15 +131,15 @@ def _count(work: Work, progress: Progress) -> dict[str, Any]:
     return {"metrics": metrics, **({"instructions_skipped": guest} if isinstance(guest, str) else {})}
 
 
-def _units(work: Work, threads: int) -> list[Unit]:
+def _units(work: PreparedBench, threads: int) -> list[Unit]:
     """What is timed; nothing where only counts were asked for."""
     request = work.request
     common: dict[str, Any] = {"threads": threads, "seed": request.seed, "cache": request.cache}
     if not request.timed:
         return []
-    if work.scenario.kind is not Kind.BATCHES:
+    if work.scenario.kind is not SampleKind.BATCHES:
         return plan_requests(work.scenario, work.subject.model, lengths=work.lengths.values, rows=work.rows, **common)
-    return plan(
+    return plan_units(
         work.subject.model,
         engines=request.engines or ENGINES,
         workloads=workloads_of(request),
@@ -151,7 +151,7 @@ def _units(work: Work, threads: int) -> list[Unit]:
 
 
 def _document(
-    work: Work,
+    work: PreparedBench,
     setting: Setting,
     measured: Sequence[Measured],
     schedule: Schedule,
@@ -164,7 +164,7 @@ def _document(
     arithmetic = arithmetic_notes(work.profile, work.subject.model)
     in_force = in_force_of(measured)
     return {
-        "schema": SCHEMA,
+        "schema": RESULT_SCHEMA,
         "mode": setting.mode,
         "host": {**host_of(measured), "board": board_name(root)},
         "profile": profile_facts(work.profile, setting.limits, in_force, [*setting.notes, *arithmetic, *work.notes]),
@@ -187,7 +187,7 @@ def _document(
     }
 
 
-def _make_random(against: SideBySide, work: Work, stack: ExitStack) -> None:
+def _make_random(against: SideBySide, work: PreparedBench, stack: ExitStack) -> None:
     """The other version's own graph of the same random model."""
     request, subject = work.request, work.subject
     against.make_random(
@@ -212,7 +212,7 @@ def _missing() -> dict[str, str]:
     return {}
 
 
-def _pack(subject: Subject) -> None:
+def _pack(subject: BenchSubject) -> None:
     """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
     from edgepeft.runtime.weights import Weights
 
@@ -221,7 +221,7 @@ def _pack(subject: Subject) -> None:
     weights.close()
 
 
-def _schedule(request: Request, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
+def _schedule(request: BenchRequest, scenario: Scenario, batches: Sequence[Sequence[int]]) -> Schedule:
     # The largest batch first: memory is at its most before anything is measured.
     largest = max(range(len(batches)), key=lambda index: len(batches[index]) * max(batches[index]))
     warmup = (largest, *(index % len(batches) for index in range(scenario.warmup_rounds - 1)))

@@ -8,18 +8,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.measuring.measure import Progress, Start
+from edgepeft.bench.measuring.measure import ProgressCallback, Start
 from edgepeft.bench.planning.prepare import workloads_of
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.bench.run import Outcome, Request, run
+from edgepeft.bench.run import BenchRequest, Outcome, run_benchmark
 from edgepeft.errors import DataError, DoesNotFit, UsageError
 
-__all__ = ["Session", "earlier_result", "run_session"]
+__all__ = ["BenchSession", "earlier_result", "run_scenarios"]
 
 _Document = dict[str, Any]
 
 
-class Session:
+class BenchSession:
     """The document so far, what did not fit, and whether somebody pressed Ctrl-C."""
 
     def __init__(self, document: _Document | None = None) -> None:
@@ -72,28 +72,28 @@ def _metrics(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any
     return list({entry["of"]: entry for entry in (*before, *now)}.values())
 
 
-def run_session(
-    request: Request,
+def run_scenarios(
+    request: BenchRequest,
     scenarios: Sequence[str],
     *,
     keep: Callable[[_Document], object] = lambda document: None,
     earlier: Mapping[str, Any] | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: ProgressCallback = lambda what, done, total: None,
     start: Start | None = None,
-) -> Session:
+) -> BenchSession:
     """Measure the scenarios; ``keep`` gets the document after each.  ``earlier``: what a run before this one kept.
 
     Raises:
         UsageError: as ``run``; the earlier run was asked for something else.
     """
     asked = _asked(request)
-    session = Session(_continued(earlier, asked) if earlier is not None else None)
+    session = BenchSession(_continued(earlier, asked) if earlier is not None else None)
     for scenario in dict.fromkeys(scenarios):
         wanted = workloads_of(replace(request, scenario=scenario))
         left = tuple(workload for workload in wanted if [scenario, workload] not in session.completed)
         if request.timed and not left:
             continue
-        outcome = run(replace(request, scenario=scenario, workloads=left), progress=progress, start=start)
+        outcome = run_benchmark(replace(request, scenario=scenario, workloads=left), progress=progress, start=start)
         outcome.document["schedule"]["scenario"] = _name(outcome, scenario)
         session.add(outcome, scenario, left)
         session.document["request"] = asked
@@ -109,7 +109,7 @@ def _name(outcome: Outcome, scenario: str) -> str:
     return str(rows[0]["scenario"]) if rows else scenario
 
 
-def _asked(request: Request) -> _Document:
+def _asked(request: BenchRequest) -> _Document:
     """What was asked, as JSON has it; scenarios may be added later, and the time that each may take does not matter."""
     left_out = {"scenario", "max_seconds"}
     plain: _Document = json.loads(json.dumps(asdict(request), default=str))

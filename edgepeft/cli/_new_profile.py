@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 from edgepeft.errors import UsageError
 from edgepeft.profiles.write import toml_of
 from edgepeft.resources import write_atomically
@@ -30,7 +30,7 @@ def write_profile(name: str | None, out: Path | None, *, measure: bool, force: b
         raise UsageError(f"--out {target}: a profile is a .toml file.")
     if target.exists() and not force:
         raise UsageError(f"{target} exists already. Give --force to replace it, or another --out.")
-    console = log()
+    console = messages()
     with console.status("measuring") as status:
         document, notes = measured_profile(
             name, progress=lambda what, done, total: status.update(f"measuring: {what} ({done + 1} of {total})")

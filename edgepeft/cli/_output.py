@@ -13,12 +13,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["json_text", "log", "print_json", "stages", "table_console"]
+__all__ = ["json_text", "messages", "print_json", "stages", "table_console"]
 
 _WIDTH = 120
 
 
-def log() -> Console:
+def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
     return Console(stderr=True, highlight=False)
 
@@ -55,7 +55,7 @@ def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    console = log()
+    console = messages()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=total)
 

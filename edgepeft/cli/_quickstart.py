@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.resources import write_atomically
-from edgepeft.training.demo import BBC_NEWS, SMS_SPAM, Corpus, Split
+from edgepeft.training.demo import BBC_NEWS, SMS_SPAM, Corpus, DemoSplit
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
     from edgepeft.training.loop import Progress
 
-__all__ = ["TASKS", "QuickTask", "described", "train_task", "write_rows"]
+__all__ = ["TASKS", "QuickTask", "describe_data", "train_task", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ TASKS = (
 )
 
 
-def described(task: QuickTask) -> dict[str, Any]:
+def describe_data(task: QuickTask) -> dict[str, Any]:
     """What the summary says about a task's data."""
     about = asdict(task.corpus)
     return {"name": task.name, **{key: about[key] for key in ("title", "source", "licence")}}
 
 
-def write_rows(parts: Split, folder: Path) -> dict[str, Path]:
+def write_rows(parts: DemoSplit, folder: Path) -> dict[str, Path]:
     """``train.jsonl``, ``eval.jsonl`` and ``test.jsonl``, as ``edgepeft train`` reads them."""
     files = {}
     for name, rows in parts._asdict().items():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 
 __all__ = ["progress_bar", "stopping"]
 
@@ -59,7 +59,7 @@ def progress_bar(task: str) -> Iterator[Callable[[Report], None]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[state]}", markup=False), console=log()) as bars:
+    with Progress(*columns, TextColumn("{task.fields[state]}", markup=False), console=messages()) as bars:
         bar = bars.add_task(f"{task}: loading", total=None, state="")
 
         def watch(progress: Report) -> None:

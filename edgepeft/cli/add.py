@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgepeft.cli._output import log, print_json, stages
+from edgepeft.cli._output import messages, print_json, stages
 from edgepeft.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
@@ -64,4 +64,4 @@ def command(
     if as_json:
         print_json(manifest.model_dump(mode="json"))
     else:
-        log().print(f"{bundle} now holds: {', '.join(manifest.tasks)}")
+        messages().print(f"{bundle} now holds: {', '.join(manifest.tasks)}")

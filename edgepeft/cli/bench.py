@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from edgepeft.bench.run import Request
+    from edgepeft.bench.run import BenchRequest
 
 __all__ = ["command"]
 
@@ -96,7 +96,7 @@ def command(
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     given = _given(ctx)
     _check_file(json)
-    from edgepeft.bench.run import Request
+    from edgepeft.bench.run import BenchRequest
     from edgepeft.cli._settings import settings_of
     from edgepeft.cli._shares import share_of
 
@@ -106,7 +106,7 @@ def command(
         raise UsageError("--profile-ops takes times, and --deterministic takes none; leave one out.")
     if resume and target is None:
         raise UsageError("--resume continues the file of --json; name it.")
-    request = Request(
+    request = BenchRequest(
         profile=_variant(profile, set_ or []),
         bundle=bundle,
         backbone=backbone,
@@ -165,10 +165,10 @@ def _given(ctx: typer.Context) -> dict[str, str]:
 
 
 def _session(
-    request: Request, scenarios: Sequence[str], target: Path | None, *, resume: bool, shown: str | None
+    request: BenchRequest, scenarios: Sequence[str], target: Path | None, *, resume: bool, shown: str | None
 ) -> Sequence[DoesNotFit]:
     """Measure, keeping the JSON after every scenario; what did not fit."""
-    from edgepeft.bench.session import earlier_result, run_session
+    from edgepeft.bench.session import earlier_result, run_scenarios
     from edgepeft.resources import write_json
 
     def keep(document: dict[str, Any]) -> None:
@@ -177,14 +177,16 @@ def _session(
 
     earlier = earlier_result(target) if resume and target is not None else None
     with _progress() as bar:
-        session = run_session(request, scenarios, keep=keep, earlier=earlier, progress=_shower(bar))
+        session = run_scenarios(request, scenarios, keep=keep, earlier=earlier, progress=_shower(bar))
     _show(session.document, shown)
     if session.interrupted:
         raise typer.Exit(_INTERRUPTED)
     return session.failures
 
 
-def _against(request: Request, asked: str, launches: int, allowed: float, shown: str | None) -> Sequence[DoesNotFit]:
+def _against(
+    request: BenchRequest, asked: str, launches: int, allowed: float, shown: str | None
+) -> Sequence[DoesNotFit]:
     """Measure two versions in the same rounds; what did not fit.
 
     Raises:
@@ -196,18 +198,18 @@ def _against(request: Request, asked: str, launches: int, allowed: float, shown:
     if not request.timed:
         raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
     from edgepeft.bench.gate.against import SideBySide
-    from edgepeft.bench.run import run
+    from edgepeft.bench.run import run_benchmark
 
     with ExitStack() as stack:
         side = SideBySide.open(asked, stack, launches=launches)
         bar = stack.enter_context(_progress())
-        outcome = run(request, progress=_shower(bar), against=side)
+        outcome = run_benchmark(request, progress=_shower(bar), against=side)
         slower = side.annotate(outcome.document, outcome.measured, allowed)
     _show(outcome.document, shown)
     if any(one.interrupted for one in outcome.measured):
         done = max(len(one.series.samples) for one in outcome.measured)
         kept = "shown" if shown is None else "in the JSON"
-        log().print(f"{done} of {outcome.document['schedule']['rounds']} rounds are {kept}; no verdict is given.")
+        messages().print(f"{done} of {outcome.document['schedule']['rounds']} rounds are {kept}; no verdict is given.")
         raise typer.Exit(_INTERRUPTED)
     if slower:
         raise ThroughputRegression(
@@ -257,7 +259,7 @@ def _progress() -> AbstractContextManager[Progress]:
 def _show(document: dict[str, Any], target: str | None) -> None:
     """The table, and the JSON where it was asked for; one document alone on standard output."""
     if skipped := document.get("instructions_skipped"):
-        log().print(f"instructions were not counted: {skipped}", markup=False)
+        messages().print(f"instructions were not counted: {skipped}", markup=False)
     from edgepeft.report.tables import bench_table
     from edgepeft.resources import write_json
 

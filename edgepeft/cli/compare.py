@@ -37,7 +37,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
-    from edgepeft.bench.gate.compare import compare
+    from edgepeft.bench.gate.compare import compare_results
     from edgepeft.bench.result.result_file import ResultFile
     from edgepeft.cli._shares import share_of
     from edgepeft.report import ci
@@ -46,7 +46,7 @@ def command(
 
     allowed = share_of("--max-regression", max_regression)
     fresh = ResultFile.open(new)
-    comparison = compare(ResultFile.open(base), fresh, allowed, normalise=normalise, partial=partial)
+    comparison = compare_results(ResultFile.open(base), fresh, allowed, normalise=normalise, partial=partial)
     if junit is not None:
         write_atomically(junit, ci.junit_xml(comparison))
     if summary is not None:

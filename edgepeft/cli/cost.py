@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.cli._output import messages, print_json, table_console
 
 if TYPE_CHECKING:
     from edgepeft.runtime.cost import Cost
@@ -34,7 +34,7 @@ def command(
     else:
         _show(bundle, cost, nodes=nodes)
     if cost.unknown:
-        log().print(
+        messages().print(
             f"note: the FLOPs of {', '.join(cost.unknown)} are not counted; docs/cost.md has no entry for them."
         )
 

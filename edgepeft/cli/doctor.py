@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgepeft.doctor import Finding
-    from edgepeft.limits.trial import Held
+    from edgepeft.limits.trial import TrialResult
 
 __all__ = ["command"]
 
@@ -35,7 +35,7 @@ def command(
     from edgepeft.doctor import findings
 
     found = findings()
-    held: list[Held] = []
+    held: list[TrialResult] = []
     if try_limits:
         from edgepeft.limits import trial
 
@@ -65,7 +65,7 @@ def _table(found: list[Finding]) -> Table:
     return table
 
 
-def _limits(held: list[Held]) -> Table:
+def _limits(held: list[TrialResult]) -> Table:
     from rich import box
     from rich.table import Table
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from edgepeft.cli._output import log, print_json, stages
+from edgepeft.cli._output import messages, print_json, stages
 from edgepeft.cli._settings import settings_of
 from edgepeft.errors import MissingPackage, UsageError
 
@@ -90,13 +90,13 @@ def command(
         return
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
-        log().print(
+        messages().print(
             f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {_verified(entry.verification, entry.regression)}"
             + _private(entry.private_bytes)
             + _shared(entry.shared_layers)
         )
     for name, made in manifest.templates.items():
-        log().print(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
+        messages().print(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
     typer.echo(out)
 
 
@@ -106,8 +106,8 @@ def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
     from edgepeft.profiles.loader import load_profile
 
     processor = arithmetic.of_host() if name is None else arithmetic.of_profile(load_profile(name))
-    for cost in arithmetic.costs(processor, int8=weights == "int8", fp16=delta_weights == "fp16"):
-        log().print(f"note: {cost}", markup=False)
+    for cost in arithmetic.missing_arithmetic(processor, int8=weights == "int8", fp16=delta_weights == "fp16"):
+        messages().print(f"note: {cost}", markup=False)
 
 
 def _method(text: str) -> Method:
@@ -132,7 +132,7 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     source = open_backbone(backbone)
     loaded = Delta.load(delta, source)
     write_peft(loaded, source, folder, force=force)
-    log().print(
+    messages().print(
         f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' sequence classification model "
         f"of {source.source} with num_labels={loaded.card.n_outputs}"
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
@@ -107,8 +107,10 @@ def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
         table.add_row(f"disk: {name}", _mb(size))
     table_console().print(table)
     if fit.finetune is None and tuned:
-        log().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
-    log().print("note: what the system and other programs keep is not counted; --reserve leaves it out.", markup=False)
+        messages().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
+    messages().print(
+        "note: what the system and other programs keep is not counted; --reserve leaves it out.", markup=False
+    )
 
 
 def _verdict(need: Need) -> str:

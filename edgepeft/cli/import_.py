@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
     try:
-        from edgepeft.interop.base import Request, importer_of
+        from edgepeft.interop.base import ImportRequest, importer_of
     except ImportError as error:
         raise MissingPackage(f"import needs {error.name}: pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
@@ -38,7 +38,7 @@ def command(
     importer = importer_of(folder)
     name = check_task_name(folder.resolve().name if task is None else task)
     names = None if labels is None else tuple(label.strip() for label in labels.split(","))
-    delta = importer.read(folder, open_backbone(backbone), Request(name, names, max_length))
+    delta = importer.read(folder, open_backbone(backbone), ImportRequest(name, names, max_length))
     delta.save(out, force=force)
     if as_json:
         print_json(delta.card.model_dump(mode="json"))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.errors import MissingPackage
 
 if TYPE_CHECKING:
-    from edgepeft.inspection.run import Inspected, Watch
+    from edgepeft.inspection.run import Inspected, WatchInspection
 
 __all__ = ["command"]
 
@@ -57,12 +57,12 @@ def command(
 
 
 @contextmanager
-def _bar() -> Iterator[Watch]:
+def _bar() -> Iterator[WatchInspection]:
     """A progress bar for each inspection."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
-    with Progress(*columns, TimeRemainingColumn(), console=log()) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=messages()) as progress:
         bars: dict[str, TaskID] = {}
 
         def watch(name: str, done: int, total: int) -> None:

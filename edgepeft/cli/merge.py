@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import log, print_json, stages
+from edgepeft.cli._output import messages, print_json, stages
 
 __all__ = ["command"]
 
@@ -29,7 +29,7 @@ def command(
     if as_json:
         print_json({"task": task, "folder": str(out), "verification": result.model_dump()})
         return
-    log().print(
+    messages().print(
         f"{task}: {(out / MODEL_FILE).stat().st_size:,} bytes, largest logit difference to PyTorch "
         f"{result.max_abs_difference:.1e} on {result.rows} rows",
         markup=False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log, table_console
+from edgepeft.cli._output import messages, table_console
 from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _train(out: Path) -> Backbone:
     corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # what is missing is said before any work
     backbone = open_backbone(str(demo.backbone()))
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=log()) as bars:
+    with Progress(*columns, console=messages()) as bars:
         rows = [bars.add_task(f"train {task.name} ({task.method})", total=None) for task in TASKS]
         for task, row in zip(TASKS, rows, strict=True):
             parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
@@ -109,33 +109,35 @@ def _export(backbone: Backbone, out: Path) -> dict[str, Any]:
 def _measure(out: Path) -> dict[str, Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from edgepeft.bench.run import Request, run
+    from edgepeft.bench.run import BenchRequest, run_benchmark
     from edgepeft.resources import write_json
 
-    request = Request(profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS)
+    request = BenchRequest(
+        profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
+    )
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Redrawn when a step ends: a redrawing thread would take time from what is measured.
-    with Progress(*columns, console=log(), auto_refresh=False) as bars:
+    with Progress(*columns, console=messages(), auto_refresh=False) as bars:
         row = bars.add_task("measure", total=None)
 
         def progress(what: str, done: int, total: int) -> None:
             bars.update(row, description=f"measure: {what}", completed=done, total=total)
             bars.refresh()
 
-        outcome = run(request, progress=progress)
+        outcome = run_benchmark(request, progress=progress)
     write_json(out / "bench.json", outcome.document)
     for failure in outcome.failures:
-        log().print(f"note: {failure}", markup=False)
+        messages().print(f"note: {failure}", markup=False)
     return outcome.document
 
 
 def _close(out: Path, manifest: dict[str, Any], bench: dict[str, Any], seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
-    from edgepeft.cli._quickstart import TASKS, described
+    from edgepeft.cli._quickstart import TASKS, describe_data
     from edgepeft.report.quickstart import quickstart_summary, quickstart_table
     from edgepeft.resources import write_json
 
-    summary = quickstart_summary([described(task) for task in TASKS], manifest, bench, seconds)
+    summary = quickstart_summary([describe_data(task) for task in TASKS], manifest, bench, seconds)
     write_json(out / _SUMMARY, summary)
     console = table_console()
     console.print(quickstart_table(summary))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
@@ -20,4 +20,4 @@ def command(
     from edgepeft.runtime.tasks import remove_task
 
     manifest = remove_task(bundle, task)
-    log().print(f"{bundle} now holds: {', '.join(manifest.tasks) or 'no task'}")
+    messages().print(f"{bundle} now holds: {', '.join(manifest.tasks) or 'no task'}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
@@ -24,4 +24,4 @@ def command(
     from edgepeft.report.build import build_report
 
     made = build_report(results, out, force=force)
-    log().print(f"{len(made)} sections in {out / 'index.html'} and {out / 'report.md'}", markup=False)
+    messages().print(f"{len(made)} sections in {out / 'index.html'} and {out / 'report.md'}", markup=False)

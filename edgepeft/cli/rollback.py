@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
@@ -20,4 +20,4 @@ def command(
     from edgepeft.runtime.tasks import roll_back
 
     entry = roll_back(bundle, task).task(task)
-    log().print(f"{task}: the version {entry.sha256[:12]} is in force again")
+    messages().print(f"{task}: the version {entry.sha256[:12]} is in force again")

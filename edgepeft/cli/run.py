@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import json_text, log, print_json
+from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 
 if TYPE_CHECKING:
     from edgepeft.backbones.tokens import Text
     from edgepeft.data.rows import Row
-    from edgepeft.runtime.runtime import Answer, Runtime
+    from edgepeft.runtime.runtime import RowResult, Runtime
 
 __all__ = ["command"]
 
@@ -42,7 +42,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
+    """RowResult texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     source = _Source(text, second, input_file, task_column, skip_unknown, task)
@@ -60,7 +60,7 @@ def command(
     else:
         _print_lines(answers)
     if runtime.truncation.rows:
-        log().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
+        messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
 
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
@@ -70,8 +70,8 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]
     int8, fp16 = manifest.backbone.weights_dtype == "int8", any(entry.weights_dtype == "fp16" for entry in chosen)
-    for cost in arithmetic.costs(arithmetic.of_host(), int8=int8, fp16=fp16):
-        log().print(f"note: {cost}", markup=False)
+    for cost in arithmetic.missing_arithmetic(arithmetic.of_host(), int8=int8, fp16=fp16):
+        messages().print(f"note: {cost}", markup=False)
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def _mixed_answers(runtime: Runtime, rows: Iterable[Row], batch_size: int, *, st
         for row, text, answer in zip(batch, texts, found, strict=True):
             yield {**_shown(text), "task": row.task, **_answer(answer)}
     if failed:
-        log().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
+        messages().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _answer(answer: RowResult) -> dict[str, Any]:
     if isinstance(answer, EdgepeftError):
         return {"error": str(answer)}
     if hasattr(answer, "as_json"):

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 from edgepeft.errors import MissingPackage
 
 __all__ = ["command"]
@@ -49,12 +49,12 @@ def command(
 ) -> None:
     """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
     try:
-        from edgepeft.serve.server import run
-        from edgepeft.serve.settings import Limits, Settings, read_token
+        from edgepeft.serve.server import run_server
+        from edgepeft.serve.settings import ServiceLimits, Settings, read_token
     except ImportError as error:
         raise MissingPackage(f"serving needs the package {error.name}: pip install 'edgepeft[serve]'.") from error
 
-    limits = Limits(
+    limits = ServiceLimits(
         body_bytes=max_body_kib << 10,
         text_characters=max_text,
         rows=max_rows,
@@ -78,4 +78,4 @@ def command(
         limits=limits,
     )
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    run(settings, lambda address: log().print(f"serving {bundle} on {address}"))
+    run_server(settings, lambda address: messages().print(f"serving {bundle} on {address}"))

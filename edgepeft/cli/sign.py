@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._output import log
+from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
@@ -20,4 +20,4 @@ def command(
     from edgepeft.runtime.signature import sign_bundle
 
     path = sign_bundle(bundle, key)
-    log().print(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")
+    messages().print(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")

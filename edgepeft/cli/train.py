@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import log, print_json, table_console
+from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.cli._run import progress_bar, stopping
 from edgepeft.cli._settings import SETTINGS_HELP, settings_of
 from edgepeft.errors import MissingPackage
@@ -91,7 +91,7 @@ def command(
         with progress_bar(options.task) as watch, stopping() as stop:
             result = train(opened, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
     except Interrupted as interrupted:
-        log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
+        messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(130) from None
     _show(result, out, as_json)
 
@@ -99,7 +99,7 @@ def command(
 def _show(result: TrainResult, out: Path, as_json: bool) -> None:
     if result.truncated:
         longest = result.delta.card.max_length
-        log().print(
+        messages().print(
             f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length)."
         )
     if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._output import log, print_json
+from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import progress_bar, stopping
 
 if TYPE_CHECKING:
@@ -84,19 +84,21 @@ def command(
         with progress_bar(task) as watch, stopping() as stop:
             result = tune(bundle, task, Files(data, eval_, test), options, **more, watch=watch, stop=stop, note=_note)
     except Interrupted as interrupted:
-        log().print(f"{interrupted}. The same command with --resume (without --force) continues.")
+        messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(130) from None
     _show(result, bundle, task, as_json)
 
 
 def _note(line: str) -> None:
-    log().print(f"note: {line}")
+    messages().print(f"note: {line}")
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
     tuned, entry = result.tuned, result.entry
     if tuned.truncated:
-        log().print(f"note: {tuned.truncated} texts were longer than the task's maximal length and lost their ends.")
+        messages().print(
+            f"note: {tuned.truncated} texts were longer than the task's maximal length and lost their ends."
+        )
     if as_json:
         kept = None if entry is None else entry.model_dump(mode="json")
         print_json(
@@ -118,10 +120,10 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
     )
     if entry is None:
         started = training["template"] is not None
-        log().print(
+        messages().print(
             "no step beat the untrained start; no task was made."
             if started
             else "no step beat what was there; the task is as it was."
         )
     elif entry.previous is not None:
-        log().print(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")
+        messages().print(f"in force now; edgepeft rollback {bundle} --task {task} brings the previous version back.")

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from edgepeft.data.rows import Row
 
-__all__ = ["Parted", "part", "quotas", "row_digest"]
+__all__ = ["DrawnRows", "part", "quotas", "row_digest"]
 
 
-class Parted(NamedTuple):
+class DrawnRows(NamedTuple):
     """Rows taken and rows left, each in the order of the file."""
 
     taken: tuple[Row, ...]
     left: tuple[Row, ...]
 
 
-def part(rows: Sequence[Row], n: int, salt: str, *, stratify: bool, least: int = 0, spare: int = 0) -> Parted:
+def part(rows: Sequence[Row], n: int, salt: str, *, stratify: bool, least: int = 0, spare: int = 0) -> DrawnRows:
     """Take ``n`` rows, from every label in proportion if ``stratify``.
 
     Every label gives at least ``least`` rows and keeps at least ``spare``.
@@ -32,7 +32,7 @@ def part(rows: Sequence[Row], n: int, salt: str, *, stratify: bool, least: int =
         strata.setdefault(str(rows[index].label) if stratify else "", []).append(index)
     wanted = quotas({label: len(members) for label, members in strata.items()}, n, least=least, spare=spare)
     taken = {index for label, members in strata.items() for index in members[: wanted[label]]}
-    return Parted(
+    return DrawnRows(
         tuple(row for index, row in enumerate(rows) if index in taken),
         tuple(row for index, row in enumerate(rows) if index not in taken),
     )

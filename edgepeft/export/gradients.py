@@ -18,16 +18,16 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.delta import DeltaCard
 from edgepeft.errors import VerificationFailed
 from edgepeft.export.check import fitted
-from edgepeft.export.step import Step, Values
+from edgepeft.export.step import Step, TensorsByName
 from edgepeft.export.training_graph import export_training_graph
 from edgepeft.graph.names import LOSS, gradient
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.tuning.step import TrainingStep
 from edgepeft.training.options import TrainOptions
 
-__all__ = ["TOLERANCE", "require_gradients", "verified_training_graph"]
+__all__ = ["GRADIENT_TOLERANCE", "require_gradients", "verified_training_graph"]
 
-TOLERANCE = 1e-5  # of the tensor's largest gradient
+GRADIENT_TOLERANCE = 1e-5  # of the tensor's largest gradient
 # The truth is PyTorch's in float64. Float32 has errors of its own, PyTorch's too: the gradient of a key's bias, which
 # changes no softmax, is nothing else. So much of PyTorch's own error is allowed besides:
 _OWN = 4.0
@@ -98,7 +98,7 @@ def _compare(
     step: Step,
     graph: TrainingStep,
     inputs: dict[str, NDArray[np.int64]],
-    trained: Values,
+    trained: TensorsByName,
     random: torch.Generator,
 ) -> float:
     card, rows = step.delta.card, torch.arange(len(inputs["input_ids"]))
@@ -121,15 +121,15 @@ def _compare(
         error = float(np.abs(value - exact[name].numpy()).max()) - _OWN * own
         shares[name] = error / max(largest[name], least)
     worst = max(shares, key=lambda name: shares[name])
-    if not all(share <= TOLERANCE for share in shares.values()):  # a NaN must fail
+    if not all(share <= GRADIENT_TOLERANCE for share in shares.values()):  # a NaN must fail
         raise VerificationFailed(
             f"task {card.task}: the training graph's {worst} differs from PyTorch's by {shares[worst]:.1e} of its "
-            f"largest value (tolerance {TOLERANCE:.0e}), on {len(rows)} rows."
+            f"largest value (tolerance {GRADIENT_TOLERANCE:.0e}), on {len(rows)} rows."
         )
     return shares[worst]
 
 
-def _double(tensors: Values) -> Values:
+def _double(tensors: TensorsByName) -> TensorsByName:
     return {name: _exact(tensor) for name, tensor in tensors.items()}
 
 

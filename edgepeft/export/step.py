@@ -14,9 +14,9 @@ from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.graph import names
 
-__all__ = ["Step", "Values"]
+__all__ = ["Step", "TensorsByName"]
 
-Values = dict[str, Tensor]
+TensorsByName = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Step:
         return cls(delta.eval(), model, {name: backbone.checkpoint.find(name).name for name in own})
 
     @property
-    def trained(self) -> Values:
+    def trained(self) -> TensorsByName:
         """Every trained tensor by its name in the delta graph."""
         return {self._on_disk(name): tensor for name, tensor in self.delta.tensors().items()}
 
     @property
-    def frozen(self) -> Values:
+    def frozen(self) -> TensorsByName:
         """Every tensor of the backbone that may be read, by its name in the base model."""
         return {**dict(self.model.named_parameters()), **self.delta.frozen_reads}
 
@@ -49,8 +49,13 @@ class Step:
         return self.delta.card.labels is None
 
     def __call__(
-        self, trained: Values, frozen: Values, inputs: Values, labels: Tensor, masks: Sequence[Tensor]
-    ) -> Values:
+        self,
+        trained: TensorsByName,
+        frozen: TensorsByName,
+        inputs: TensorsByName,
+        labels: Tensor,
+        masks: Sequence[Tensor],
+    ) -> TensorsByName:
         """``loss`` [], ``logits`` [batch, outputs] and ``gradient:<tensor>`` by output name."""
         own = {name: tensor.detach().requires_grad_(True) for name, tensor in trained.items()}
         logits = self._logits(own, frozen, inputs, masks)
@@ -59,7 +64,9 @@ class Step:
         found = {names.gradient(name): gradient for name, gradient in zip(own, gradients, strict=True)}
         return {names.LOSS: loss.detach(), names.LOGITS: logits.detach(), **found}
 
-    def _logits(self, trained: Values, frozen: Values, inputs: Values, masks: Sequence[Tensor]) -> Tensor:
+    def _logits(
+        self, trained: TensorsByName, frozen: TensorsByName, inputs: TensorsByName, masks: Sequence[Tensor]
+    ) -> Tensor:
         whole = _Whole(self.delta, self.model)
         by_tensor = {id(tensor): name for name, tensor in self.trained.items()}
         # A tensor with several paths is one tensor: each path gets the same value.
@@ -76,7 +83,7 @@ class Step:
         part, _, tensor = name.partition("/")
         return f"override/{self.stored[tensor]}" if part == "override" else name
 
-    def dropouts(self, inputs: Values) -> list[tuple[float, int]]:
+    def dropouts(self, inputs: TensorsByName) -> list[tuple[float, int]]:
         """(probability, width) of each time that the delta drops features out, in order.
 
         Raises:
@@ -105,7 +112,7 @@ class _Whole(nn.Module):
         super().__init__()
         self.delta, self.model = delta, model
 
-    def forward(self, inputs: Values) -> Tensor:
+    def forward(self, inputs: TensorsByName) -> Tensor:
         """Logits [batch, outputs]."""
         return self.delta.logits(self.model, inputs)
 

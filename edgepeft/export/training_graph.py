@@ -29,7 +29,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.export.quiet import quiet
-from edgepeft.export.step import Step, Values
+from edgepeft.export.step import Step, TensorsByName
 from edgepeft.graph import names
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
@@ -69,9 +69,9 @@ class _Traced:
     """A flat list of example values in, a flat list out: what ``make_fx`` and the exporter want."""
 
     step: Step
-    trained: Values
-    frozen: Values
-    inputs: Values
+    trained: TensorsByName
+    frozen: TensorsByName
+    inputs: TensorsByName
     labels: Tensor
     masks: list[Tensor]
     dropouts: list[tuple[float, int]]

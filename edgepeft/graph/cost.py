@@ -18,7 +18,7 @@ from edgepeft.graph.shapes import Spec
 from edgepeft.graph.walk import walk
 from edgepeft.operators import OperatorClass, Work
 
-__all__ = ["PER_ELEMENT", "Costs", "costs"]
+__all__ = ["PER_ELEMENT", "Costs", "count_run"]
 
 _FLOATS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE, onnx.TensorProto.BFLOAT16}
 _PRODUCTS = {"MatMul", "Gemm", "MatMulInteger", "Conv", "ConvInteger", "Einsum"}
@@ -76,7 +76,7 @@ class Costs(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def costs(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> Costs:
+def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> Costs:
     """Count one run.
 
     Raises:

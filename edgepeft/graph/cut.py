@@ -14,12 +14,12 @@ from onnx import TensorProto, helper
 from edgepeft.errors import BundleError
 from edgepeft.graph.prune import prune, reads
 
-__all__ = ["above", "below", "untouched"]
+__all__ = ["above", "below", "untouched_values"]
 
 _FOREIGN = ("delta/", "prompted/")
 
 
-def untouched(graph: onnx.GraphProto, values: Sequence[str]) -> int:
+def untouched_values(graph: onnx.GraphProto, values: Sequence[str]) -> int:
     """How many of ``values``, each computed from the one before, are the backbone's own."""
     writer = {name: node for node in graph.node for name in node.output}
     seen: set[str] = set()

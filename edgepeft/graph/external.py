@@ -12,10 +12,10 @@ import onnx
 
 from edgepeft.errors import BundleError
 
-__all__ = ["check_external", "external_files", "tensors_of"]
+__all__ = ["all_tensors", "check_external", "external_files"]
 
 
-def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model, wherever it stands."""
     yield from _of_graph(model.graph)
     yield from _of_nodes(node for function in model.functions for node in function.node)
@@ -23,7 +23,7 @@ def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def external_files(model: onnx.ModelProto) -> set[str]:
     """The locations that the model's tensors name; "" where one names none."""
-    external = [t for t in tensors_of(model) if t.data_location == onnx.TensorProto.EXTERNAL or t.external_data]
+    external = [t for t in all_tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL or t.external_data]
     return {next((e.value for e in t.external_data if e.key == "location"), "") for t in external}
 
 

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from onnx import numpy_helper
 
 from edgepeft.errors import BundleError
-from edgepeft.graph.external import tensors_of
+from edgepeft.graph.external import all_tensors
 
 __all__ = ["check_sound"]
 
@@ -28,7 +28,7 @@ def check_sound(model: onnx.ModelProto, where: object) -> None:
     for value in _texts(model):
         if not isinstance(value, str):
             raise BundleError(f"{where} is damaged: it holds the name {value!r:.60}, which is no UTF-8 text.")
-    for tensor in tensors_of(model):
+    for tensor in all_tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             continue
         try:

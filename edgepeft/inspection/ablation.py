@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from edgepeft.data.metrics import compute
 from edgepeft.delta import Delta
-from edgepeft.inspection.base import Advance, Inspection, Subject
+from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.training.evaluation import evaluate
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Ablation(Inspection):
         n = len(delta.adapted_layers())
         return 1 + n * (n + 1) // 2
 
-    def look(self, subject: Subject, advance: Advance) -> dict[str, Any]:
+    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
         """``spans``: {first, last, score}, both ends left out; ``whole``, ``majority`` to compare them with."""
         layers = subject.delta.adapted_layers()
 
@@ -83,7 +83,7 @@ class Ablation(Inspection):
         return table
 
 
-def _majority(subject: Subject) -> float | None:
+def _majority(subject: InspectionSubject) -> float | None:
     """The score of answering every row with the label that most have; None for a regression."""
     labels = subject.delta.card.labels
     if labels is None:

@@ -21,14 +21,14 @@ from edgepeft.registry import modules_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Advance", "Inspection", "Subject", "inspections"]
+__all__ = ["Advance", "Inspection", "InspectionSubject", "inspections"]
 
 Advance = Callable[[int], None]
 """Told the number of rows after each batch."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class InspectionSubject:
     """A delta in eval mode, the frozen model that it belongs to, and the rows to look at it with."""
 
     delta: Delta
@@ -52,7 +52,7 @@ class Inspection(ABC):
         """How many times it runs over the rows."""
 
     @abstractmethod
-    def look(self, subject: Subject, advance: Advance) -> dict[str, Any]:
+    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
         """What it found, as plain values; ``advance`` is called for every pass over the rows."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from edgepeft.data.batches import sorted_batches
 from edgepeft.delta import Delta, pool
-from edgepeft.inspection.base import Advance, Inspection, Subject
+from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.methods.spartan import Memory
 from edgepeft.training.batches import tensors_of
 from edgepeft.training.evaluation import BATCH
@@ -57,7 +57,7 @@ class ParentCells(Inspection):
         """All layers are seen in one."""
         return 1
 
-    def look(self, subject: Subject, advance: Advance) -> dict[str, Any]:
+    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
         """Per layer, [L][N]: ``picked``, ``weight`` (means over a label's rows), ``pickers`` (figure 2)."""
         labels = subject.delta.card.labels or ()
         memories = _memories(subject.delta)
@@ -112,7 +112,9 @@ def _memories(delta: Delta) -> dict[str, Memory]:
     return dict(sorted(found.items(), key=lambda item: delta.architecture.site(item[0]).layer or 0))
 
 
-def _sums(subject: Subject, memories: Mapping[str, Memory], n_labels: int, advance: Advance) -> dict[str, Tensor]:
+def _sums(
+    subject: InspectionSubject, memories: Mapping[str, Memory], n_labels: int, advance: Advance
+) -> dict[str, Tensor]:
     """[2, L, N] float64 by site: picks and weights at the position that the head reads, summed over a label's rows."""
     delta = subject.delta.eval()
     sums = {site: torch.zeros(2, n_labels, len(m.parents), dtype=torch.float64) for site, m in memories.items()}

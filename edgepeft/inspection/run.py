@@ -21,18 +21,18 @@ from edgepeft.data.sampling import part
 from edgepeft.delta import Delta, DeltaCard
 from edgepeft.drawing import save, styled
 from edgepeft.errors import DataError, UsageError
-from edgepeft.inspection.base import Inspection, Subject, inspections
-from edgepeft.inspection.sharing import untouched
+from edgepeft.inspection.base import Inspection, InspectionSubject, inspections
+from edgepeft.inspection.sharing import untouched_stages
 from edgepeft.methods.base import PerLayer, methods
 from edgepeft.resources import new_folder, write_json
 
-__all__ = ["DOCUMENT", "LIMIT", "SCHEMA", "Inspected", "Watch", "inspect_delta"]
+__all__ = ["DOCUMENT", "INSPECTION_SCHEMA", "LIMIT", "Inspected", "WatchInspection", "inspect_delta"]
 
-SCHEMA = "edgepeft.inspect/1"
+INSPECTION_SCHEMA = "edgepeft.inspect/1"
 DOCUMENT = "inspect.json"
 LIMIT = 256  # rows; 12 layers have 78 spans, so all rows of a large file would take hours
 
-Watch = Callable[[str, int, int], None]
+WatchInspection = Callable[[str, int, int], None]
 """Told the inspection's name, and how many of how many rows it has run."""
 
 
@@ -53,7 +53,7 @@ def inspect_delta(
     metric: str | None = None,
     limit: int = LIMIT,
     force: bool = False,
-    watch: Watch = lambda *_: None,
+    watch: WatchInspection = lambda *_: None,
 ) -> Inspected:
     """Look at the delta in ``folder`` with at most ``limit`` rows of ``data``; write the folder ``out``.
 
@@ -72,7 +72,7 @@ def inspect_delta(
     rows = part(every, limit, "inspect", stratify=delta.card.labels is not None).taken
     with new_folder(out, force=force) as new:  # entered first: what is wrong with it is said before the work
         encoded = _encoded(rows, delta.card, backbone)
-        subject = Subject(delta, load_model(backbone), encoded, metric)
+        subject = InspectionSubject(delta, load_model(backbone), encoded, metric)
         document = _about(delta, data, rows=len(rows), every=len(every), truncated=encoded.truncated)
         document |= {"metric": metric, "inspections": {}, "skipped": skipped, "pictures": []}
         for inspection in fitting:
@@ -95,7 +95,7 @@ def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
         raise UsageError(
             f"{delta.card.task} is a delta of {delta.card.method}, which has no module in a layer, so there is nothing "
             f"to look at. What inspect shows: {shown}. Methods with modules in layers: {known}. "
-            f"As to sharing, {untouched(delta).sentence(delta.architecture.n_layers)}."
+            f"As to sharing, {untouched_stages(delta).sentence(delta.architecture.n_layers)}."
         )
     return fitting, {inspection.name: why for inspection, why in obstacles.items() if why is not None}
 
@@ -128,9 +128,9 @@ def _encoded(rows: Sequence[Row], card: DeltaCard, backbone: Backbone) -> Encode
 
 def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -> dict[str, Any]:
     card, architecture = delta.card, delta.architecture
-    shared = untouched(delta)
+    shared = untouched_stages(delta)
     return {
-        "schema": SCHEMA,
+        "schema": INSPECTION_SCHEMA,
         "task": card.task,
         "method": card.method,
         "hyperparameters": card.hyperparameters,
@@ -153,7 +153,7 @@ def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -
     }
 
 
-def _counter(inspection: Inspection, subject: Subject, watch: Watch) -> Callable[[int], None]:
+def _counter(inspection: Inspection, subject: InspectionSubject, watch: WatchInspection) -> Callable[[int], None]:
     done, total = 0, inspection.passes(subject.delta) * len(subject.rows.targets)
 
     def advance(n: int) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from edgepeft.backbones.base import Architecture
 from edgepeft.delta import Delta
 
-__all__ = ["Untouched", "untouched"]
+__all__ = ["Untouched", "untouched_stages"]
 
 
 class Untouched(NamedTuple):
@@ -28,7 +28,7 @@ class Untouched(NamedTuple):
         return f"the embeddings and {self.layers} of {n_layers} layers can be computed once for all tasks: {why}"
 
 
-def untouched(delta: Delta) -> Untouched:
+def untouched_stages(delta: Delta) -> Untouched:
     """How far up a delta leaves the backbone as it is: the embeddings (stage 0), then layer by layer."""
     architecture = delta.architecture
     own = delta.override_tensors if delta.generator is None else dict.fromkeys(delta.generator.names)

@@ -27,7 +27,7 @@ from torch.nn import functional
 from edgepeft.backbones.base import Role, Site
 from edgepeft.interop._hub_config import BnConfig, leading_layers
 from edgepeft.interop._hub_phm import PhmWeights
-from edgepeft.interop._hub_plan import Places, Plan, State
+from edgepeft.interop._hub_plan import ConversionPlan, Places, StateDict
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.compacter import Compacter
@@ -71,7 +71,7 @@ _NAMED: Mapping[tuple[tuple[Role, ...], str], Callable[..., PerLayer]] = {
 }
 
 
-def bottleneck_plan(config: BnConfig, places: Places) -> Plan:
+def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     """The method that holds the config, and how its tensors come to be."""
     architecture, form = places.classifier.architecture, _form(config)
     layers = leading_layers(config, architecture.n_layers)
@@ -88,7 +88,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> Plan:
     )
     method = _factored(config, form, settings) if factored else _dense(form, settings)
 
-    def convert(state: State) -> dict[str, Tensor]:
+    def convert(state: StateDict) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for reader in readers:
             values = (
@@ -99,7 +99,7 @@ def bottleneck_plan(config: BnConfig, places: Places) -> Plan:
             found |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return found
 
-    return Plan(method, shapes, convert)
+    return ConversionPlan(method, shapes, convert)
 
 
 def _form(config: BnConfig) -> _Form:
@@ -177,7 +177,7 @@ class _Reader:
             found[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
         return found
 
-    def dense(self, state: State, width: int) -> dict[str, Tensor]:
+    def dense(self, state: StateDict, width: int) -> dict[str, Tensor]:
         """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
         more, scale = width - self.width, self._scale(state)
         down, up = self._weight(state, "down"), self._weight(state, "up")
@@ -193,7 +193,7 @@ class _Reader:
             found |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
         return found
 
-    def factors(self, state: State, *, low_rank: bool) -> dict[str, Tensor]:
+    def factors(self, state: StateDict, *, low_rank: bool) -> dict[str, Tensor]:
         """As a module of factors; the scale goes into the last one of ``up``."""
         assert self.phm is not None
         found: dict[str, Tensor] = {}
@@ -207,16 +207,16 @@ class _Reader:
             found[f"{part}.bias"] = self._bias(state, part) * scale
         return found
 
-    def _weight(self, state: State, part: str) -> Tensor:
+    def _weight(self, state: StateDict, part: str) -> Tensor:
         start = self._down if part == "down" else self._up
         return self.phm.weight(state, start, part) if self.phm else state[f"{start}weight"]
 
-    def _bias(self, state: State, part: str) -> Tensor:
+    def _bias(self, state: StateDict, part: str) -> Tensor:
         start, size = (self._down, self.width) if part == "down" else (self._up, self.site.out_features)
         if self.phm is None:
             return state[f"{start}bias"]
         return state[f"{start}b"] if self.config.phm_bias else torch.zeros(size)
 
-    def _scale(self, state: State) -> Tensor:
+    def _scale(self, state: StateDict) -> Tensor:
         given = self.config.scaling
         return state[f"{self.start}scaling"] if isinstance(given, str) else torch.tensor([given])

@@ -17,18 +17,18 @@ from edgepeft.errors import BundleError
 from edgepeft.methods._activations import Activation
 
 __all__ = [
-    "ACTIVATIONS",
+    "ACTIVATION_NAMES",
     "BnConfig",
     "HubFile",
-    "LoraConfig",
+    "HubLoraConfig",
+    "HubPromptConfig",
     "MethodConfig",
-    "PromptConfig",
     "leading_layers",
     "parsed",
 ]
 
 # Theirs (transformers' names, and one more) -> ours.
-ACTIVATIONS: dict[str, Activation] = {
+ACTIVATION_NAMES: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -152,7 +152,7 @@ class BnConfig(MethodConfig):
     @property
     def activation(self) -> Activation:
         """By our name; only where ``unsupported`` is empty."""
-        return ACTIVATIONS[self.non_linearity.lower()]
+        return ACTIVATION_NAMES[self.non_linearity.lower()]
 
     @property
     def after_the_layer(self) -> bool:
@@ -176,7 +176,7 @@ class BnConfig(MethodConfig):
         """As its base says, and the combinations that have no place in a delta."""
         past_norm = self.original_ln_before and self.residual_before_ln is False and not self.is_parallel
         checks = {
-            "non_linearity": self.non_linearity.lower() in ACTIVATIONS,
+            "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
             "scaling": not isinstance(self.scaling, str) or self.scaling in ("learned", "channel"),
             "residual_before_ln": isinstance(self.residual_before_ln, bool)
             or (self.residual_before_ln == "post_add" and self.original_ln_before)
@@ -191,7 +191,7 @@ class BnConfig(MethodConfig):
         return odd + super().unsupported()
 
 
-class LoraConfig(MethodConfig):
+class HubLoraConfig(MethodConfig):
     """Their LoRA."""
 
     r: int = Field(default=8, ge=1)
@@ -218,7 +218,7 @@ class LoraConfig(MethodConfig):
         return odd + super().unsupported()
 
 
-class PromptConfig(MethodConfig):
+class HubPromptConfig(MethodConfig):
     """Their prompt tuning."""
 
     ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {

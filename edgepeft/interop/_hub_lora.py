@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from edgepeft.backbones.base import Role
-from edgepeft.interop._hub_config import LoraConfig, leading_layers
-from edgepeft.interop._hub_plan import Places, Plan, State
+from edgepeft.interop._hub_config import HubLoraConfig, leading_layers
+from edgepeft.interop._hub_plan import ConversionPlan, Places, StateDict
 from edgepeft.methods.lora import LoRA
 
 __all__ = ["lora_plan"]
@@ -14,7 +14,7 @@ __all__ = ["lora_plan"]
 _MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
 
 
-def lora_plan(config: LoraConfig, places: Places) -> Plan:
+def lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
     """The same method with their settings."""
     architecture = places.classifier.architecture
     attention = [role for key, role in _MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
@@ -30,7 +30,7 @@ def lora_plan(config: LoraConfig, places: Places) -> Plan:
         shapes[f"{theirs}lora_A"] = (config.r, site.in_features)
         shapes[f"{theirs}lora_B"] = (site.out_features, config.r)
 
-    def convert(state: State) -> dict[str, Tensor]:
+    def convert(state: StateDict) -> dict[str, Tensor]:
         return {ours: state[theirs] for ours, theirs in names.items()}
 
-    return Plan(method, shapes, convert)
+    return ConversionPlan(method, shapes, convert)

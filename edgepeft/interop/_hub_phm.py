@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgepeft.errors import BundleError
 from edgepeft.interop._hub_config import BnConfig
-from edgepeft.interop._hub_plan import State
+from edgepeft.interop._hub_plan import StateDict
 from edgepeft.methods._kronecker import kronecker_sum
 
 __all__ = ["PhmWeights"]
@@ -43,26 +43,26 @@ class PhmWeights:
             found |= self._w_shapes(f"{self.shared}W_up", width, hidden)
         return found
 
-    def rule(self, state: State, start: str) -> Tensor:
+    def rule(self, state: StateDict, start: str) -> Tensor:
         """[n, n, n]."""
         where = self.shared if self.config.shared_phm_rule else start
         if self.config.factorized_phm_rule:
             return state[f"{where}phm_rule_left"] @ state[f"{where}phm_rule_right"]
         return state[f"{where}phm_rule"]
 
-    def pair(self, state: State, start: str, part: str) -> tuple[Tensor, Tensor]:
+    def pair(self, state: StateDict, start: str, part: str) -> tuple[Tensor, Tensor]:
         """W's factors, [n, in/n, r] and [n, r, out/n]; ``part`` is down or up."""
         where = f"{self.shared}W_{part}" if self.config.shared_W_phm else f"{start}W"
         return state[f"{where}_left"], state[f"{where}_right"]
 
-    def terms(self, state: State, start: str, part: str) -> Tensor:
+    def terms(self, state: StateDict, start: str, part: str) -> Tensor:
         """W, [n, in/n, out/n]."""
         if self.config.factorized_phm_W:
             left, right = self.pair(state, start, part)
             return left @ right
         return state[f"{start}W"]
 
-    def weight(self, state: State, start: str, part: str) -> Tensor:
+    def weight(self, state: StateDict, start: str, part: str) -> Tensor:
         """H^T, [out, in]."""
         return kronecker_sum(self.rule(state, start), self.terms(state, start, part))
 

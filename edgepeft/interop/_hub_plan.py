@@ -11,9 +11,9 @@ from edgepeft.backbones.base import Role, Site
 from edgepeft.interop.classifier import Classifier
 from edgepeft.methods.base import Method
 
-__all__ = ["Places", "Plan", "State"]
+__all__ = ["ConversionPlan", "Places", "StateDict"]
 
-State = Mapping[str, Tensor]
+StateDict = Mapping[str, Tensor]
 
 # Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
 _HOLDERS = {
@@ -26,12 +26,12 @@ _BERT = {"attention": "encoder.layer.{i}.attention.output", "output": "encoder.l
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """``shapes`` by their names; ``convert`` gives our tensors by our names."""
 
     method: Method
     shapes: Mapping[str, tuple[int, ...]]
-    convert: Callable[[State], dict[str, Tensor]]
+    convert: Callable[[StateDict], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edgepeft.interop._hub_config import PromptConfig
-from edgepeft.interop._hub_plan import Places, Plan
+from edgepeft.interop._hub_config import HubPromptConfig
+from edgepeft.interop._hub_plan import ConversionPlan, Places
 from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["prompt_plan"]
 
 
-def prompt_plan(config: PromptConfig, places: Places) -> Plan:
+def prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
     """The same vectors; what they started from does not matter any more.
 
     Raises:
@@ -19,4 +19,4 @@ def prompt_plan(config: PromptConfig, places: Places) -> Plan:
     width = method.sites(places.classifier.architecture)[-1].out_features
     theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
     shapes = {theirs: (config.prompt_length, width)}
-    return Plan(method, shapes, lambda state: {"embeddings/vectors": state[theirs]})
+    return ConversionPlan(method, shapes, lambda state: {"embeddings/vectors": state[theirs]})

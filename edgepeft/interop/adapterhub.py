@@ -18,13 +18,13 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.interop._hub_bottleneck import bottleneck_plan
-from edgepeft.interop._hub_config import BnConfig, HubFile, LoraConfig, MethodConfig, PromptConfig, parsed
+from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, parsed
 from edgepeft.interop._hub_head import HubHead, read_head
 from edgepeft.interop._hub_lora import lora_plan
-from edgepeft.interop._hub_plan import Places, Plan
+from edgepeft.interop._hub_plan import ConversionPlan, Places
 from edgepeft.interop._hub_prompt import prompt_plan
 from edgepeft.interop._tensors import check_tensors
-from edgepeft.interop.base import Importer, Request
+from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.state_dict import read_state_dict
 
@@ -34,10 +34,10 @@ CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 
 # Their ``architecture`` -> its config and what reads it; a new method is one entry.
-_METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], Plan]]] = {
+_METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
     None: (BnConfig, bottleneck_plan),
-    "lora": (LoraConfig, lora_plan),
-    "prompt_tuning": (PromptConfig, prompt_plan),
+    "lora": (HubLoraConfig, lora_plan),
+    "prompt_tuning": (HubPromptConfig, prompt_plan),
 }
 _KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
 
@@ -73,7 +73,7 @@ class AdapterHub(Importer):
         document = read_config(path)
         return "peft_type" not in document and ("model_type" in document or "config" in document)
 
-    def read(self, folder: Path, backbone: Backbone, request: Request) -> Delta:
+    def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """As ``Importer.read``."""
         _check_single(folder)
         path = folder / CONFIG_FILE
@@ -111,7 +111,7 @@ def _check_single(folder: Path) -> None:
             )
 
 
-def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, Plan]:
+def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, ConversionPlan]:
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
         raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes.")
@@ -139,7 +139,7 @@ def _canonical(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def _request(request: Request, head: HubHead) -> Request:
+def _request(request: ImportRequest, head: HubHead) -> ImportRequest:
     """With the labels that the head's file names, where none are asked for."""
     named = head.labels if head.outputs > 1 and head.labels and len(head.labels) == head.outputs else None
     return request if request.labels is not None or named is None else dataclasses.replace(request, labels=named)

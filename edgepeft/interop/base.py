@@ -13,11 +13,11 @@ from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.registry import modules_of
 
-__all__ = ["Importer", "Request", "importer_of", "importers"]
+__all__ = ["ImportRequest", "Importer", "importer_of", "importers"]
 
 
 @dataclass(frozen=True)
-class Request:
+class ImportRequest:
     """What such checkpoints do not say: the task's name, its labels, how long its texts may be."""
 
     task: str
@@ -64,7 +64,7 @@ class Importer(ABC):
         """Whether the folder is one of this library's."""
 
     @abstractmethod
-    def read(self, folder: Path, backbone: Backbone, request: Request) -> Delta:
+    def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """The checkpoint as a delta of that backbone.
 
         Raises:

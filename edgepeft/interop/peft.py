@@ -30,7 +30,7 @@ from edgepeft.interop._peft_config import (
     read_peft_config,
 )
 from edgepeft.interop._tensors import check_tensors
-from edgepeft.interop.base import Importer, Request
+from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.state_dict import read_state_dict
 from edgepeft.methods.base import Method
@@ -76,7 +76,7 @@ class Peft(Importer):
         path = folder / CONFIG_FILE
         return path.is_file() and "peft_type" in read_config(path)
 
-    def read(self, folder: Path, backbone: Backbone, request: Request) -> Delta:
+    def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """As ``Importer.read``; the head reads the first position, as transformers' does, be it a prompt's."""
         config = read_peft_config(folder)
         classifier = Classifier(backbone)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgepeft.host import groups, quota
-from edgepeft.limits.placement import Limits, Placement, Report, Unavailable
+from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["ControllerGroups", "prepare"]
 
@@ -24,12 +24,12 @@ class ControllerGroups(Placement):
     backend: ClassVar[str] = "cgroup v1"
     folders: dict[str, Path] = field(default_factory=dict)
 
-    def entered(self, report: Report) -> None:
+    def entered(self, report: LauncherReport) -> None:
         """Check that the child's pid is in every group."""
         if not self.holds(report.pid):
             raise Unavailable("the child did not enter its groups")
 
-    def memory_in_force(self, report: Report) -> int | None:
+    def memory_in_force(self, report: LauncherReport) -> int | None:
         """The smallest ``memory.limit_in_bytes`` from the group up."""
         return groups.smallest_limit(self.folders["memory"], groups.V1)
 

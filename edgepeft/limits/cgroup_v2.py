@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgepeft.host import groups, quota
-from edgepeft.limits.placement import Limits, Placement, Report, Unavailable
+from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["UnifiedGroup", "prepare"]
 
@@ -26,12 +26,12 @@ class UnifiedGroup(Placement):
     backend: ClassVar[str] = "cgroup v2"
     folder: Path = field(default_factory=Path)
 
-    def entered(self, report: Report) -> None:
+    def entered(self, report: LauncherReport) -> None:
         """Check that the child's pid is in the group."""
         if not self.holds(report.pid):
             raise Unavailable("the child did not enter its group")
 
-    def memory_in_force(self, report: Report) -> int | None:
+    def memory_in_force(self, report: LauncherReport) -> int | None:
         """The smallest ``memory.max`` from the group up."""
         return groups.smallest_limit(self.folder, groups.V2)
 

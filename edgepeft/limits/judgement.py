@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 from edgepeft.host.cores import affinity, cpu_quota
-from edgepeft.limits.placement import Emulation, InForce, Limits, Placement, Report
+from edgepeft.limits.placement import Emulation, InForce, LauncherReport, Limits, Placement
 
 __all__ = ["judge"]
 
@@ -16,7 +16,7 @@ __all__ = ["judge"]
 _QUOTA_STEP = 0.0006  # systemd rounds to a tenth of a per cent of a core
 
 
-def judge(limits: Limits, placement: Placement, report: Report, refused: Sequence[str] = ()) -> InForce:
+def judge(limits: Limits, placement: Placement, report: LauncherReport, refused: Sequence[str] = ()) -> InForce:
     """What is in force on a child that entered ``placement``; ``refused``: backends that did not work."""
     notes = [*placement.notes]
     grades = []
@@ -70,7 +70,7 @@ def _memory(asked: int, found: int | None, notes: list[str]) -> tuple[int | None
     return found, True
 
 
-def _restricts(limits: Limits, report: Report, placement: Placement) -> bool:
+def _restricts(limits: Limits, report: LauncherReport, placement: Placement) -> bool:
     """Whether anything asked holds the child at all, though not exactly as asked."""
     fewer_cores = limits.cores is not None and len(report.cpus) < len(affinity())
     memory = placement.memory_in_force(report)

@@ -19,7 +19,7 @@ from typing import Any
 
 from edgepeft.errors import UsageError
 from edgepeft.limits import launch
-from edgepeft.limits.placement import Placement, Report, Unavailable
+from edgepeft.limits.placement import LauncherReport, Placement, Unavailable
 
 __all__ = ["Launch", "NoMemoryToStart"]
 
@@ -73,7 +73,7 @@ class Launch:
         theirs.append(other)
         return ours, other
 
-    def report(self) -> Report:
+    def report(self) -> LauncherReport:
         """What the launcher sees inside the limits; it waits for :meth:`go` now.
 
         Raises:
@@ -88,7 +88,7 @@ class Launch:
                 raise NoMemoryToStart
             raise Unavailable(f"the child could not enter its group ({seen['reason']})")
         else:
-            return Report(seen["pid"], tuple(seen["cpus"]), seen["address_space_bytes"])
+            return LauncherReport(seen["pid"], tuple(seen["cpus"]), seen["address_space_bytes"])
         raise Unavailable(f"the launcher did not start under {self._placement.backend}")
 
     def go(self) -> None:

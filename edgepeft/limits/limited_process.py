@@ -22,7 +22,7 @@ from edgepeft.host.cores import affinity_of, pick_cpus, usable_cores
 from edgepeft.limits import cgroup_v1, cgroup_v2, rlimit, systemd_scope
 from edgepeft.limits.judgement import judge
 from edgepeft.limits.launching import Launch, NoMemoryToStart
-from edgepeft.limits.placement import InForce, Limits, Placement, Report, Unavailable
+from edgepeft.limits.placement import InForce, LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "LimitedRun", "Limits", "run_limited"]
 
@@ -163,7 +163,7 @@ class LimitedProcess:
         """What the group allows; None without one: an address space's limit cannot change from outside."""
         if self._placement.address_space_bytes is not None:
             return None
-        return self._placement.memory_in_force(Report(self.popen.pid, (), None))
+        return self._placement.memory_in_force(LauncherReport(self.popen.pid, (), None))
 
     def oom_killed(self) -> bool:
         """Whether the kernel killed the program, or a part of it, for memory."""

@@ -17,7 +17,7 @@ import psutil
 from edgepeft.errors import UsageError
 from edgepeft.host.quota import SMALLEST_QUOTA
 
-__all__ = ["Emulation", "InForce", "Limits", "Placement", "Report", "Unavailable"]
+__all__ = ["Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
 
 Emulation = Literal["full", "partial", "none"]
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
@@ -71,7 +71,7 @@ class Unavailable(Exception):
 
 
 @dataclass(frozen=True)
-class Report:
+class LauncherReport:
     """What the launcher saw inside the limits, just before it became the work."""
 
     pid: int
@@ -99,10 +99,10 @@ class Placement:
             self.memory_is_strict = False
             self.notes.append("this kernel does not limit swap: the work may go beyond its memory into it")
 
-    def entered(self, report: Report) -> None:
+    def entered(self, report: LauncherReport) -> None:
         """Called once the child is inside. Raises Unavailable if it is not."""
 
-    def memory_in_force(self, report: Report) -> int | None:
+    def memory_in_force(self, report: LauncherReport) -> int | None:
         """Bytes that the child may use, read back; None if unlimited."""
         return report.address_space_bytes
 

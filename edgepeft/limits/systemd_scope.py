@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from edgepeft.host import groups, quota
-from edgepeft.limits.placement import Limits, Placement, Report, Unavailable
+from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["BOOTED", "Scope", "prepare"]
 
@@ -36,7 +36,7 @@ class Scope(Placement):
     cpu_folder: Path | None = None
     files: groups.MemoryFiles = groups.V2
 
-    def entered(self, report: Report) -> None:
+    def entered(self, report: LauncherReport) -> None:
         """Find the scope's memory group, version 2's or 1's."""
         found = groups.groups_of(report.pid, self.proc)
         self.files = groups.V1 if "memory" in found else groups.V2
@@ -46,7 +46,7 @@ class Scope(Placement):
         self.folder = folder
         self.cpu_folder = found.get("cpu")
 
-    def memory_in_force(self, report: Report) -> int | None:
+    def memory_in_force(self, report: LauncherReport) -> int | None:
         """The smallest limit from the scope's group up."""
         return None if self.folder is None else groups.smallest_limit(self.folder, self.files)
 

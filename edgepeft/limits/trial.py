@@ -20,7 +20,7 @@ import psutil
 from edgepeft.host.cores import usable_cores
 from edgepeft.limits.limited_process import BACKENDS, LimitedProcess, Limits, Prepare
 
-__all__ = ["MEMORY_TOLERANCE", "SHARE_TOLERANCE", "Held", "try_limits"]
+__all__ = ["MEMORY_TOLERANCE", "SHARE_TOLERANCE", "TrialResult", "try_limits"]
 
 MEMORY_TOLERANCE, SHARE_TOLERANCE = 0.01, 0.02
 _MEMORY = 256 << 20
@@ -43,7 +43,7 @@ os.wait()
 
 
 @dataclass(frozen=True)
-class Held:
+class TrialResult:
     """One limit as it was asked for and as it was seen to hold. ``error`` is relative; None for a count.
 
     ``good`` is None where the host was too busy to tell: a program that gets less than its quota was not stopped by it.
@@ -60,7 +60,7 @@ class Held:
 
 def try_limits(
     *, backends: Sequence[Prepare] = BACKENDS, shares: Sequence[float] = (0.25, 0.5), seconds: float = _SHARE_SECONDS
-) -> list[Held]:
+) -> list[TrialResult]:
     """Memory, cores and CPU shares, each in a program of its own.
 
     Raises:
@@ -73,7 +73,7 @@ def try_limits(
     return found
 
 
-def _memory(backends: Sequence[Prepare]) -> Held:
+def _memory(backends: Sequence[Prepare]) -> TrialResult:
     program = [sys.executable, "-c", _GROW]
     limits = Limits(cores=1, memory_bytes=_MEMORY)
     process = LimitedProcess(program, limits, stderr=subprocess.DEVNULL, backends=backends)
@@ -84,7 +84,7 @@ def _memory(backends: Sequence[Prepare]) -> Held:
     peak, killed = process.peak_bytes() or 0, process.oom_killed()
     error = peak / _MEMORY - 1
     good = killed and abs(error) <= MEMORY_TOLERANCE
-    return Held("memory when killed", process.in_force.backend, _MEMORY, peak, "bytes", error, good)
+    return TrialResult("memory when killed", process.in_force.backend, _MEMORY, peak, "bytes", error, good)
 
 
 @contextlib.contextmanager
@@ -102,13 +102,13 @@ def _spinning(number: int, limits: Limits, backends: Sequence[Prepare]) -> Itera
                     psutil.Process(pid).kill()
 
 
-def _cores(number: int, backends: Sequence[Prepare]) -> Held:
+def _cores(number: int, backends: Sequence[Prepare]) -> TrialResult:
     with _spinning(number + 1, Limits(cores=number), backends) as (process, pids):
         seen: set[int] = set()
         for _ in range(_LOOKS):
             time.sleep(_LOOK_SECONDS)
             seen |= {psutil.Process(pid).cpu_num() for pid in pids}
-    return Held(
+    return TrialResult(
         "cores in use",
         process.in_force.backend,
         process.in_force.cores,
@@ -119,7 +119,7 @@ def _cores(number: int, backends: Sequence[Prepare]) -> Held:
     )
 
 
-def _share(quota: float, backends: Sequence[Prepare], seconds: float) -> Held:
+def _share(quota: float, backends: Sequence[Prepare], seconds: float) -> TrialResult:
     cores = usable_cores()
     with _spinning(cores, Limits(cores=cores, cpu_quota=quota), backends) as (process, pids):
         time.sleep(_SETTLE_SECONDS)
@@ -131,7 +131,7 @@ def _share(quota: float, backends: Sequence[Prepare], seconds: float) -> Held:
     if not good and error < 0 and counted is not None and stopped is not None:
         periods, throttled = stopped[0] - counted[0], stopped[1] - counted[1]
         good = None if throttled < _ALWAYS * periods else good
-    return Held("CPU share", process.in_force.backend, quota, used / took, "cores", error, good)
+    return TrialResult("CPU share", process.in_force.backend, quota, used / took, "cores", error, good)
 
 
 def _used(pids: Sequence[int]) -> float:

@@ -24,7 +24,7 @@ from edgepeft.methods._activations import Activation
 from edgepeft.methods._adapter import FORMS, Form
 from edgepeft.methods.base import PerLayer, check_roles, norm_tensors, option, require
 
-__all__ = ["FactoredAdapters", "FactoredLinear", "spread"]
+__all__ = ["FactoredAdapters", "FactoredLinear", "xavier_uniform"]
 
 ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
@@ -100,7 +100,7 @@ class FactoredAdapters(PerLayer):
         return super().n_parameters(architecture) + self.n_shared()
 
 
-def spread(*shape: int) -> nn.Parameter:
+def xavier_uniform(*shape: int) -> nn.Parameter:
     """A fresh factor: Xavier-uniform with gain sqrt 2, each matrix of the last two axes for itself."""
     factor = nn.Parameter(torch.empty(*shape))
     for matrix in factor.data.view(-1, *shape[-2:]):

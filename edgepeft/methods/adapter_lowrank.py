@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, spread
+from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, xavier_uniform
 from edgepeft.methods.base import option, require
 
 __all__ = ["AdapterLowRank", "LowRankLinear"]
@@ -26,7 +26,7 @@ class LowRankLinear(FactoredLinear):
 
     def __init__(self, inputs: int, outputs: int, *, rank: int) -> None:
         super().__init__(outputs)
-        self.u, self.v = spread(inputs, rank), spread(rank, outputs)
+        self.u, self.v = xavier_uniform(inputs, rank), xavier_uniform(rank, outputs)
 
     def weight(self) -> Tensor:
         """(u v)^T."""

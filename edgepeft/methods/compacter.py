@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Site
-from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, spread
+from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, xavier_uniform
 from edgepeft.methods._kronecker import check_hidden, check_n, fresh_rule, kronecker_sum
 from edgepeft.methods.base import option, require
 
@@ -30,7 +30,7 @@ class LPHMLinear(FactoredLinear):
         super().__init__(outputs)
         n = len(rule)
         self.A = rule
-        self.s, self.t = spread(n, inputs // n, rank), spread(n, rank, outputs // n)
+        self.s, self.t = xavier_uniform(n, inputs // n, rank), xavier_uniform(n, rank, outputs // n)
 
     def weight(self) -> Tensor:
         """H^T of eq. 5."""

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 from torch import Tensor
 
 from edgepeft.backbones.base import Architecture, Site
-from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, spread
+from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, xavier_uniform
 from edgepeft.methods._kronecker import check_hidden, check_n, fresh_rule, kronecker_sum
 from edgepeft.methods.base import option, require
 
@@ -29,7 +29,7 @@ class PHMLinear(FactoredLinear):
     def __init__(self, inputs: int, outputs: int, *, n: int, std: float) -> None:
         super().__init__(outputs)
         self.A = fresh_rule(n, std)
-        self.B = spread(n, inputs // n, outputs // n)
+        self.B = xavier_uniform(n, inputs // n, outputs // n)
 
     def weight(self) -> Tensor:
         """H^T of eq. 4."""

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from edgepeft.operators import PRODUCTS, OperatorClass, Work, kind_of, product_flops
+from edgepeft.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
 from edgepeft.profiles.schema import Calibration, Profile
 
-__all__ = ["ONNXRUNTIME", "ClassTime", "Predicted", "bandwidth", "predict"]
+__all__ = ["ONNXRUNTIME", "ClassTime", "Predicted", "bandwidth", "predict_seconds"]
 
 ONNXRUNTIME = "onnxruntime"
-Calibrated = Literal["calibrated", "uncalibrated", "not predictable"]
+CalibrationState = Literal["calibrated", "uncalibrated", "not predictable"]
 _Bound = Literal["compute", "memory", "in the rate"]
 
 # All cores at once first; one thread's copy is less than all cores get, so what it limits is overestimated.
@@ -51,7 +51,7 @@ class Predicted:
     seconds: float | None
     interval: tuple[float, float] | None
     at_least: float | None
-    calibration: Calibrated
+    calibration: CalibrationState
     row: Calibration | None
     classes: dict[OperatorClass, ClassTime]
     notes: tuple[str, ...]
@@ -69,7 +69,7 @@ class Predicted:
         }
 
 
-def predict(
+def predict_seconds(
     works: Sequence[Work],
     profile: Profile,
     *,
@@ -78,7 +78,7 @@ def predict(
     threads: int | None = None,
 ) -> Predicted:
     """One run of ``works`` on the device, all cores unless ``threads`` says less."""
-    kind, speed = kind_of(works), bandwidth(profile)
+    kind, speed = graph_kind_of(works), bandwidth(profile)
     at_least = _at_least(works, profile) if precision == "fp32" else None
     notes: list[str] = []
     row = _row(profile, works, _Asked(runtime, precision, threads), notes)
@@ -172,7 +172,7 @@ class _Asked(NamedTuple):
 def _row(profile: Profile, works: Sequence[Work], asked: _Asked, notes: list[str]) -> Calibration | None:
     """The row that fits best: of the runtime, else of another; of the precision, else of another."""
     runtime, precision, threads = asked
-    rows = [row for row in profile.calibrations if row.operators is kind_of(works)]
+    rows = [row for row in profile.calibrations if row.operators is graph_kind_of(works)]
     if threads is not None:
         rows = [row for row in rows if _threads(row, profile) == threads]
     others = sorted(

@@ -9,7 +9,7 @@ from edgepeft.host import groups
 from edgepeft.host.machine import cpu_model, isa_flags
 from edgepeft.profiles.schema import Latency, Profile
 
-__all__ = ["Processor", "costs", "of_host", "of_profile"]
+__all__ = ["Processor", "missing_arithmetic", "of_host", "of_profile"]
 
 _DOT = ("asimddp", "i8mm")  # products of 8-bit numbers, summed to 32 bits, in one instruction
 _HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
@@ -39,7 +39,7 @@ def of_host(proc: Path = groups.PROC) -> Processor:
     return Processor(cpu_model(proc), arm and not flags & set(_DOT), arm and not flags & set(_HALF))
 
 
-def costs(processor: Processor, *, int8: bool, fp16: bool) -> list[str]:
+def missing_arithmetic(processor: Processor, *, int8: bool, fp16: bool) -> list[str]:
     """A sentence for each kind of weights that is stored and that the processor has no arithmetic for."""
     found = []
     if int8 and processor.lacks_dot_product:

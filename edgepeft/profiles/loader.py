@@ -20,11 +20,11 @@ __all__ = ["known_profiles", "load_profile"]
 _SUFFIX = ".toml"
 _TABLES: dict[str, type[BaseModel]] = {
     "cores": schema.Cores,
-    "memory": schema.Memory,
+    "memory": schema.MemoryFigure,
     "isa": schema.Flags,
     "figures": schema.Amount,
     "latencies": schema.Latency,
-    "reference": schema.Reference,
+    "reference": schema.ReferenceEncoder,
     "sweeps": schema.Sweep,
     "calibrations": schema.Calibration,
 }

@@ -19,17 +19,17 @@ __all__ = [
     "Calibration",
     "Cores",
     "Figure",
+    "FigureKind",
     "Flags",
     "Grade",
-    "Kind",
     "Latency",
-    "Memory",
+    "MemoryFigure",
     "Profile",
-    "Reference",
+    "ReferenceEncoder",
     "Sweep",
 ]
 
-Kind = Literal["measured", "spec", "derived", "unsourced"]
+FigureKind = Literal["measured", "spec", "derived", "unsourced"]
 Grade = Literal["A", "B", "C", "D", "E"]
 _BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 2**20, "GiB": 2**30}
 _SMALLEST_MEMORY, _LARGEST_MEMORY = 2**20, 2**50  # outside of these the unit was mistaken
@@ -42,7 +42,7 @@ class _Part(BaseModel):
 
 
 class _Sourced(_Part):
-    kind: Kind
+    kind: FigureKind
     source: str = ""
     note: str = ""
 
@@ -68,7 +68,7 @@ class Cores(Figure):
     unit: Literal["cores"]
 
 
-class Memory(Figure):
+class MemoryFigure(Figure):
     """How much memory the device has; its unit says whether powers of two or of ten are meant.
 
     ``variants``: the sizes that are sold, in the same unit; ``--set memory=`` takes one of them.
@@ -121,7 +121,7 @@ class Latency(_Sourced):
     unit: Literal["ms"]
 
 
-class Reference(_Part):
+class ReferenceEncoder(_Part):
     """The whole encoder that calibration runs: which of the latencies it is, and its shapes, batch 1.
 
     ``patch_values``: of a vision encoder, the numbers in a patch, which a first matrix takes to ``hidden_size``.
@@ -209,11 +209,11 @@ class Profile(_Part):
     title: str = Field(min_length=1)
     about: str = ""
     cores: Cores
-    memory: Memory
+    memory: MemoryFigure
     isa: Flags
     figures: dict[str, Amount] = {}
     latencies: Annotated[tuple[Latency, ...], Field(strict=False)] = ()
-    reference: Reference | None = None
+    reference: ReferenceEncoder | None = None
     boards: Annotated[tuple[str, ...], Field(strict=False)] = ()  # how the device's own kernel calls it, the beginning
     sweeps: Annotated[tuple[Sweep, ...], Field(strict=False)] = ()
     calibrations: Annotated[tuple[Calibration, ...], Field(strict=False)] = ()

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pydantic import ValidationError
 
 from edgepeft.errors import UsageError
-from edgepeft.profiles.schema import Memory, Profile
+from edgepeft.profiles.schema import MemoryFigure, Profile
 
 __all__ = ["SETTABLE", "with_settings"]
 
@@ -34,7 +34,7 @@ def with_settings(profile: Profile, settings: Iterable[str]) -> Profile:
     return profile
 
 
-def _memory(profile: Profile, text: str) -> Memory:
+def _memory(profile: Profile, text: str) -> MemoryFigure:
     """One of the variants, where the profile names them; a maker's GB is then the profile's GiB."""
     own = profile.memory
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
@@ -49,7 +49,7 @@ def _memory(profile: Profile, text: str) -> Memory:
             raise UsageError(f"--set memory={text}: {profile.name} is sold with {sold}; name one of them.")
         unit = own.unit
     try:
-        return Memory.model_validate({**own.model_dump(), "value": value, "unit": unit})
+        return MemoryFigure.model_validate({**own.model_dump(), "value": value, "unit": unit})
     except ValidationError as error:
         what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise UsageError(f"--set memory={text}: {what}.") from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edgepeft.errors import DataError, MissingPackage
-from edgepeft.report.inputs import Inputs, read_inputs
+from edgepeft.report.inputs import ReportInputs, read_inputs
 from edgepeft.report.page import page
 from edgepeft.report.pictures import plain_svg
 from edgepeft.report.section import Cell, Section
@@ -49,7 +49,7 @@ def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> li
     return made
 
 
-def _markdown(made: Sequence[Section], inputs: Inputs) -> str:
+def _markdown(made: Sequence[Section], inputs: ReportInputs) -> str:
     lines = [f"# {_TITLE}", ""]
     for one in made:
         lines += [f"## {_plain(one.title)}", "", _plain(one.told), ""]

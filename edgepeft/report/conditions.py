@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["conditions_of", "kind_of", "of_mode"]
+__all__ = ["conditions_of", "figure_kind", "of_mode"]
 
 _MODES = {"calibrated": ", calibrated to {}", "measured": ", measured on {}", "predicted": ", predicted for {}"}
 
 
-def kind_of(document: Mapping[str, Any]) -> str:
+def figure_kind(document: Mapping[str, Any]) -> str:
     """What kind of figure a throughput is: a reader must not take one for another."""
     return f"Throughput{of_mode(document)}"
 

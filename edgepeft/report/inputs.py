@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.result.result_file import SCHEMA as BENCH
+from edgepeft.bench.result.result_file import RESULT_SCHEMA as BENCH
 from edgepeft.bench.result.result_file import ResultFile, parsed_result
 from edgepeft.errors import DataError
-from edgepeft.report.quickstart import SCHEMA as QUICKSTART
+from edgepeft.report.quickstart import QUICKSTART_SCHEMA as QUICKSTART
 
-__all__ = ["Inputs", "TaskFacts", "read_inputs", "row_name"]
+__all__ = ["ReportInputs", "TaskFacts", "read_inputs", "row_name"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class TaskFacts:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ReportInputs:
     """The documents, by kind, with their files' names."""
 
     bench: Sequence[tuple[str, Mapping[str, Any]]]
@@ -84,7 +84,7 @@ def row_name(row: Mapping[str, Any]) -> str:
     return "full fine-tuning" if row.get("workload") == "finetune" else "bare backbone"
 
 
-def read_inputs(paths: Sequence[Path]) -> Inputs:
+def read_inputs(paths: Sequence[Path]) -> ReportInputs:
     """Read and sort them.
 
     Raises:
@@ -101,4 +101,4 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
         if schema == BENCH:
             document = ResultFile.open(path).document  # its samples are looked at
         found[schema].append((path.name, document))
-    return Inputs(found[BENCH], found[QUICKSTART])
+    return ReportInputs(found[BENCH], found[QUICKSTART])

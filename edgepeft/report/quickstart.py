@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["SCHEMA", "quickstart_summary", "quickstart_table"]
+__all__ = ["QUICKSTART_SCHEMA", "quickstart_summary", "quickstart_table"]
 
-SCHEMA = "edgepeft.quickstart/1"
+QUICKSTART_SCHEMA = "edgepeft.quickstart/1"
 _COLUMNS = ("infer onnxruntime", "infer pytorch", "finetune pytorch")  # workload and engine
 
 
@@ -27,7 +27,7 @@ def quickstart_summary(
     ``edgepeft.bench/1`` document, ``seconds`` the time that each step took.
     """
     return {
-        "schema": SCHEMA,
+        "schema": QUICKSTART_SCHEMA,
         "backbone": manifest["backbone"]["source"],
         "tasks": [_task(task, manifest["tasks"][task["name"]], bench) for task in tasks],
         "bare_backbone": _throughput(bench, None),

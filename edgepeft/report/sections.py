@@ -8,8 +8,8 @@ from textwrap import fill
 from typing import Any
 
 from edgepeft.bench.result.statistics import ratio_of_medians
-from edgepeft.report.conditions import conditions_of, kind_of, of_mode
-from edgepeft.report.inputs import Inputs, TaskFacts, row_name
+from edgepeft.report.conditions import conditions_of, figure_kind, of_mode
+from edgepeft.report.inputs import ReportInputs, TaskFacts, row_name
 from edgepeft.report.section import Cell, Section
 
 __all__ = ["BLUE", "GREY", "ORANGE", "sections"]
@@ -21,7 +21,7 @@ _MOST_LINES = len(_SERIES)  # of a history
 _MOST_OPERATORS = 10
 
 
-def sections(inputs: Inputs) -> list[Section]:
+def sections(inputs: ReportInputs) -> list[Section]:
     """All that these inputs have something for; those of one title are told apart by their file."""
     made = [
         *_throughput(inputs),
@@ -38,7 +38,7 @@ def sections(inputs: Inputs) -> list[Section]:
     ]
 
 
-def _throughput(inputs: Inputs) -> Iterator[Section]:
+def _throughput(inputs: ReportInputs) -> Iterator[Section]:
     """Bars with intervals, one picture a workload of a file."""
     for number, (name, document) in enumerate(inputs.bench):
         for workload in dict.fromkeys(row["workload"] for row in document["results"]):
@@ -75,7 +75,7 @@ def _bars(
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
     return Section(
         key,
-        f"{kind_of(document)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(document)}",
+        f"{figure_kind(document)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(document)}",
         f"{name}. {conditions_of(document)}",
         header,
         table,
@@ -166,7 +166,7 @@ def _parameters(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
     )
 
 
-def _operators(inputs: Inputs) -> Iterator[Section]:
+def _operators(inputs: ReportInputs) -> Iterator[Section]:
     for number, (name, document) in enumerate(inputs.bench):
         for place, entry in enumerate(document.get("operators", [])):
             for kind in ("by_type", "by_layer"):
@@ -218,7 +218,7 @@ def _times(key: str, name: str, entry: Mapping[str, Any], groups: Sequence[Mappi
     )
 
 
-def _history(inputs: Inputs) -> Iterator[Section]:
+def _history(inputs: ReportInputs) -> Iterator[Section]:
     """Throughput of what several results measured, by commit."""
     runs = sorted((d for _, d in inputs.bench if d.get("measured_at")), key=lambda d: str(d["measured_at"]))
     lines: dict[str, dict[int, float]] = {}

@@ -17,11 +17,11 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.verify import read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
 
-__all__ = ["Finding", "audit"]
+__all__ = ["AuditFinding", "audit"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """What was checked, and what is wrong with it (empty when nothing is)."""
 
     subject: str
@@ -29,7 +29,7 @@ class Finding:
     verification: Verification | None = None
 
 
-def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] = nullcontext) -> list[Finding]:
+def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] = nullcontext) -> list[AuditFinding]:
     """Check everything that the bundle claims; ``stage`` is entered around each check with its subject.
 
     Raises:
@@ -47,13 +47,13 @@ def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] =
     return findings
 
 
-def _finding(subject: str, check: Callable[[], Verification | None]) -> Finding:
+def _finding(subject: str, check: Callable[[], Verification | None]) -> AuditFinding:
     try:
-        return Finding(subject, verification=check())
+        return AuditFinding(subject, verification=check())
     except EdgepeftError as error:
-        return Finding(subject, str(error))
+        return AuditFinding(subject, str(error))
     except onnx.checker.ValidationError as error:
-        return Finding(subject, f"the ONNX checker refuses it: {error}")
+        return AuditFinding(subject, f"the ONNX checker refuses it: {error}")
 
 
 def _check_backbone(runtime: Runtime) -> None:

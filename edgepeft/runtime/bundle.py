@@ -21,7 +21,7 @@ from edgepeft.graph.sound import check_sound
 from edgepeft.graph.splice import splice
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
-from edgepeft.runtime.verify import Allowed, allowed_for
+from edgepeft.runtime.verify import Tolerance, allowed_for
 from edgepeft.runtime.versions import GRAPH, locate
 
 __all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "TEMPLATES_FOLDER", "Bundle", "check_owner", "parse_graph", "read_graph"]
@@ -128,7 +128,7 @@ class Bundle:
         """
         return self.manifest.task(task)
 
-    def allowed(self, task: str) -> Allowed:
+    def allowed(self, task: str) -> Tolerance:
         """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
         entry = self.entry(task)
         allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype)

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
-from edgepeft.graph.cost import costs
+from edgepeft.graph.cost import count_run
 from edgepeft.operators import OperatorClass, Work, product_flops
 from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["LENGTH", "Cost", "bundle_cost", "inputs_of"]
+__all__ = ["LENGTH", "Cost", "bundle_cost", "example_inputs"]
 
 LENGTH = 128  # the seeds' tables are at this length
 
@@ -73,12 +73,12 @@ def bundle_cost(bundle: Bundle, task: str | None, batch_size: int = 1, length: i
     if not 1 <= length <= longest:
         also = f" beside the task's prompt of {prompt}" if prompt else ""
         raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens{also}.")
-    found = costs(bundle.graph(task), inputs_of(bundle, task, batch_size, length))
+    found = count_run(bundle.graph(task), example_inputs(bundle, task, batch_size, length))
     precision = bundle.manifest.backbone.weights_dtype
     return Cost(task, batch_size, length, precision, found.works, found.unknown)
 
 
-def inputs_of(bundle: Bundle, task: str | None, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:
+def example_inputs(bundle: Bundle, task: str | None, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:
     """Token ids, mask and token types [batch, length] of rows without padding, as the graph names them."""
     shape = (batch_size, length)
     values = {

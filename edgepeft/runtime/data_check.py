@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.metrics import compute, default_metric
 from edgepeft.runtime.manifest import OnData
-from edgepeft.runtime.verify import Allowed, Inputs, Run, agreement_of, run_in_groups
+from edgepeft.runtime.verify import Inputs, RunRows, Tolerance, agreement_of, run_in_groups
 
 __all__ = ["DataCheck"]
 
@@ -30,7 +30,7 @@ class DataCheck:
     labels: Sequence[str | float] | None
     names: Sequence[str] | None
 
-    def compare(self, run: Run, allowed: Allowed) -> OnData:
+    def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
         """What ``run`` gives for these rows.
 
         Raises:

@@ -23,13 +23,13 @@ from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.walk import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import LENGTH, inputs_of
+from edgepeft.runtime.cost import LENGTH, example_inputs
 from edgepeft.runtime.manifest import TaskEntry
-from edgepeft.runtime.passes import TOKENS
+from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.tuning.layout import demand_of
 from edgepeft.runtime.tuning.memory import Demand, matrices_read, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
+from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit", "resident_bytes"]
@@ -157,11 +157,11 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
 
     @functools.cache
     def alive(rows: int) -> int:
-        specs = walk(graph, inputs_of(bundle, task, rows, length)).specs
+        specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
         return int(_ARENA * peak_bytes(graph.graph, specs, in_place=False))
 
     def parts(rows: int) -> dict[str, int]:
-        in_pass = -(-rows // max(1, round(rows * length / TOKENS)))
+        in_pass = -(-rows // max(1, round(rows * length / PASS_TOKENS)))
         return {**fixed, "a pass": alive(in_pass), "inputs": _INPUTS * rows * length}
 
     def peak(rows: int) -> int:
@@ -213,7 +213,7 @@ class _AnyRows(Files):
         return TaskData((row,), (row,), (row,), own, "none")
 
 
-def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Subject | None, str | None]:
+def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:
     """What would be tuned, or why nothing can be."""
     options = TuneOptions()
     if template is not None:
@@ -227,7 +227,7 @@ def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Su
         return None, str(error)
 
 
-def _finetune(bundle: Bundle, subject: Subject, sizes: _Sizes) -> Need:
+def _finetune(bundle: Bundle, subject: TuningSubject, sizes: _Sizes) -> Need:
     """As ``edgepeft tune`` predicts it; hidden states are left out: they go to a file if need be."""
     demand, _ = demand_of(bundle, subject, sizes.length, prefix_cache=True)
     most = _most_of_a_step(demand, sizes.allowed)

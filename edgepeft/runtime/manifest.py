@@ -20,12 +20,12 @@ from edgepeft.task_name import check_task_name
 __all__ = [
     "MANIFEST_FILE",
     "BackboneEntry",
+    "CheckReference",
     "DeltaDtype",
     "FileHash",
     "Hashes",
     "Manifest",
     "OnData",
-    "Reference",
     "TaskEntry",
     "TemplateEntry",
     "Verification",
@@ -43,7 +43,7 @@ def _sha256(value: str) -> str:
 
 WeightsDtype = Literal["fp32", "int8"]
 DeltaDtype = Literal["fp32", "fp16"]
-Reference = Literal["pytorch", "training graph"]
+CheckReference = Literal["pytorch", "training graph"]
 FileHash = Annotated[str, AfterValidator(_sha256)]
 
 
@@ -107,7 +107,7 @@ class Verification(_Model):
     tolerance: float | None  # of that difference; None where decisions count and not logits, as with 8-bit weights
     changed_tolerance: float = 0.0  # largest share of decided rows that may change
     agreement: float  # share of rows with PyTorch's decision, of those where its margin decides
-    reference: Reference = "pytorch"  # whose logits the check file holds
+    reference: CheckReference = "pytorch"  # whose logits the check file holds
     undecided: int = 0  # rows whose two best logits PyTorch holds closer than twice the tolerance
     isa: str = ""
     onnxruntime: str = ""

@@ -12,16 +12,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOKENS", "passes"]
+__all__ = ["PASS_TOKENS", "passes"]
 
 Inputs = Mapping[str, NDArray[np.int64]]
 
 # roberta-base, 32 rows of 128, 2 cores with 1 MB of L2 each: 3.93 s in one pass, 3.71 s by 2048, 3.62 s by 1024,
 # 3.55 s by 512; smaller passes pay more for each operator's start where rows are short.
-TOKENS = 1024
+PASS_TOKENS = 1024
 
 
-def passes(inputs: Inputs, tokens: int = TOKENS, prompt: int = 0) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
+def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
     """Yield the rows of each pass and their inputs [rows, longest]; one pass keeps the batch as it is.
 
     ``inputs`` holds attention_mask and its like, all [batch, length]; ``prompt`` counts the tokens that the

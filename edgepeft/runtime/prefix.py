@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture, Role
-from edgepeft.graph.cut import above, below, untouched
+from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
@@ -18,10 +18,10 @@ from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
 from edgepeft.runtime.weights import TaskSession
 
-__all__ = ["Plan", "Prefix", "plan", "shared_layers"]
+__all__ = ["Prefix", "PrefixPlan", "plan_prefix", "shared_layers"]
 
 
-class Plan(NamedTuple):
+class PrefixPlan(NamedTuple):
     """``layers`` run once for the tasks of ``shared``; those of ``whole`` run by themselves."""
 
     layers: int
@@ -37,15 +37,15 @@ class Prefix:
         self._depths: dict[str, int] = {}
         self._sessions: dict[tuple[int, str | None], TaskSession] = {}
 
-    def plan(self, tasks: Sequence[str]) -> Plan:
+    def plan(self, tasks: Sequence[str]) -> PrefixPlan:
         """What these tasks share; tasks with a prompt share nothing."""
         for task in tasks:
             if task not in self._depths:
                 architecture, sites = self._bundle.architecture, self._bundle.manifest.backbone.sites
                 self._depths[task] = shared_layers(self._bundle.graph(task), architecture, sites)
-        return plan({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
+        return plan_prefix({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
 
-    def logits(self, shared: Plan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
+    def logits(self, shared: PrefixPlan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
         """[batch, outputs] of each task of ``shared.shared``."""
         cut, rows_of_all = shared.layers, len(inputs["input_ids"])
         value = self._values[cut - 1]
@@ -92,10 +92,10 @@ def _layer_values(architecture: Architecture, sites: Mapping[str, str]) -> tuple
 
 def shared_layers(model: onnx.ModelProto, architecture: Architecture, sites: Mapping[str, str]) -> int:
     """How many of the lowest layers a spliced task leaves as the backbone has them, the embeddings included."""
-    return untouched(model.graph, _layer_values(architecture, sites))
+    return untouched_values(model.graph, _layer_values(architecture, sites))
 
 
-def plan(depths: Mapping[str, int], n_layers: int) -> Plan:
+def plan_prefix(depths: Mapping[str, int], n_layers: int) -> PrefixPlan:
     """Cut where the fewest layers are run in all; ``depths`` are ``shared_layers`` by task.
 
     With a cut at c, c layers run once, n - c for each task that leaves so many alone, and n for each other.
@@ -107,6 +107,6 @@ def plan(depths: Mapping[str, int], n_layers: int) -> Plan:
     alone = n_layers * len(depths)
     best = min((cut for cut in set(depths.values()) if cut), key=lambda cut: (cost(cut), cut), default=0)
     if best == 0 or cost(best) >= alone:
-        return Plan(0, (), tuple(depths))
+        return PrefixPlan(0, (), tuple(depths))
     shared: Sequence[str] = [task for task, depth in depths.items() if depth >= best]
-    return Plan(best, tuple(shared), tuple(task for task in depths if task not in shared))
+    return PrefixPlan(best, tuple(shared), tuple(task for task in depths if task not in shared))

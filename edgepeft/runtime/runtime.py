@@ -27,11 +27,11 @@ from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session
 from edgepeft.runtime.weights import TaskSession, Weights
 
-__all__ = ["Answer", "Readable", "Runtime", "check_rows", "in_batches"]
+__all__ = ["Readable", "RowResult", "Runtime", "check_rows", "in_batches"]
 
 T = TypeVar("T")
 Readable = str | tuple[str, str | None]  # a text, or a pair of them; a ``Text`` is one
-Answer = Prediction | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
+RowResult = Prediction | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Runtime:
         *,
         strict: bool = True,
         pooling: Pooling = Pooling.MEAN,
-    ) -> list[Answer]:
+    ) -> list[RowResult]:
         """The answer of ``tasks[i]`` to ``texts[i]``, in order; rows of tasks of one structure share their passes.
 
         A row whose task is None gets the bare backbone's embedding [hidden size], pooled as ``pooling`` says.
@@ -238,7 +238,7 @@ class Runtime:
         for row, task in enumerate(tasks):
             rows.setdefault(task, []).append(row)
         groups, refused = self._groups(rows, strict=strict)
-        answers: dict[int, Answer] = {row: error for task, error in refused.items() for row in rows[task]}
+        answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
         for group in groups:
             members = [row for task in group for row in rows[task]]
             found = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling)
@@ -269,7 +269,7 @@ class Runtime:
             groups += [[*part] for part in in_batches(members, size)]
         return groups, refused
 
-    def _answers(self, texts: Mapping[str | None, list[Readable]], pooling: Pooling) -> Sequence[Answer]:
+    def _answers(self, texts: Mapping[str | None, list[Readable]], pooling: Pooling) -> Sequence[RowResult]:
         """Those of one group, task by task."""
         named = {task: rows for task, rows in texts.items() if task is not None}
         if not named:

@@ -25,7 +25,7 @@ from edgepeft.graph.splice import splice
 from edgepeft.resources import locked, write_atomically
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
 from edgepeft.runtime.data_check import DataCheck
-from edgepeft.runtime.manifest import Manifest, OnData, Reference, TaskEntry, Verification
+from edgepeft.runtime.manifest import CheckReference, Manifest, OnData, TaskEntry, Verification
 from edgepeft.runtime.model_card import model_card
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
@@ -62,7 +62,7 @@ def prepare_task(
     *,
     training: bytes | None = None,
     data: DataCheck | None = None,
-    reference: Reference = "pytorch",
+    reference: CheckReference = "pytorch",
 ) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 

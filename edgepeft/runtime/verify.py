@@ -25,11 +25,11 @@ from edgepeft.runtime.manifest import Verification
 
 __all__ = [
     "EXACT",
-    "TOLERANCE",
-    "Allowed",
+    "LOGIT_TOLERANCE",
+    "Tolerance",
     "agreement_of",
     "allowed_for",
-    "compare",
+    "compare_logits",
     "pack_check",
     "read_check",
     "replay",
@@ -37,15 +37,15 @@ __all__ = [
     "row_groups",
 ]
 
-TOLERANCE = 1e-4  # largest absolute difference of a logit
+LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 
 Inputs = Mapping[str, NDArray[np.int64]]
-Run = Callable[[Inputs], NDArray[np.float32]]
+RunRows = Callable[[Inputs], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Tolerance:
     """``difference`` of a logit (None: any), and the share of decided rows whose decision may change."""
 
     difference: float | None
@@ -53,13 +53,13 @@ class Allowed:
 
 
 REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
-EXACT = Allowed(TOLERANCE)
-_ROUNDED = Allowed(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
-_QUANTISED = Allowed(None, 0.02)
+EXACT = Tolerance(LOGIT_TOLERANCE)
+_ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
+_QUANTISED = Tolerance(None, 0.02)
 _MOVED = 0.25  # of the standard deviation of a regression's values
 
 
-def allowed_for(backbone: str, delta: str) -> Allowed:
+def allowed_for(backbone: str, delta: str) -> Tolerance:
     """What a bundle's ``weights_dtype`` and a task's allow."""
     if backbone == "int8":
         return _QUANTISED
@@ -76,7 +76,7 @@ def row_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], dict[str, NDA
         yield rows, {name: np.ascontiguousarray(values[rows, :longest]) for name, values in inputs.items()}
 
 
-def run_in_groups(run: Run, inputs: Inputs) -> NDArray[np.float32]:
+def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
     """Logits [rows, outputs] in the rows' own order."""
     parts = [(rows, run(group)) for rows, group in row_groups(inputs)]
     logits = np.empty((len(inputs["attention_mask"]), parts[0][1].shape[1]), np.float32)
@@ -108,12 +108,14 @@ def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]]
     return tensors, logits
 
 
-def replay(run: Run, inputs: Inputs, reference: NDArray[np.float32], allowed: Allowed = EXACT) -> Verification:
+def replay(run: RunRows, inputs: Inputs, reference: NDArray[np.float32], allowed: Tolerance = EXACT) -> Verification:
     """Run the check's rows and compare with PyTorch's logits."""
-    return compare(reference, run_in_groups(run, inputs), allowed)
+    return compare_logits(reference, run_in_groups(run, inputs), allowed)
 
 
-def compare(reference: NDArray[np.float32], found: NDArray[np.float32], allowed: Allowed = EXACT) -> Verification:
+def compare_logits(
+    reference: NDArray[np.float32], found: NDArray[np.float32], allowed: Tolerance = EXACT
+) -> Verification:
     """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance."""
     agreement, undecided = agreement_of(reference, found, allowed)
     return Verification(
@@ -129,7 +131,7 @@ def compare(reference: NDArray[np.float32], found: NDArray[np.float32], allowed:
 
 
 def agreement_of(
-    reference: NDArray[np.float32], found: NDArray[np.float32], allowed: Allowed = EXACT
+    reference: NDArray[np.float32], found: NDArray[np.float32], allowed: Tolerance = EXACT
 ) -> tuple[float, int]:
     """(share of decided rows that have the reference's decision, number of undecided rows).
 
@@ -143,12 +145,12 @@ def agreement_of(
         raise VerificationFailed(f"the check has logits {list(reference.shape)}, the model gives {list(found.shape)}.")
     if reference.shape[1] > 1:
         best = np.sort(reference, axis=1)
-        decided = best[:, -1] - best[:, -2] > 2 * (allowed.difference or TOLERANCE)
+        decided = best[:, -1] - best[:, -2] > 2 * (allowed.difference or LOGIT_TOLERANCE)
         equal = reference.argmax(axis=1) == found.argmax(axis=1)
         return float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum())
     if allowed.difference is not None:
         return 1.0, 0
-    near = np.abs(reference - found) <= max(_MOVED * float(reference.std()), TOLERANCE)
+    near = np.abs(reference - found) <= max(_MOVED * float(reference.std()), LOGIT_TOLERANCE)
     return float(near.mean()), 0
 
 

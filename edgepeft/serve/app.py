@@ -20,7 +20,7 @@ from edgepeft.errors import EdgepeftError
 from edgepeft.resources import package_data
 from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.guard import Guard
-from edgepeft.serve.metrics import Metrics
+from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.openapi import openapi_document
 from edgepeft.serve.problems import HANDLERS, Json
 from edgepeft.serve.routes import ROUTES, Serving
@@ -43,7 +43,7 @@ def create_app(settings: Settings) -> Starlette:
         UsageError, BundleError, VerificationFailed: the bundle cannot be served.
     """
     service = Service(settings)
-    metrics = Metrics()
+    metrics = ServiceMetrics()
     batcher = Batcher(service.answer, settings.limits, metrics.batch, service.kind, settings.workers)
     serving = Serving(settings, service, batcher, metrics, Jobs(settings.bundle, settings.threads))
     for name, about, value in (

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgepeft.runtime.runtime import Answer, Readable
-from edgepeft.serve.settings import Limits
+from edgepeft.runtime.runtime import Readable, RowResult
+from edgepeft.serve.settings import ServiceLimits
 
 __all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
 
 T = TypeVar("T")
-Run = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[Answer]]
-Kind = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
+RunBatch = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]]
+BatchKey = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
 _MOST_RETRY_S = 60
@@ -56,7 +56,7 @@ class _Job:
     texts: Sequence[Readable]
     client: Hashable
     arrived: float
-    future: asyncio.Future[Sequence[Answer]]
+    future: asyncio.Future[Sequence[RowResult]]
 
 
 class Batcher:
@@ -68,10 +68,10 @@ class Batcher:
 
     def __init__(
         self,
-        run: Run,
-        limits: Limits,
+        run: RunBatch,
+        limits: ServiceLimits,
         observe: Callable[[int, float], object] = lambda *_: None,
-        kind: Kind = lambda _: None,
+        kind: BatchKey = lambda _: None,
         workers: int = 1,
     ) -> None:
         self._run_rows, self.limits, self._observe, self._kind = run, limits, observe, kind
@@ -118,7 +118,7 @@ class Batcher:
         *,
         client: Hashable = None,
         deadline_s: float | None = None,
-    ) -> Sequence[Answer]:
+    ) -> Sequence[RowResult]:
         """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
 
         Raises:

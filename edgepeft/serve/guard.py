@@ -11,7 +11,7 @@ from time import monotonic
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgepeft.serve.metrics import Metrics
+from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import HEADERS, Refused, problem
 from edgepeft.serve.settings import Settings, is_loopback
 
@@ -26,7 +26,7 @@ class Guard:
     ``open_paths`` need no token: the page asks for it, and a health check has none.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, open_paths: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: ServiceMetrics, open_paths: Iterable[str]) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
         self._open_paths = frozenset(open_paths)
         self._token = None if settings.token is None else settings.token.encode()

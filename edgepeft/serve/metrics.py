@@ -11,7 +11,7 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
+__all__ = ["CONTENT_TYPE_LATEST", "ServiceMetrics"]
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -19,7 +19,7 @@ _RECENT_S = 10.0
 _MOST_RECENT = 10_000
 
 
-class Metrics:
+class ServiceMetrics:
     """Counters of one service, in a registry of its own."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from edgepeft.serve.settings import Limits
+from edgepeft.serve.settings import ServiceLimits
 
 __all__ = ["limited_protocol"]
 
@@ -19,7 +19,7 @@ _TOO_LARGE = (
 )
 
 
-def limited_protocol(limits: Limits, gone: Callable[[Any], object] = lambda _: None) -> type[asyncio.Protocol]:
+def limited_protocol(limits: ServiceLimits, gone: Callable[[Any], object] = lambda _: None) -> type[asyncio.Protocol]:
     """The class that uvicorn makes one of for each connection; ``gone`` hears whose was closed, (host, port)."""
 
     class Limited(HttpToolsProtocol):

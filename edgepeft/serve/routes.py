@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.runtime.prediction import Prediction
-from edgepeft.runtime.runtime import Answer, Readable
+from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
-from edgepeft.serve.metrics import CONTENT_TYPE_LATEST, Metrics
+from edgepeft.serve.metrics import CONTENT_TYPE_LATEST, ServiceMetrics
 from edgepeft.serve.problems import Json, Refused, explain, fault
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
@@ -28,7 +28,7 @@ from edgepeft.task_name import check_task_name
 
 __all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving"]
 
-Model = TypeVar("Model", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
 DEADLINE_HEADER = "X-Deadline-Ms"
 
@@ -40,7 +40,7 @@ class Serving:
     settings: Settings
     service: Service
     batcher: Batcher
-    metrics: Metrics
+    metrics: ServiceMetrics
     jobs: Jobs
     state: str = "starting"  # or ok, or stopping
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
@@ -65,7 +65,7 @@ def _serving(request: Request) -> Serving:
     return found
 
 
-async def _body(request: Request, model: type[Model]) -> Model:
+async def _body(request: Request, model: type[Body]) -> Body:
     """What was asked; anything but JSON a page of another site could send unasked, and is refused."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -104,7 +104,7 @@ async def predict_mixed(request: Request) -> Response:
     return Json({"answers": [_mixed(answer, task) for answer, task in zip(answers, named, strict=True)]})
 
 
-def _mixed(answer: Answer, task: str | None) -> dict[str, Any]:
+def _mixed(answer: RowResult, task: str | None) -> dict[str, Any]:
     if isinstance(answer, EdgepeftError):
         refused = explain(answer, task)
         return {"error": fault(refused.code, refused.message)}
@@ -113,7 +113,7 @@ def _mixed(answer: Answer, task: str | None) -> dict[str, Any]:
     return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
 
 
-async def _answers(request: Request, named: Sequence[str | None], texts: Sequence[Readable]) -> Sequence[Answer]:
+async def _answers(request: Request, named: Sequence[str | None], texts: Sequence[Readable]) -> Sequence[RowResult]:
     serving = _serving(request)
     if serving.state == "starting":
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
@@ -147,7 +147,7 @@ def _deadline(request: Request) -> float | None:
     return int(given) / 1000
 
 
-async def tune(request: Request) -> Response:
+async def start_tuning(request: Request) -> Response:
     """Fine-tune a task, or a new one from a template, in the background."""
     serving, task = _serving(request), request.path_params["task"]
     if not serving.settings.allow_tuning:
@@ -246,15 +246,15 @@ ROUTES = (
     Endpoint(
         "POST",
         "/v1/tasks/{task}:tune",
-        tune,
+        start_tuning,
         "Fine-tune a task on rows, or start one from a template (needs --allow-tuning).",
-        schemas.Job,
+        schemas.TuningJob,
         schemas.TuneRequest,
         202,
         (*_ASKED, 409),
     ),
-    Endpoint("GET", "/v1/jobs/{job}", job, "How a fine-tuning run stands.", schemas.Job, refusals=(404,)),
-    Endpoint("DELETE", "/v1/jobs/{job}", stop_job, "Stop a fine-tuning run.", schemas.Job, None, 202, (404,)),
+    Endpoint("GET", "/v1/jobs/{job}", job, "How a fine-tuning run stands.", schemas.TuningJob, refusals=(404,)),
+    Endpoint("DELETE", "/v1/jobs/{job}", stop_job, "Stop a fine-tuning run.", schemas.TuningJob, None, 202, (404,)),
     Endpoint("GET", "/v1/status", status, "Throughput, latency and memory now.", schemas.Status),
     Endpoint("GET", "/healthz", healthz, "Whether the process answers.", schemas.Health),
     Endpoint("GET", "/readyz", readyz, "Whether it is ready to be asked.", schemas.Health, refusals=(503,)),

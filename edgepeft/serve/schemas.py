@@ -11,18 +11,18 @@ from edgepeft.task_name import TASK_NAME
 __all__ = [
     "Answers",
     "Health",
-    "Job",
     "MixedRequest",
     "MixedRow",
     "PredictRequest",
     "Predictions",
     "Problem",
-    "Row",
     "Status",
     "Task",
     "Tasks",
+    "TextRow",
     "TuneRequest",
     "TuneRow",
+    "TuningJob",
 ]
 
 TaskName = Annotated[str, Field(pattern=TASK_NAME, examples=["mood"])]
@@ -32,7 +32,7 @@ class _Asked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key is an error, not a default
 
 
-class Row(_Asked):
+class TextRow(_Asked):
     """A text, or a pair of texts for a task that was trained on pairs."""
 
     text: str
@@ -54,7 +54,7 @@ class PredictRequest(_Asked):
     model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator below
     text: str | None = Field(default=None, examples=["We laughed all evening."])
     second: str | None = None
-    rows: list[str | Row] | None = Field(default=None, min_length=1)
+    rows: list[str | TextRow] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> PredictRequest:
@@ -70,7 +70,7 @@ class PredictRequest(_Asked):
         return [row if isinstance(row, str) else (row.text, row.second) for row in self.rows]
 
 
-class MixedRow(Row):
+class MixedRow(TextRow):
     """A row with its task; without one it gets the backbone's embedding."""
 
     task: TaskName | None = None
@@ -82,7 +82,7 @@ class MixedRequest(_Asked):
     rows: list[MixedRow] = Field(min_length=1)
 
 
-class TuneRow(Row):
+class TuneRow(TextRow):
     """A row to learn from; a number where the task is one."""
 
     label: str | int | float
@@ -101,7 +101,7 @@ class TuneRequest(_Asked):
     seed: int = Field(default=0, ge=0, lt=2**32)
 
 
-class Prediction(BaseModel):
+class PredictionBody(BaseModel):
     """A label with its probability and those of all labels; ``value`` where the task is a number."""
 
     task: str
@@ -114,7 +114,7 @@ class Prediction(BaseModel):
 class Predictions(BaseModel):
     """One prediction for each text, in order."""
 
-    predictions: list[Prediction]
+    predictions: list[PredictionBody]
 
 
 class Fault(BaseModel):
@@ -127,7 +127,7 @@ class Fault(BaseModel):
 class Answer(BaseModel):
     """One of the three."""
 
-    prediction: Prediction | None = None
+    prediction: PredictionBody | None = None
     embedding: list[float] | None = None
     error: Fault | None = None
 
@@ -182,7 +182,7 @@ class Health(BaseModel):
     status: Literal["ok", "starting", "stopping"]
 
 
-class Job(BaseModel):
+class TuningJob(BaseModel):
     """A fine-tuning run."""
 
     job: str

@@ -19,7 +19,7 @@ from edgepeft.serve.protocol import limited_protocol
 from edgepeft.serve.routes import Serving
 from edgepeft.serve.settings import Settings
 
-__all__ = ["listen", "run"]
+__all__ = ["listen", "run_server"]
 
 _LOST = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _KEEP_ALIVE_S = 30
@@ -60,7 +60,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(settings: Settings, started: Callable[[str], object] = lambda _: None) -> None:
+def run_server(settings: Settings, started: Callable[[str], object] = lambda _: None) -> None:
     """Serve until SIGTERM or SIGINT; ``started`` hears the address.
 
     Raises:

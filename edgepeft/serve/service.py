@@ -15,7 +15,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.resources import file_identity
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.runtime.resident import MOST_SESSIONS
-from edgepeft.runtime.runtime import Answer, Readable, Runtime
+from edgepeft.runtime.runtime import Readable, RowResult, Runtime
 from edgepeft.runtime.signature import SIGNATURE_FILE, check_signature
 from edgepeft.serve.settings import Settings
 
@@ -138,7 +138,7 @@ class Service:
         """Equal for tasks whose rows share their passes."""
         return self.runtime.structure(task) or task
 
-    def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[Answer]:
+    def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """The answer of each row, or the error in its place.
 
         Raises:

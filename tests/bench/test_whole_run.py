@@ -6,7 +6,7 @@ import json
 import pytest
 
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.bench.run import Request, run
+from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.errors import UnknownName, UsageError
 
 # What design.md demands of the JSON, written down a second time.
@@ -34,7 +34,7 @@ ROW = {
 
 def bench(start, **options):
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
-    return run(Request(**{**settings, **options}), start=start)
+    return run_benchmark(BenchRequest(**{**settings, **options}), start=start)
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +318,7 @@ def calibrated(start, host_s, monkeypatch, **options):
 
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
     asked = {"workloads": ("infer",), "engines": ("onnxruntime",), "mode": "calibrated", **options}
-    return run(Request(**{**settings, **asked}), start=start, start_at=start_at).document
+    return run_benchmark(BenchRequest(**{**settings, **asked}), start=start, start_at=start_at).document
 
 
 def test_a_calibrated_result_says_so_everywhere_and_has_no_percentiles_below_a_fifth(fake_start, monkeypatch):

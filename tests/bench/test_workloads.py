@@ -95,7 +95,7 @@ def test_tuning_a_delta_moves_no_tensor_of_the_model(bundle, loaded):
 
 def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
     deltas = []
-    fresh = _torch.fresh_delta
+    fresh = _torch.job_delta
     monkeypatch.setattr(_torch, "fresh_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
     prepared = finetune_pytorch.prepare(job(bundle, "x", **TASK))
     before = copied(deltas[0])
@@ -120,7 +120,7 @@ def test_both_engines_take_the_same_step(bundle, monkeypatch):
     finetune_onnxruntime.prepare(job(bundle, "x", **TASK)).step(0)
 
     deltas, gradients = [], {}
-    fresh = _torch.fresh_delta
+    fresh = _torch.job_delta
 
     def started(*arguments):
         """The fresh delta with the bundle's values, and its gradients on their way to AdamW."""

@@ -70,22 +70,25 @@ def test_running_it_elsewhere_says_nothing(made, said):
 
 
 def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
-    from edgepeft.bench.planning.request import Request
-    from edgepeft.bench.run import run
+    from edgepeft.bench.planning.request import BenchRequest
+    from edgepeft.bench.run import run_benchmark
 
-    document = run(Request(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)).document
+    document = run_benchmark(
+        BenchRequest(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)
+    ).document
     notes = " ".join(document["profile"]["notes"])
     assert "int8 on rpi4" in notes and "half precision on rpi4" in notes
 
 
 def test_a_wheel_of_this_host_that_dies_on_the_profiles_device_is_named(made, monkeypatch):
-    from edgepeft.bench.planning.plan import Model
+    from edgepeft.bench.planning.plan import BenchedModel
     from edgepeft.bench.result import profile_facts
     from edgepeft.profiles.loader import load_profile
 
     monkeypatch.setattr(profile_facts, "versions", lambda: {"onnxruntime": "1.21.0"})
-    notes = profile_facts.arithmetic_notes(load_profile("rpi4"), Model(made[2], (), 10, 0))
+    notes = profile_facts.arithmetic_notes(load_profile("rpi4"), BenchedModel(made[2], (), 10, 0))
     assert any("onnxruntime 1.21.0 dies" in note and "rpi4" in note for note in notes)
     assert not any(
-        "dies" in note for note in profile_facts.arithmetic_notes(load_profile("rpi5"), Model(made[2], (), 10, 0))
+        "dies" in note
+        for note in profile_facts.arithmetic_notes(load_profile("rpi5"), BenchedModel(made[2], (), 10, 0))
     )

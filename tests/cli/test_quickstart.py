@@ -14,7 +14,7 @@ from edgepeft.cli._quickstart import TASKS, write_rows
 from edgepeft.data.rows import read_rows
 from edgepeft.errors import MissingPackage, UsageError
 from edgepeft.training import demo
-from edgepeft.training.demo import Row, Split
+from edgepeft.training.demo import DemoSplit, LabelledText
 
 pytest.importorskip("torch", reason="pip install edgepeft[train]")
 
@@ -39,9 +39,9 @@ def test_missing_data_is_said_before_anything_is_written(tmp_path, monkeypatch):
 
 
 def test_written_rows_are_what_train_reads(tmp_path):
-    awkward = Row('She said "two\nlines",\ttabs and \u2028 separators 🙂', "odd")
-    plain = Row("plain", "even")
-    files = write_rows(Split([awkward, plain], [plain], [awkward]), tmp_path)
+    awkward = LabelledText('She said "two\nlines",\ttabs and \u2028 separators 🙂', "odd")
+    plain = LabelledText("plain", "even")
+    files = write_rows(DemoSplit([awkward, plain], [plain], [awkward]), tmp_path)
     read = [(row.sentence1, row.label) for row in read_rows(files["train"], labels=True)]
     assert read == [tuple(awkward), tuple(plain)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["eval.jsonl", "test.jsonl", "train.jsonl"]

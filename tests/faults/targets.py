@@ -130,7 +130,7 @@ def profile(folder: Path) -> tuple[list[bytes], Target]:
 
 def bench(folder: Path) -> tuple[list[bytes], Target]:
     """A bench JSON, compared with itself."""
-    from edgepeft.bench.gate.compare import compare
+    from edgepeft.bench.gate.compare import compare_results
     from edgepeft.bench.result.result_file import ResultFile
 
     path = folder / "fuzzed.json"
@@ -155,7 +155,7 @@ def bench(folder: Path) -> tuple[list[bytes], Target]:
         path.write_bytes(data)
         try:
             found = ResultFile.open(path)
-            compare(found, found, 0.05)
+            compare_results(found, found, 0.05)
         except EdgepeftError:
             return "refused"
         return "read"

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError
-from edgepeft.graph.cost import costs
+from edgepeft.graph.cost import count_run
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
 from edgepeft.operators import OperatorClass, product_flops
@@ -25,7 +25,7 @@ def model(body, opset=20):
 
 def only(graph, **inputs):
     """The one node that does something."""
-    works = [work for work in costs(graph, inputs).works if work.kind is not OperatorClass.NONE]
+    works = [work for work in count_run(graph, inputs).works if work.kind is not OperatorClass.NONE]
     assert len(works) == 1
     return works[0]
 
@@ -54,7 +54,7 @@ def whole(tiny):
 @pytest.mark.parametrize("name", sorted(set(methods()) - MADE_OF_PRODUCTS))
 def test_products_without_padding_cost_what_torchs_own_counter_says(whole, name):
     graph, inputs, expected = whole(method_named(name).examples()[0])
-    found = costs(graph, inputs)
+    found = count_run(graph, inputs)
     assert product_flops(found.works) == expected
     assert found.unknown == ()
 
@@ -63,16 +63,16 @@ def test_products_without_padding_cost_what_torchs_own_counter_says(whole, name)
 def test_a_weight_made_of_smaller_ones_costs_nothing_in_a_run(whole, name):
     graph, inputs, torchs = whole(method_named(name).examples()[0])
     bare, _, _ = whole(method_named("bitfit").examples()[0])
-    found = costs(graph, inputs)
-    assert product_flops(costs(bare, inputs).works) <= product_flops(found.works) < torchs
+    found = count_run(graph, inputs)
+    assert product_flops(count_run(bare, inputs).works) <= product_flops(found.works) < torchs
     assert found.unknown == ()
 
 
 def test_padding_costs_attention_and_nothing_else(whole):
     graph, inputs, _ = whole(method_named("lora").examples()[0], batch=2, length=8)
-    full = {work.name: work for work in costs(graph, inputs).works}
+    full = {work.name: work for work in count_run(graph, inputs).works}
     inputs["attention_mask"][1, 3:] = 0  # 11 of 16 tokens are real
-    ragged = {work.name: work for work in costs(graph, inputs).works}
+    ragged = {work.name: work for work in count_run(graph, inputs).works}
     projections = [name for name, work in full.items() if work.op == "Gemm" and work.flops % 16 == 0]
     attention = [name for name, work in full.items() if work.op == "Softmax"]
     assert len(projections) >= 12 and len(attention) == 2
@@ -150,7 +150,7 @@ def test_what_follows_from_constants_alone_is_folded_and_free():
 
 
 def test_an_operator_that_the_table_lacks_is_named():
-    found = costs(model("g (float[4] x) => (float y) { y = Celu (x) }"), {"x": floats(4)})
+    found = count_run(model("g (float[4] x) => (float y) { y = Celu (x) }"), {"x": floats(4)})
     assert found.unknown == ("Celu",) and sum(work.flops for work in found.works) == 0
 
 
@@ -164,10 +164,10 @@ def test_a_shape_that_depends_on_weights_is_refused():
     graph = model("g (float[3] x) => (float y) { i = NonZero (w)  j = Squeeze (i)  y = Gather (x, j) }")
     graph.graph.initializer.append(onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [5000], [1.0] * 5000))
     with pytest.raises(BundleError, match="depends on weights"):
-        costs(graph, {"x": floats(3)})
+        count_run(graph, {"x": floats(3)})
 
 
 def test_an_unknown_input_is_named():
     graph = model("g (float[3] x, float[3] other) => (float y) { y = Add (x, other) }")
     with pytest.raises(BundleError, match="'other'"):
-        costs(graph, {"x": floats(3)})
+        count_run(graph, {"x": floats(3)})

@@ -4,9 +4,9 @@ import pytest
 from onnx import helper
 from onnx.external_data_helper import load_external_data_for_model
 
-from edgepeft.graph.cost import costs
+from edgepeft.graph.cost import count_run
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import bundle_cost, inputs_of
+from edgepeft.runtime.cost import bundle_cost, example_inputs
 
 onnx_tool = pytest.importorskip("onnx_tool")
 
@@ -24,7 +24,7 @@ def test_every_product_of_a_bundle_has_the_multiply_adds_of_onnx_tool(exported, 
     bundle = Bundle(exported)
     graph = bundle.graph(task)
     load_external_data_for_model(graph, str(bundle.folder))
-    expected = multiply_adds(type(graph).FromString(graph.SerializeToString()), inputs_of(bundle, task, 3, 7))
+    expected = multiply_adds(type(graph).FromString(graph.SerializeToString()), example_inputs(bundle, task, 3, 7))
     found = {work.name: work.flops for work in bundle_cost(bundle, task, 3, 7).works}
     assert len(expected) > 15 and all(found[name] == 2 * count for name, count in expected.items())
 
@@ -38,4 +38,4 @@ def test_a_convolution_has_the_multiply_adds_of_onnx_tool():
     graph = helper.make_graph([node], "g", values[:1], values[1:], [weight])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     inputs = {"x": np.zeros((2, 6, 9, 9), np.float32)}
-    assert costs(model, inputs).works[0].flops == 2 * multiply_adds(model, inputs)["conv"]
+    assert count_run(model, inputs).works[0].flops == 2 * multiply_adds(model, inputs)["conv"]

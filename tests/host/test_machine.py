@@ -42,7 +42,7 @@ def test_facts_are_json_and_name_the_installed_versions():
 
 def test_asking_for_versions_imports_neither_torch_nor_onnxruntime():
     code = (
-        "import sys; from edgepeft.profiles import host, limits, loader; host.host_facts();"
+        "import sys; from edgepeft.host import machine; from edgepeft.limits import limited_process; from edgepeft.profiles import loader; machine.host_facts();"
         "loader.load_profile('rpi4');"
         "print([name for name in ('torch', 'transformers', 'onnxruntime', 'onnx') if name in sys.modules])"
     )

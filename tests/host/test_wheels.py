@@ -61,7 +61,7 @@ def test_a_wheel_that_is_not_asked_for_does_not_stop_the_others(tmp_path, monkey
 
 
 def test_int8_on_a_pi_4_says_what_was_gained_there_and_with_what():
-    (said,) = arithmetic.costs(arithmetic.of_profile(load_profile("rpi4")), int8=True, fp16=False)
+    (said,) = arithmetic.missing_arithmetic(arithmetic.of_profile(load_profile("rpi4")), int8=True, fp16=False)
     assert "no dot product" in said
     assert "ResNet-50 1.3x (263 -> 197 ms, ncnn)" in said  # Tencent/ncnn
     assert "MobileNet v1 2.5x (67.6 -> 27.3 ms, TFLite 2.7.1)" in said  # mlcommons v2.1
@@ -69,22 +69,22 @@ def test_int8_on_a_pi_4_says_what_was_gained_there_and_with_what():
 
 
 def test_half_precision_on_a_pi_4_saves_the_file_only():
-    (said,) = arithmetic.costs(arithmetic.of_profile(load_profile("rpi4")), int8=False, fp16=True)
+    (said,) = arithmetic.missing_arithmetic(arithmetic.of_profile(load_profile("rpi4")), int8=False, fp16=True)
     assert "no fp16 arithmetic" in said and "neither time nor memory" in said
 
 
 def test_float32_costs_nothing_extra():
-    assert arithmetic.costs(arithmetic.of_profile(load_profile("rpi4")), int8=False, fp16=False) == []
+    assert arithmetic.missing_arithmetic(arithmetic.of_profile(load_profile("rpi4")), int8=False, fp16=False) == []
 
 
 def test_a_device_that_has_the_instructions_is_not_warned_about():
-    assert arithmetic.costs(arithmetic.of_profile(load_profile("iphone11")), int8=True, fp16=True) == []
+    assert arithmetic.missing_arithmetic(arithmetic.of_profile(load_profile("iphone11")), int8=True, fp16=True) == []
 
 
 @pytest.mark.parametrize(("cpuinfo", "n"), [(PI4_CPUINFO, 2), (PI5_CPUINFO, 0), ("flags\t: avx2\n", 0)])
 def test_the_host_is_judged_by_its_own_cpuinfo(tmp_path, cpuinfo, n):
     put(tmp_path, "cpuinfo", cpuinfo)
-    assert len(arithmetic.costs(arithmetic.of_host(tmp_path), int8=True, fp16=True)) == n
+    assert len(arithmetic.missing_arithmetic(arithmetic.of_host(tmp_path), int8=True, fp16=True)) == n
 
 
 def test_a_pi_4_is_recognised_and_its_profile_found(tmp_path):

@@ -13,7 +13,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.data.batches import encode
 from edgepeft.data.rows import Row
 from edgepeft.delta import Delta
-from edgepeft.inspection.base import Subject
+from edgepeft.inspection.base import InspectionSubject
 
 LABELS = ("c", "a", "b")  # not in the order of the alphabet
 ROWS = [text.first for text in TEXTS]  # 70 texts of 1 to 41 words: two batches, ragged
@@ -31,14 +31,14 @@ def write_rows(path: Path, texts: Sequence[str], labels: Sequence[object]) -> Pa
 
 def subject(
     delta: Delta, backbone: Backbone, targets: Sequence[float], metric: str = "accuracy", texts=ROWS
-) -> Subject:
+) -> InspectionSubject:
     rows = rows_of(texts, [str(target) for target in targets])
     regression = delta.card.labels is None
     encoded = encode(rows, targets, backbone.encoder(), delta.card.max_length, 0, regression=regression)
-    return Subject(delta, load_model(backbone), encoded, metric)
+    return InspectionSubject(delta, load_model(backbone), encoded, metric)
 
 
-def look(inspection, looked_at: Subject):
+def look(inspection, looked_at: InspectionSubject):
     return inspection.look(looked_at, lambda _: None)
 
 

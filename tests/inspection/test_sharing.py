@@ -9,7 +9,7 @@ from looked import delta_of
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.inspection.sharing import untouched
+from edgepeft.inspection.sharing import untouched_stages
 from edgepeft.methods.base import methods
 
 CASES = [
@@ -48,16 +48,16 @@ def test_what_is_said_to_be_untouched_is_equal_to_the_bit_and_what_follows_is_no
     own = states(model, lambda: delta.logits(model, inputs))
     bare = states(model, lambda: model(**inputs))
     same = [a.shape == b.shape and torch.equal(a, b) for a, b in zip(own, bare, strict=True)]
-    found = untouched(delta)
+    found = untouched_stages(delta)
     n_same = same.index(False) if False in same else len(same)
     assert (found.embeddings, found.layers) == (n_same > 0, max(n_same - 1, 0))
 
 
 def test_it_is_said_in_words_what_can_be_shared(tiny):
     backbone = open_backbone(str(tiny("bert", num_hidden_layers=3)))
-    trained = untouched(delta_of(backbone, "houlsby"))
+    trained = untouched_stages(delta_of(backbone, "houlsby"))
     assert trained.sentence(3).endswith("the delta has its own embeddings.LayerNorm.bias")
-    frozen = untouched(delta_of(backbone, "houlsby", norms="false", skip_layers=2))
+    frozen = untouched_stages(delta_of(backbone, "houlsby", norms="false", skip_layers=2))
     assert frozen.sentence(3) == (
         "the embeddings and 2 of 3 layers can be computed once for all tasks: "
         "its first change is layer.2.attention_output"

@@ -15,7 +15,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import UsageError
 from edgepeft.heads.base import Head
-from edgepeft.interop.base import Request, importer_of
+from edgepeft.interop.base import ImportRequest, importer_of
 from edgepeft.interop.peft_out import write_peft
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,7 +24,7 @@ EVERY = ("query", "key", "value", "attention_output", "ffn_output")
 
 def back_to_peft(name, folder):
     backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
-    write_peft(importer_of(GOLDEN / name).read(GOLDEN / name, backbone, Request("task")), backbone, folder)
+    write_peft(importer_of(GOLDEN / name).read(GOLDEN / name, backbone, ImportRequest("task")), backbone, folder)
     return folder
 
 
@@ -72,7 +72,7 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
     with torch.no_grad():
         wanted, found = theirs(**inputs).logits, delta.logits(load_model(backbone, "eager"), inputs)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, Request("task"))
+    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, ImportRequest("task"))
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 
 
@@ -117,7 +117,7 @@ def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_pat
         "top.narrow.bias",
         "top.out.weight",
     }
-    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, Request("task"))
+    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, ImportRequest("task"))
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 
 

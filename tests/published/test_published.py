@@ -4,7 +4,7 @@ import pytest
 
 from bench.published import family_named, works_of
 from edgepeft.errors import UnknownName
-from edgepeft.operators import GraphKind, kind_of, product_flops
+from edgepeft.operators import GraphKind, graph_kind_of, product_flops
 
 # Multiply-adds in thousand millions: torchvision's own table of its models (weights' "_ops"), MobileNet v1's from its paper.
 GIGA_MULTIPLY_ADDS = {
@@ -54,7 +54,7 @@ def test_an_encoder_of_hats_is_as_wide_as_it_says_except_in_its_attention():
     ],
 )
 def test_graphs_whose_rates_differ_are_of_different_kinds(graph, kind):
-    assert kind_of(works_of(graph)) is kind
+    assert graph_kind_of(works_of(graph)) is kind
 
 
 def test_a_graph_that_is_not_known_is_refused_with_those_that_are():

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from bench.published.fitting import calibrate, fit, points_of
-from bench.published.validation import check, mean_error, spread, summaries
+from bench.published.fitting import fit, fit_rates, points_of
+from bench.published.validation import check, error_range, mean_error, summaries
 from edgepeft.profiles.loader import known_profiles, load_profile
 
 SHIPPED = [load_profile(name) for name in known_profiles()]
@@ -57,7 +57,7 @@ def test_the_error_of_a_fit_is_that_of_each_point_from_the_others():
 
 @pytest.mark.parametrize("profile", SHIPPED, ids=lambda profile: profile.name)
 def test_a_shipped_rate_that_says_it_was_fitted_to_the_latencies_above_was(profile):
-    fitted = {(r.runtime, r.precision, r.threads, r.operators): r for r in calibrate(points_of(profile))}
+    fitted = {(r.runtime, r.precision, r.threads, r.operators): r for r in fit_rates(points_of(profile))}
     stated = [row for row in profile.calibrations if row.source.startswith("fitted to the latencies above")]
     assert stated or not profile.calibrations
     for row in stated:
@@ -102,7 +102,7 @@ def test_encoders_of_one_width_are_predicted_from_the_other_within_25_percent_in
     for (_, family, _), group in summaries(check([load_profile("rpi4")], "family")):
         if family.startswith("WMT"):
             assert mean_error(group) < 0.10 and group[0].predicted.calibration == "calibrated"
-            assert spread(group)[0] > -0.5  # the disturbed samples of the data set are slow ones
+            assert error_range(group)[0] > -0.5  # the disturbed samples of the data set are slow ones
 
 
 @pytest.mark.parametrize(

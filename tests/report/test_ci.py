@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgepeft.bench.gate.compare import compare
+from edgepeft.bench.gate.compare import compare_results
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.report.ci import benchmark_json, junit_xml, step_summary
 
@@ -30,20 +30,20 @@ def result(tmp_path):
 
 
 def test_junit_has_a_failure_for_each_regression(result):
-    comparison = compare(result("a", 1.0), result("b", 2.0, nodes=11), 0.05)
+    comparison = compare_results(result("a", 1.0), result("b", 2.0, nodes=11), 0.05)
     suite = ElementTree.fromstring(junit_xml(comparison))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "2")
     assert all(case.find("failure") is not None for case in suite.iter("testcase"))
 
 
 def test_junit_of_a_pass_has_none(result):
-    suite = ElementTree.fromstring(junit_xml(compare(result("a", 1.0), result("b", 1.0), 0.05)))
+    suite = ElementTree.fromstring(junit_xml(compare_results(result("a", 1.0), result("b", 1.0), 0.05)))
     assert (suite.get("tests"), suite.get("failures")) == ("2", "0")
 
 
 def test_a_task_whose_name_is_markup_stays_text(result):
     name = '<b>|x\x00`"&'
-    comparison = compare(result("a", 1.0, name), result("b", 2.0, name), 0.05)
+    comparison = compare_results(result("a", 1.0, name), result("b", 2.0, name), 0.05)
     (case,) = [
         c
         for c in ElementTree.fromstring(junit_xml(comparison)).iter("testcase")
@@ -55,8 +55,8 @@ def test_a_task_whose_name_is_markup_stays_text(result):
 
 
 def test_the_summary_says_the_verdict_first(result):
-    bad = step_summary(compare(result("a", 1.0), result("b", 2.0), 0.05), 0.05)
-    good = step_summary(compare(result("a", 1.0), result("b", 1.0), 0.05), 0.05)
+    bad = step_summary(compare_results(result("a", 1.0), result("b", 2.0), 0.05), 0.05)
+    good = step_summary(compare_results(result("a", 1.0), result("b", 1.0), 0.05), 0.05)
     assert bad.splitlines()[0].endswith("**1 regression**")
     assert "0.500" in bad
     assert "No regression" in good.splitlines()[0]

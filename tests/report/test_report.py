@@ -211,7 +211,7 @@ def test_sections_of_one_name_are_told_apart_by_their_file(files):
         ('{"schema": "edgepeft.bench/1", "results"', DataError, "not JSON"),
         ("[1]", DataError, "list"),
         ({"schema": "edgepeft.bench/2", "results": []}, DataError, "edgepeft.bench/2"),
-        ({"schema": "edgepeft.suite/1"}, DataError, "edited or cut"),
+        ({"schema": "edgepeft.quickstart/1"}, DataError, "edited or cut"),
         (bench(row(samples_s=[-1.0])), DataError, "samples_s"),
         (bench(row(), operators=[{}]), DataError, "edited or cut"),
         (
@@ -244,12 +244,12 @@ def test_the_verb_writes_a_folder_and_replaces_it_only_when_told(files, tmp_path
 
 def test_the_kinds_of_throughput_are_never_taken_for_one_another():
     """Limits, calibrated and predicted of one model: three titles, and what each can be trusted with."""
-    from edgepeft.report.inputs import Inputs
+    from edgepeft.report.inputs import ReportInputs
     from edgepeft.report.sections import sections
 
     calibration = {"share": 0.088, "reference": "ViT, ncnn", "error": 0.035}
     found = {"calibration": "uncalibrated", "instances_per_minute_interval": [15.0, 75.0]}
-    inputs = Inputs(
+    inputs = ReportInputs(
         [
             ("a.json", bench(row(), mode="limits")),
             ("b.json", bench(row(), mode="calibrated", calibration=calibration)),

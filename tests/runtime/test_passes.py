@@ -6,7 +6,7 @@ import torch
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.runtime.passes import TOKENS, passes
+from edgepeft.runtime.passes import PASS_TOKENS, passes
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -52,7 +52,7 @@ def test_passes_hold_like_lengths_and_about_the_limit():
 def test_the_hidden_states_of_a_batch_of_several_passes_are_pytorchs(exported, tiny, left):
     backbone = open_backbone(str(tiny("bert", mean=True)))
     width = backbone.architecture.max_length
-    lengths = np.random.default_rng(1).integers(1, width + 1, 3 * TOKENS * 2 // width)
+    lengths = np.random.default_rng(1).integers(1, width + 1, 3 * PASS_TOKENS * 2 // width)
     inputs = ragged(lengths, width, left=left)
     inputs["input_ids"] %= backbone.architecture.vocab_size
     inputs["token_type_ids"] = inputs["input_ids"] % 2 * inputs["attention_mask"]

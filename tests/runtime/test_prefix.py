@@ -16,10 +16,10 @@ from edgepeft.errors import BundleError
 from edgepeft.export.bundle import export_bundle
 from edgepeft.export.delta import export_delta
 from edgepeft.graph.splice import splice
-from edgepeft.inspection.sharing import untouched
+from edgepeft.inspection.sharing import untouched_stages
 from edgepeft.methods.base import PerLayer, methods
 from edgepeft.runtime import prefix as prefix_module
-from edgepeft.runtime.prefix import Plan, plan, shared_layers
+from edgepeft.runtime.prefix import PrefixPlan, plan_prefix, shared_layers
 from edgepeft.runtime.runtime import Runtime
 
 EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
@@ -96,7 +96,7 @@ def test_the_graph_leaves_alone_what_the_delta_does(tiny, number):
         sites = backbone.family.bindings(backbone.architecture)
         graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
         spliced = splice(graph, export_delta(delta, backbone), sites, backbone.checkpoint)
-        found = untouched(delta)
+        found = untouched_stages(delta)
         # What stands past a layer leaves that layer itself alone.
         past = found.lowest is not None and found.lowest.endswith("layer_output")
         assert shared_layers(spliced, backbone.architecture, sites) == found.layers + past
@@ -105,14 +105,14 @@ def test_the_graph_leaves_alone_what_the_delta_does(tiny, number):
 @pytest.mark.parametrize(
     ("depths", "expected"),
     [
-        ({"a": 6, "b": 6}, Plan(6, ("a", "b"), ())),  # 6 + 6 + 6 of 24
-        ({"a": 0, "b": 0}, Plan(0, (), ("a", "b"))),
-        ({"a": 6}, Plan(0, (), ("a",))),  # 12 either way
-        ({"a": 6, "b": 0}, Plan(0, (), ("a", "b"))),
-        ({"a": 2, "b": 10, "c": 10}, Plan(10, ("b", "c"), ("a",))),  # 10 + 2 + 2 + 12 = 26; at 2: 32
-        ({"a": 8, "b": 10, "c": 10}, Plan(8, ("a", "b", "c"), ())),  # 8 + 4 + 4 + 4 = 20; at 10: 26
-        ({"a": 12, "b": 12}, Plan(12, ("a", "b"), ())),
+        ({"a": 6, "b": 6}, PrefixPlan(6, ("a", "b"), ())),  # 6 + 6 + 6 of 24
+        ({"a": 0, "b": 0}, PrefixPlan(0, (), ("a", "b"))),
+        ({"a": 6}, PrefixPlan(0, (), ("a",))),  # 12 either way
+        ({"a": 6, "b": 0}, PrefixPlan(0, (), ("a", "b"))),
+        ({"a": 2, "b": 10, "c": 10}, PrefixPlan(10, ("b", "c"), ("a",))),  # 10 + 2 + 2 + 12 = 26; at 2: 32
+        ({"a": 8, "b": 10, "c": 10}, PrefixPlan(8, ("a", "b", "c"), ())),  # 8 + 4 + 4 + 4 = 20; at 10: 26
+        ({"a": 12, "b": 12}, PrefixPlan(12, ("a", "b"), ())),
     ],
 )
 def test_the_cut_runs_the_fewest_layers(depths, expected):
-    assert plan(depths, 12) == expected
+    assert plan_prefix(depths, 12) == expected

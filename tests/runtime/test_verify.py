@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgepeft.errors import BundleError, VerificationFailed
-from edgepeft.runtime.verify import allowed_for, compare, pack_check, read_check, replay, require_passed
+from edgepeft.runtime.verify import allowed_for, compare_logits, pack_check, read_check, replay, require_passed
 
 REFERENCE = np.array([[1.0, 0.0], [0.0, 1.0], [0.50005, 0.5]], np.float32)
 
@@ -16,13 +16,13 @@ def moved(row, column, by):
 
 
 def test_equal_logits_pass_and_a_close_row_is_not_counted_as_decided():
-    result = compare(REFERENCE, REFERENCE)
+    result = compare_logits(REFERENCE, REFERENCE)
     require_passed("t", result)
     assert (result.rows, result.undecided, result.agreement, result.max_abs_difference) == (3, 1, 1.0, 0.0)
 
 
 def test_a_difference_within_the_tolerance_passes_even_if_it_flips_an_undecided_row():
-    result = compare(REFERENCE, moved(2, 1, 9e-5))
+    result = compare_logits(REFERENCE, moved(2, 1, 9e-5))
     require_passed("t", result)
     assert result.max_abs_difference == pytest.approx(9e-5, rel=1e-2)
 
@@ -30,23 +30,23 @@ def test_a_difference_within_the_tolerance_passes_even_if_it_flips_an_undecided_
 @pytest.mark.parametrize("by", [2e-4, -2e-4, np.nan, np.inf])
 def test_a_difference_beyond_the_tolerance_fails(by):
     with pytest.raises(VerificationFailed, match="task t"):
-        require_passed("t", compare(REFERENCE, moved(0, 0, by)))
+        require_passed("t", compare_logits(REFERENCE, moved(0, 0, by)))
 
 
 def test_a_flipped_decision_is_counted():
-    assert compare(REFERENCE, REFERENCE[:, ::-1]).agreement == 0.0
+    assert compare_logits(REFERENCE, REFERENCE[:, ::-1]).agreement == 0.0
 
 
 def test_regression_has_no_decisions():
     reference = np.array([[1.0], [2.0]], np.float32)
-    result = compare(reference, reference + 5e-5)
+    result = compare_logits(reference, reference + 5e-5)
     require_passed("t", result)
     assert result.agreement == 1.0
 
 
 def test_another_number_of_logits_fails():
     with pytest.raises(VerificationFailed, match="logits"):
-        compare(REFERENCE, REFERENCE[:, :1])
+        compare_logits(REFERENCE, REFERENCE[:, :1])
 
 
 def test_replay_gives_each_row_its_own_logits_whatever_the_order_of_lengths():
@@ -87,7 +87,7 @@ def test_a_check_file_without_masks_or_rows_is_refused():
 
 
 def eight_bits(reference, found):
-    return compare(np.asarray(reference, np.float32), np.asarray(found, np.float32), allowed_for("int8", "fp32"))
+    return compare_logits(np.asarray(reference, np.float32), np.asarray(found, np.float32), allowed_for("int8", "fp32"))
 
 
 def test_8_bits_may_change_two_decisions_of_a_hundred_however_far_logits_move():
@@ -117,6 +117,6 @@ def test_a_regression_of_8_bits_may_move_two_rows_of_a_hundred_by_more_than_a_qu
 
 
 def test_half_precision_keeps_every_clear_decision():
-    require_passed("t", compare(REFERENCE, moved(0, 0, 1.9e-2), allowed_for("fp32", "fp16")))
+    require_passed("t", compare_logits(REFERENCE, moved(0, 0, 1.9e-2), allowed_for("fp32", "fp16")))
     with pytest.raises(VerificationFailed):
-        require_passed("t", compare(REFERENCE, moved(0, 0, 2.1e-2), allowed_for("fp32", "fp16")))
+        require_passed("t", compare_logits(REFERENCE, moved(0, 0, 2.1e-2), allowed_for("fp32", "fp16")))

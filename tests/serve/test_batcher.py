@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 
 from edgepeft.serve.batcher import Batcher, Closing, DeadlinePassed, QueueFull
-from edgepeft.serve.settings import Limits
+from edgepeft.serve.settings import ServiceLimits
 
 
 class Slow:
@@ -33,7 +33,7 @@ class Slow:
 
 
 def run(scenario, slow, kind=lambda _: None, workers=1, **limits):
-    batcher = Batcher(slow, Limits(**limits), kind=kind, workers=workers)
+    batcher = Batcher(slow, ServiceLimits(**limits), kind=kind, workers=workers)
     batcher.start()
     try:
         return asyncio.run(scenario(batcher))

@@ -479,7 +479,7 @@ def test_a_port_in_use_and_a_folder_that_is_no_bundle_are_usage_errors(exported,
 
 def test_slow_headers_end_the_connection():
     from edgepeft.serve.protocol import limited_protocol
-    from edgepeft.serve.settings import Limits
+    from edgepeft.serve.settings import ServiceLimits
 
     class Loop:
         def call_later(self, seconds, call):
@@ -498,7 +498,7 @@ def test_slow_headers_end_the_connection():
         def close(self):
             self.closed = True
 
-    kind = limited_protocol(Limits(read_s=3.0))
+    kind = limited_protocol(ServiceLimits(read_s=3.0))
     connection = kind.__new__(kind)
     connection.loop, connection.transport = Loop(), Transport()
     connection._start_timer()

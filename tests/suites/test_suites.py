@@ -18,7 +18,7 @@ from bench.suites._kit import Kit, Racer
 from bench.suites._memory import proportional_bytes
 from bench.suites._models import Structure, write_bundle
 from bench.suites._ratio import geometric_mean, ratio_row
-from bench.suites._row import Row, Target, Verdict
+from bench.suites._row import SuiteRow, SuiteVerdict, Target
 from bench.suites._run import SuiteRequest, run_suite
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.backbones.base import family_of
@@ -33,19 +33,19 @@ from edgepeft.runtime.runtime import Runtime
 @pytest.mark.parametrize(
     ("target", "value", "interval", "expected"),
     [
-        (Target(1.5), 1.6, (1.51, 1.7), Verdict.MET),
-        (Target(1.5), 1.6, (1.49, 1.7), Verdict.UNSURE),
-        (Target(1.5), 1.4, (1.3, 1.6), Verdict.MISSED),
-        (Target(1.5), 1.5, None, Verdict.MET),
-        (Target(0.3, at_least=False), 0.2, (0.1, 0.25), Verdict.MET),
-        (Target(0.3, at_least=False), 0.2, (0.1, 0.35), Verdict.UNSURE),
-        (Target(0.3, at_least=False), 0.4, (0.1, 0.5), Verdict.MISSED),
-        (None, 0.4, None, Verdict.NONE),
-        (Target(1.0), None, None, Verdict.NONE),
+        (Target(1.5), 1.6, (1.51, 1.7), SuiteVerdict.MET),
+        (Target(1.5), 1.6, (1.49, 1.7), SuiteVerdict.UNSURE),
+        (Target(1.5), 1.4, (1.3, 1.6), SuiteVerdict.MISSED),
+        (Target(1.5), 1.5, None, SuiteVerdict.MET),
+        (Target(0.3, at_least=False), 0.2, (0.1, 0.25), SuiteVerdict.MET),
+        (Target(0.3, at_least=False), 0.2, (0.1, 0.35), SuiteVerdict.UNSURE),
+        (Target(0.3, at_least=False), 0.4, (0.1, 0.5), SuiteVerdict.MISSED),
+        (None, 0.4, None, SuiteVerdict.NONE),
+        (Target(1.0), None, None, SuiteVerdict.NONE),
     ],
 )
 def test_a_target_is_met_when_the_worse_end_of_the_interval_meets_it(target, value, interval, expected):
-    assert Row("x", value=value, interval=interval, target=target).verdict is expected
+    assert SuiteRow("x", value=value, interval=interval, target=target).verdict is expected
 
 
 def test_the_geometric_mean_is_of_the_ratios_of_sums():
@@ -205,9 +205,9 @@ class Planned:
 
     @staticmethod
     def measure(kit):
-        yield Row("one", "optimum", 2.0, (1.9, 2.1), "x", Target(1.5), {"ours": [1.0], "theirs": [2.0]})
-        yield Row("two", value=12.0, unit="MB", samples={"tasks": [3], "MB": [12.0]})
-        yield Row("three [bold]x[/bold]", "openvino", note="openvino is not installed")
+        yield SuiteRow("one", "optimum", 2.0, (1.9, 2.1), "x", Target(1.5), {"ours": [1.0], "theirs": [2.0]})
+        yield SuiteRow("two", value=12.0, unit="MB", samples={"tasks": [3], "MB": [12.0]})
+        yield SuiteRow("three [bold]x[/bold]", "openvino", note="openvino is not installed")
 
 
 def test_the_document_is_kept_after_every_row(tmp_path):
@@ -231,7 +231,7 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
     class Empty(Planned):
         @staticmethod
         def measure(kit):
-            yield Row("nothing", note="not here")
+            yield SuiteRow("nothing", note="not here")
 
     document = run_suite(SuiteRequest("plan", "rpi4"), suite=Empty)
     with pytest.raises(UsageError, match="no row"):

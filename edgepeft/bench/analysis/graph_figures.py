@@ -14,7 +14,7 @@ import onnx
 
 from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace_plain
 from edgepeft.bench.planning.batches import random_batch
-from edgepeft.bench.planning.plan import Model, Task
+from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import Spec
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
@@ -26,7 +26,7 @@ __all__ = ["count_metrics"]
 _MOST_ROWS = 4  # more of them only repeat what these do
 
 
-def count_metrics(model: Model, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
+def count_metrics(model: BenchedModel, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
     """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
     bundle, lengths = Bundle(model.bundle), lengths[:_MOST_ROWS]
     return [
@@ -44,7 +44,9 @@ def _sizes(bundle: Bundle) -> dict[str, int]:
     }
 
 
-def _of_graph(bundle: Bundle, model: Model, task: Task | None, lengths: Sequence[int], seed: int) -> dict[str, Any]:
+def _of_graph(
+    bundle: Bundle, model: BenchedModel, task: BenchedTask | None, lengths: Sequence[int], seed: int
+) -> dict[str, Any]:
     graph = bundle.graph(task.name if task else None)
     inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])

@@ -18,7 +18,7 @@ import onnx
 
 from edgepeft.bench.analysis.qemu import CPU, Guest
 from edgepeft.bench.planning.batches import random_batch
-from edgepeft.bench.planning.plan import Model
+from edgepeft.bench.planning.plan import BenchedModel
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle
 
@@ -42,7 +42,9 @@ for _ in range(runs):
 """
 
 
-def count_instructions(guest: Guest, model: Model, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
+def count_instructions(
+    guest: Guest, model: BenchedModel, lengths: Sequence[int], *, seed: int = 0
+) -> list[dict[str, Any]]:
     """Entries for the result's ``metrics``: the backbone and every task on the first of these rows.
 
     Raises:

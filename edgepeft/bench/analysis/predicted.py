@@ -10,16 +10,16 @@ import numpy as np
 from edgepeft.bench.planning.batches import Lengths
 from edgepeft.bench.planning.flops import flops_per_instance
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Task
-from edgepeft.bench.planning.scenario import Kind, Scenario
-from edgepeft.bench.planning.subject import Subject
+from edgepeft.bench.planning.plan import BenchedTask
+from edgepeft.bench.planning.scenario import SampleKind, Scenario
+from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.bench.result.profile_facts import arithmetic_notes, profile_facts
-from edgepeft.bench.result.result_file import SCHEMA
+from edgepeft.bench.result.result_file import RESULT_SCHEMA
 from edgepeft.errors import UsageError
-from edgepeft.graph.cost import costs
+from edgepeft.graph.cost import count_run
 from edgepeft.host.machine import host_facts
 from edgepeft.limits.placement import Limits
-from edgepeft.prediction.roofline import Predicted, predict
+from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
 
@@ -31,26 +31,26 @@ _NOTHING_RAN = "predicted from the graph's operators and the profile's rates: no
 
 
 def predicted_document(
-    subject: Subject, profile: Profile, *, scenario: Scenario, lengths: Lengths, batches: Sequence[Sequence[int]]
+    subject: BenchSubject, profile: Profile, *, scenario: Scenario, lengths: Lengths, batches: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
     """The result's document: a row for each task and for the bare backbone, without samples.
 
     Raises:
         UsageError: a scenario that is not of batches.
     """
-    if scenario.kind is not Kind.BATCHES:
+    if scenario.kind is not SampleKind.BATCHES:
         raise UsageError(f"scenario {scenario.name} is not of batches; --mode predicted predicts those only.")
     shape = {
         "batch_size": len(batches[0]),
         "sequence_length": lengths.values[0] if lengths.uniform else round(lengths.mean, 2),
         "lengths": {"source": lengths.source, "described": lengths.described, "n_batches": len(batches)},
     }
-    tasks: list[Task | None] = [*subject.model.tasks, None]
+    tasks: list[BenchedTask | None] = [*subject.model.tasks, None]
     rows = [{"scenario": scenario.name, **shape, **_row(subject, profile, task, batches)} for task in tasks]
     notes = [_NOTHING_RAN, *dict.fromkeys(note for row in rows for note in row["predicted"]["notes"])]
     told = [*notes, *arithmetic_notes(profile, subject.model)]
     return {
-        "schema": SCHEMA,
+        "schema": RESULT_SCHEMA,
         "mode": "predicted",
         "host": {**host_facts(), "gemm_gflops": None},
         "profile": profile_facts(profile, Limits(), None, told),
@@ -60,7 +60,9 @@ def predicted_document(
     }
 
 
-def _row(subject: Subject, profile: Profile, task: Task | None, batches: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _row(
+    subject: BenchSubject, profile: Profile, task: BenchedTask | None, batches: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     found = _of_batches(subject, profile, task, batches)
     prompt = task.prompt_length if task else 0
     used = [n + prompt for batch in batches for n in batch]
@@ -88,7 +90,7 @@ def _row(subject: Subject, profile: Profile, task: Task | None, batches: Sequenc
 
 
 def _of_batches(
-    subject: Subject, profile: Profile, task: Task | None, batches: Sequence[Sequence[int]]
+    subject: BenchSubject, profile: Profile, task: BenchedTask | None, batches: Sequence[Sequence[int]]
 ) -> list[Predicted]:
     """The prediction of each batch; equal ones are made once."""
     bundle, name = Bundle(subject.model.bundle), task.name if task else None
@@ -101,8 +103,8 @@ def _of_batches(
             inputs = job.batch(0)
             inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
             taken = {value.name for value in graph.graph.input}
-            works = costs(graph, {key: value for key, value in inputs.items() if key in taken}).works
-            known[rows] = predict(works, profile, precision=precision)
+            works = count_run(graph, {key: value for key, value in inputs.items() if key in taken}).works
+            known[rows] = predict_seconds(works, profile, precision=precision)
     return [known[rows] for rows in keys]
 
 

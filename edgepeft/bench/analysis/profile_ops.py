@@ -19,7 +19,7 @@ import numpy as np
 from edgepeft.bench.analysis.operator_trace import Executed, read_trace
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Role, Unit
+from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.workloads import copy, gemm
 from edgepeft.errors import UsageError
 
@@ -28,7 +28,7 @@ __all__ = ["Ceilings", "OperatorTime", "by_layer", "by_type", "profile_all", "pr
 _WARMUP, _RUNS, _PROBES = 2, 10, 5
 
 
-class Worker(Protocol):
+class ProfiledWorker(Protocol):
     """What is needed of a worker."""
 
     def ready(self) -> None:
@@ -38,7 +38,7 @@ class Worker(Protocol):
         """One unit of work."""
 
 
-Start = Callable[[str, Job], AbstractContextManager[Worker]]
+Start = Callable[[str, Job], AbstractContextManager[ProfiledWorker]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def profile_all(units: Sequence[Unit], start: Start) -> list[dict[str, Any]]:
         UsageError: nothing of that kind was asked for.
         EdgepeftError: a worker failed.
     """
-    own = (Role.TASK, Role.BACKBONE)
+    own = (UnitRole.TASK, UnitRole.BACKBONE)
     jobs = [unit.job for unit in units if unit.job and unit.job.workload == "infer_onnxruntime" and unit.role in own]
     if not jobs:
         raise UsageError("--profile-ops looks into inference with ONNX Runtime, which these options leave out.")

@@ -18,7 +18,7 @@ from typing import Any
 
 from edgepeft.bench.gate.revision import Revision, open_revision
 from edgepeft.bench.measuring.host_load import worse
-from edgepeft.bench.measuring.measure import Measured, Progress, Schedule, Start, measure
+from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
 from edgepeft.bench.measuring.sampler import Series
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.facts import in_force_of
@@ -89,7 +89,7 @@ class SideBySide:
         start: Start,
         *,
         threads: int,
-        progress: Progress = lambda what, done, total: None,
+        progress: ProgressCallback = lambda what, done, total: None,
         **options: Any,
     ) -> list[Measured]:
         """As ``measure``: this version's units, with the samples of all launches.
@@ -109,7 +109,7 @@ class SideBySide:
                 probe_every=_PROBE_EVERY,
             )
             bases = [self._other(unit) for unit in units if unit.job]
-            both = measure(
+            both = measure_units(
                 [*units, *bases],
                 part,
                 start,

@@ -23,7 +23,7 @@ from edgepeft.bench.result.result_file import THREADS, Key, Result, ResultFile
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError
 
-__all__ = ["Comparison", "Verdict", "compare"]
+__all__ = ["Comparison", "Verdict", "compare_results"]
 
 _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
 
@@ -68,7 +68,7 @@ class Comparison:
         return bool(self.regressions or self.grown)
 
 
-def compare(
+def compare_results(
     base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool = False, partial: bool = False
 ) -> Comparison:
     """Match rows by what they measured and judge each.

@@ -19,16 +19,26 @@ from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.host.quota import SMALLEST_QUOTA
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["LEAST_SHARE", "TOLERANCE", "Calibrated", "Residual", "StartAt", "Trial", "Worker", "calibrate", "settled"]
+__all__ = [
+    "CALIBRATION_TOLERANCE",
+    "LEAST_SHARE",
+    "Calibrated",
+    "CalibrationWorker",
+    "Residual",
+    "StartAt",
+    "Trial",
+    "calibrate",
+    "settled",
+]
 
-TOLERANCE = 0.05
+CALIBRATION_TOLERANCE = 0.05
 LEAST_SHARE = 0.2  # of the cores: under it a step is mostly waiting for the next period, and percentiles tell of that
 _AIM = 0.035  # so that the second look, with its own noise, is still within the tolerance
 _MOST_TRIALS = 15
 _COPY = "copy_one_thread"
 
 
-class Worker(Protocol):
+class CalibrationWorker(Protocol):
     """What calibration needs of a worker that is loaded."""
 
     def step(self, batch: int) -> Sample:
@@ -38,7 +48,7 @@ class Worker(Protocol):
         """Set its quota; the one in force."""
 
 
-StartAt = Callable[[str, Job, float], AbstractContextManager[Worker]]  # label, job, quota in cores
+StartAt = Callable[[str, Job, float], AbstractContextManager[CalibrationWorker]]  # label, job, quota in cores
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Calibrated:
             "host_s": self.host_s,
             "achieved_s": self.achieved_s,
             "error": self.error,
-            "tolerance": TOLERANCE,
+            "tolerance": CALIBRATION_TOLERANCE,
             "quota_cores": self.quota,
             "cores": self.cores,
             "share": self.share,
@@ -157,7 +167,7 @@ def calibrate(
         trials = [_trial(worker, worker.change_quota(float(cores)), warm=1)]  # less where a group around us says so
         host = trials[0].mean
         _refuse_slow_host(profile, target, host, reference.flops)
-        if abs(host / target - 1) > TOLERANCE:
+        if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
     quota = trials[-1].quota
     residuals = [found for measure in (_memory, _one_thread) if (found := measure(profile, start, quota)) is not None]
@@ -165,7 +175,7 @@ def calibrate(
 
 
 def _refuse_slow_host(profile: Profile, target: float, host: float, flops: int) -> None:
-    if host > target * (1 + TOLERANCE):
+    if host > target * (1 + CALIBRATION_TOLERANCE):
         raise EdgepeftError(
             f"this host runs the reference of {profile.name} in {_rate(host, flops)}, the device in "
             f"{_rate(target, flops)}: it is slower and cannot stand in for it. If it is busy with something "
@@ -177,7 +187,9 @@ def _rate(seconds: float, flops: int) -> str:
     return f"{seconds:.3g} s ({flops / seconds / 1e9:.3g} GFLOP/s)"
 
 
-def _search(worker: Worker, profile: Profile, free: Trial, progress: Callable[[str, int, int], None]) -> list[Trial]:
+def _search(
+    worker: CalibrationWorker, profile: Profile, free: Trial, progress: Callable[[str, int, int], None]
+) -> list[Trial]:
     """Trials until two in a row, the second twice as long, are within the tolerance; ``free``: on all cores."""
     target, trials = float(profile.reference_seconds or 0.0), list[Trial]()
     quota = free.quota * free.mean / target
@@ -193,7 +205,7 @@ def _search(worker: Worker, profile: Profile, free: Trial, progress: Callable[[s
         trials.append(_trial(worker, in_force))
         if abs(target / trials[-1].mean - 1) <= _AIM:
             trials.append(_trial(worker, in_force, times=2))
-            if abs(target / trials[-1].mean - 1) <= TOLERANCE:
+            if abs(target / trials[-1].mean - 1) <= CALIBRATION_TOLERANCE:
                 return trials
         quota = min(free.quota, in_force * trials[-1].mean / target)
     errors = ", ".join(f"{target / trial.mean - 1:+.1%}" for trial in trials[-5:])
@@ -203,7 +215,7 @@ def _search(worker: Worker, profile: Profile, free: Trial, progress: Callable[[s
     )
 
 
-def _trial(worker: Worker, quota: float, *, warm: int = 0, times: int = 1) -> Trial:
+def _trial(worker: CalibrationWorker, quota: float, *, warm: int = 0, times: int = 1) -> Trial:
     for _ in range(warm):
         worker.step(0)
     seconds: list[float] = []

@@ -16,13 +16,13 @@ from edgepeft.bench.measuring.host_load import HostLoad, load_between, snapshot
 from edgepeft.bench.measuring.sampler import Rule, Sample, Series, Steppable, sample_rounds
 from edgepeft.bench.measuring.stopping import precise, steady
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Role, Unit
+from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.errors import DoesNotFit
 from edgepeft.limits.limited_process import InForce
 
-__all__ = ["Measured", "Progress", "Schedule", "Start", "Watch", "Worker", "measure"]
+__all__ = ["Measured", "ProgressCallback", "Schedule", "Start", "Watch", "Worker", "measure_units"]
 
-Progress = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
+ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 
 
 class Worker(Protocol):
@@ -92,7 +92,7 @@ class Measured:
     load: HostLoad | None = None
 
 
-def measure(
+def measure_units(
     units: Sequence[Unit],
     schedule: Schedule,
     start: Start,
@@ -100,7 +100,7 @@ def measure(
     threads: int,
     reference: Job | None = None,
     watch: Watch = lambda worker: worker,
-    progress: Progress = lambda what, done, total: None,
+    progress: ProgressCallback = lambda what, done, total: None,
 ) -> list[Measured]:
     """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` looks at the board.
 
@@ -129,7 +129,7 @@ def _measure_together(
     start: Start,
     *,
     watch: Watch,
-    progress: Progress,
+    progress: ProgressCallback,
 ) -> None:
     everyone = {one.unit.label: one for one in [*group, *probes.values()]}
     with ExitStack() as stack:
@@ -170,11 +170,11 @@ def _throttle(workers: Iterable[Worker]) -> None:
 
 def _probes(workload: str, group: Sequence[Measured], threads: int, reference: Job | None) -> dict[str, Measured]:
     """What runs beside the units, by the field of ``Measured`` that takes its samples."""
-    found = {"gemm": Unit(workload, "onnxruntime", Role.GEMM, job=Job("gemm", threads))}
+    found = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", threads))}
     if any(one.unit.engine == "pytorch" for one in group):
-        found["pytorch_gemm"] = Unit(workload, "pytorch", Role.GEMM, job=Job("gemm_pytorch", threads))
+        found["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", threads))
     if reference is not None:
-        found["reference"] = Unit(workload, "onnxruntime", Role.REFERENCE, job=reference)
+        found["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=reference)
     return {name: Measured(unit) for name, unit in found.items()}
 
 

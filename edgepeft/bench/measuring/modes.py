@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from edgepeft.bench.measuring.calibrate import LEAST_SHARE, TOLERANCE, Calibrated, StartAt, Worker, calibrate
+from edgepeft.bench.measuring.calibrate import (
+    CALIBRATION_TOLERANCE,
+    LEAST_SHARE,
+    Calibrated,
+    CalibrationWorker,
+    StartAt,
+    calibrate,
+)
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.errors import EdgepeftError
@@ -90,7 +97,7 @@ def setting_of(
 
 
 @contextmanager
-def _start(label: str, job: Job, quota: float) -> Iterator[Worker]:
+def _start(label: str, job: Job, quota: float) -> Iterator[CalibrationWorker]:
     """A worker of calibration itself: its speed matters, so its memory is not limited."""
     with WorkerProcess(label, job, Limits(cores=job.threads, cpu_quota=quota), throttled=False) as worker:
         if worker.in_force.cpu_quota is None:
@@ -109,7 +116,7 @@ def _said(profile: Profile, found: Calibrated) -> tuple[str, ...]:
     notes = [
         f"calibrated: under a quota of {found.quota:.3f} cores ({found.share:.1%} of {found.cores}) this host takes "
         f"{found.achieved_s:.3g} s for {found.reference}, the device {found.target_s:.3g} s ({found.error:+.1%} of its "
-        f"rate, {TOLERANCE:.0%} allowed); without the quota {found.host_s:.3g} s",
+        f"rate, {CALIBRATION_TOLERANCE:.0%} allowed); without the quota {found.host_s:.3g} s",
         *(f"not calibrated: {residual.sentence()}" for residual in found.residuals),
     ]
     runtime = profile.reference.runtime if profile.reference is not None else ""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from edgepeft.bench.measuring.measure import Progress
+from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.measuring.watch import Watched, throttled_samples
@@ -33,7 +33,7 @@ from edgepeft.host.sensors import ROOT, Sensors, number
 from edgepeft.host.wheels import refuse_bad_wheels
 from edgepeft.limits.placement import Limits
 from edgepeft.profiles.loader import known_profiles
-from edgepeft.profiles.schema import Profile, Reference
+from edgepeft.profiles.schema import Profile, ReferenceEncoder
 
 __all__ = ["StartFree", "measured_profile"]
 
@@ -79,7 +79,7 @@ def measured_profile(
     *,
     start: StartFree | None = None,
     root: Path = ROOT,
-    progress: Progress = lambda what, done, total: None,
+    progress: ProgressCallback = lambda what, done, total: None,
 ) -> tuple[dict[str, Any], list[str]]:
     """The profile's document and what its reader must know.
 
@@ -133,7 +133,7 @@ def _flags(root: Path, made: str) -> dict[str, Any]:
 
 
 def _figures(
-    bench: _Bench, cores: int, root: Path, sources: tuple[str, str], progress: Progress
+    bench: _Bench, cores: int, root: Path, sources: tuple[str, str], progress: ProgressCallback
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each figure as it is measured; ``sources``: by us, and by us with ONNX Runtime."""
     made, with_runtime = sources
@@ -162,14 +162,14 @@ def _figures(
         yield "clock", _figure(khz / 1e6, "GHz", f"{made}: cpufreq", "highest clock")
 
 
-def _reference(bench: _Bench, cores: int, source: str, progress: Progress) -> dict[str, Any]:
+def _reference(bench: _Bench, cores: int, source: str, progress: ProgressCallback) -> dict[str, Any]:
     """The whole encoder that `bench --mode calibrated` will run on other hosts, measured here."""
     shapes = _BASE if memory_bytes() >= 2 * _BASE_NEEDS else _SMALL
     progress("a whole encoder", 5, 6)
     seconds = bench.seconds("the reference", Job("reference", cores, settings=shapes))
     model = "encoder, {n_layers} layers, {hidden_size} wide, {n_tokens} tokens".format(**shapes)
     which = {"model": model, "runtime": _RUNTIME, "precision": "fp32", "threads": cores}
-    Reference.model_validate({**which, **shapes})
+    ReferenceEncoder.model_validate({**which, **shapes})
     latency = {**which, "value": _round(1000 * seconds), "unit": "ms", "kind": "measured", "source": source}
     return {"reference": {**which, **shapes}, "latencies": [latency]}
 

@@ -12,7 +12,7 @@ from edgepeft.host.energy import Meter
 from edgepeft.host.sensors import Sensors
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["Watched", "conditions_of", "energy_of", "throttled_samples"]
+__all__ = ["Watched", "board_conditions", "energy_of", "throttled_samples"]
 
 _POWER = "power_load"
 
@@ -35,7 +35,7 @@ class Watched:
         )
 
 
-def conditions_of(series: Series) -> dict[str, Any] | None:
+def board_conditions(series: Series) -> dict[str, Any] | None:
     """The board at the end of each sample, for JSON; None where it says nothing."""
     readings = [sample.conditions for sample in series.samples]
     if not any(readings):

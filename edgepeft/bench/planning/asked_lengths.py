@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgepeft.bench.planning.batches import Lengths, full_length, load_lengths
-from edgepeft.bench.planning.request import Request
+from edgepeft.bench.planning.request import BenchRequest
 from edgepeft.bench.planning.scenario import Order, Scenario
-from edgepeft.bench.planning.subject import Subject
+from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.errors import UsageError
 
 __all__ = ["lengths_of", "ordered"]
 
 
-def lengths_of(request: Request, scenario: Scenario, subject: Subject) -> tuple[Lengths, list[str]]:
+def lengths_of(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
     """Lengths that the model takes, and what to say about them."""
     prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
     longest = subject.architecture.max_length - prompt

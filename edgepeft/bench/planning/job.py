@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from edgepeft.bench.planning.batches import random_batch
 from edgepeft.errors import UsageError
 
-__all__ = ["Job", "Prepared", "Step"]
+__all__ = ["Job", "Prepared", "StepFunction"]
 
-Step = Callable[[int], None]  # does one unit of work on batch number i
+StepFunction = Callable[[int], None]  # does one unit of work on batch number i
 
 
 @dataclass(frozen=True)
 class Prepared:
     """A workload that is loaded: its step, and what a reader of its figures must know."""
 
-    step: Step
+    step: StepFunction
     notes: tuple[str, ...] = ()
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from edgepeft.bench.planning.job import Job
 
-__all__ = ["Model", "Role", "Task", "Unit", "plan"]
+__all__ = ["BenchedModel", "BenchedTask", "Unit", "UnitRole", "plan_units"]
 
 
-class Role(StrEnum):
+class UnitRole(StrEnum):
     """What a unit is to the others: ratios are taken to backbones, peers and full fine-tuning."""
 
     TASK = "task"
@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchedTask:
     """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
 
     ``trains_everything``: as its method says; fine-tuning it already is what the others are compared with.
@@ -43,11 +43,11 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Model:
+class BenchedModel:
     """The bundle under measurement and what the workloads must know about it."""
 
     bundle: Path
-    tasks: tuple[Task, ...]
+    tasks: tuple[BenchedTask, ...]
     vocab_size: int
     pad_id: int
 
@@ -58,8 +58,8 @@ class Unit:
 
     workload: str
     engine: str
-    role: Role
-    task: Task | None = None
+    role: UnitRole
+    task: BenchedTask | None = None
     peer: str | None = None
     job: Job | None = None
     unavailable: str | None = None
@@ -69,22 +69,22 @@ class Unit:
     @property
     def method(self) -> str | None:
         """The PE method's name; ``full`` where everything is trained."""
-        return "full" if self.role is Role.FULL else self.task.method if self.task else None
+        return "full" if self.role is UnitRole.FULL else self.task.method if self.task else None
 
     @property
     def label(self) -> str:
         """For progress and messages, unique within a plan."""
         what = {
-            Role.TASK: f"task {self.task.name}" if self.task else "",
-            Role.PEER: f"peer {self.peer}",
-            Role.REQUESTS: f"requests: {self.variant}",
-            Role.LENGTHENED: f"backbone on {self.prompt_length} tokens more",
+            UnitRole.TASK: f"task {self.task.name}" if self.task else "",
+            UnitRole.PEER: f"peer {self.peer}",
+            UnitRole.REQUESTS: f"requests: {self.variant}",
+            UnitRole.LENGTHENED: f"backbone on {self.prompt_length} tokens more",
         }
         return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}"
 
 
-def plan(
-    model: Model,
+def plan_units(
+    model: BenchedModel,
     *,
     engines: Sequence[str],
     workloads: Sequence[str],
@@ -114,7 +114,7 @@ def plan(
     if "infer" in workloads:
         for name, path in _named(peers).items():
             job = Job("peer", **{**common, "bundle": ""}, model=str(path))
-            units.append(Unit("infer", "onnxruntime", Role.PEER, peer=name, job=job))
+            units.append(Unit("infer", "onnxruntime", UnitRole.PEER, peer=name, job=job))
     return units
 
 
@@ -124,20 +124,26 @@ def _engines(workload: str, engines: Sequence[str], missing: Mapping[str, str]) 
     return [*engines, "pytorch"] if beside else list(engines)
 
 
-def _subjects(workload: str, engine: str, tasks: Sequence[Task]) -> list[tuple[Role, Task | None, int]]:
+def _subjects(
+    workload: str, engine: str, tasks: Sequence[BenchedTask]
+) -> list[tuple[UnitRole, BenchedTask | None, int]]:
     """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything.
 
     Without a task, training everything is PyTorch's only: ONNX Runtime trains what a training graph was exported for.
     """
-    other = Role.BACKBONE if workload == "infer" else Role.FULL
-    own: list[tuple[Role, Task | None, int]] = [
-        (Role.FULL if workload == "finetune" and task.trains_everything else Role.TASK, task, task.prompt_length)
+    other = UnitRole.BACKBONE if workload == "infer" else UnitRole.FULL
+    own: list[tuple[UnitRole, BenchedTask | None, int]] = [
+        (
+            UnitRole.FULL if workload == "finetune" and task.trains_everything else UnitRole.TASK,
+            task,
+            task.prompt_length,
+        )
         for task in tasks
     ]
     if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):
         return own
     prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
-    return [*own, (other, None, 0), *((Role.LENGTHENED, None, prompt) for prompt in prompts)]
+    return [*own, (other, None, 0), *((UnitRole.LENGTHENED, None, prompt) for prompt in prompts)]
 
 
 def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> Unit:
@@ -154,7 +160,7 @@ def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> 
             "settings": dict(bare.task.settings),
             "n_labels": bare.task.n_labels,
         }
-    if bare.role is Role.LENGTHENED:
+    if bare.role is UnitRole.LENGTHENED:
         about["batches"] = tuple(tuple(n + bare.prompt_length for n in batch) for batch in common["batches"])
     name = f"{bare.workload}_{bare.engine}"
     return replace(bare, job=Job(name, **{**common, **about}, method=bare.method))

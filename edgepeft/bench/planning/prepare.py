@@ -9,32 +9,32 @@ from pathlib import Path
 
 from edgepeft.bench.planning.asked_lengths import lengths_of, ordered
 from edgepeft.bench.planning.batches import Lengths, batches_of
-from edgepeft.bench.planning.request import ENGINES, Request
+from edgepeft.bench.planning.request import ENGINES, BenchRequest
 from edgepeft.bench.planning.scenario import Scenario, load_scenario
-from edgepeft.bench.planning.subject import Subject, open_subject, random_subject
+from edgepeft.bench.planning.subject import BenchSubject, open_subject, random_subject
 from edgepeft.errors import UsageError
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["Work", "prepare", "trains", "workloads_of"]
+__all__ = ["PreparedBench", "prepare", "trains", "workloads_of"]
 
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 
 
 @dataclass(frozen=True)
-class Work:
+class PreparedBench:
     """What was asked, resolved: ``rows`` of a batch, the batches, ``notes`` on them."""
 
-    request: Request
+    request: BenchRequest
     profile: Profile
     scenario: Scenario
-    subject: Subject
+    subject: BenchSubject
     lengths: Lengths
     rows: int
     batches: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
 
 
-def prepare(request: Request, profile: Profile, scenario: Scenario, stack: ExitStack) -> Work:
+def prepare(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> PreparedBench:
     """The model and its batches; a random model is removed when ``stack`` closes.
 
     Raises:
@@ -44,15 +44,15 @@ def prepare(request: Request, profile: Profile, scenario: Scenario, stack: ExitS
     lengths, notes = lengths_of(request, scenario, subject)
     rows = request.batch_size or scenario.batch_size
     batches = batches_of(ordered(lengths.values, scenario), rows)
-    return Work(request, profile, scenario, subject, lengths, rows, batches, tuple(notes))
+    return PreparedBench(request, profile, scenario, subject, lengths, rows, batches, tuple(notes))
 
 
-def trains(request: Request) -> bool:
+def trains(request: BenchRequest) -> bool:
     """Whether tasks are fine-tuned with ONNX Runtime, which needs training graphs."""
     return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
 
 
-def _subject(request: Request, stack: ExitStack) -> Subject:
+def _subject(request: BenchRequest, stack: ExitStack) -> BenchSubject:
     if request.bundle is not None:
         subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
         _require_trainable(request, subject)
@@ -71,7 +71,7 @@ def _subject(request: Request, stack: ExitStack) -> Subject:
     return subject
 
 
-def _require_trainable(request: Request, subject: Subject) -> None:
+def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:
     """Where nothing but fine-tuning with ONNX Runtime was asked for, see that there is something to fine-tune."""
     reasons = [task.untrainable for task in subject.model.tasks]
     if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or None in reasons:
@@ -82,7 +82,7 @@ def _require_trainable(request: Request, subject: Subject) -> None:
     raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
 
 
-def workloads_of(request: Request) -> tuple[str, ...]:
+def workloads_of(request: BenchRequest) -> tuple[str, ...]:
     """What will be measured: the scenario's workloads that were asked for.
 
     Raises:

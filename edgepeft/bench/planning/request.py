@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgepeft.errors import UnknownName, UsageError
 
-__all__ = ["ENGINES", "MODES", "WORKLOADS", "Request", "check_request"]
+__all__ = ["ENGINES", "MODES", "WORKLOADS", "BenchRequest", "check_request"]
 
 ENGINES = ("onnxruntime", "pytorch")
 WORKLOADS = ("infer", "finetune")
@@ -16,7 +16,7 @@ MODES = ("limits", "calibrated", "predicted")
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchRequest:
     """What was asked; None takes the scenario's value, empty everything there is."""
 
     profile: str
@@ -43,7 +43,7 @@ class Request:
     profile_ops: bool = False  # with ``timed``: where the time of inference goes, by operator
 
 
-def check_request(request: Request) -> None:
+def check_request(request: BenchRequest) -> None:
     """Refuse what makes no sense, before anything is made.
 
     Raises:
@@ -65,7 +65,7 @@ def check_request(request: Request) -> None:
     _check_model(request)
 
 
-def _check_numbers(request: Request) -> None:
+def _check_numbers(request: BenchRequest) -> None:
     for option, number in (("--batch-size", request.batch_size), ("--length", request.length)):
         if number is not None and number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}.")
@@ -77,7 +77,7 @@ def _check_numbers(request: Request) -> None:
         raise UsageError("--length and --lengths exclude each other; give one.")
 
 
-def _check_model(request: Request) -> None:
+def _check_model(request: BenchRequest) -> None:
     if request.bundle is not None and (request.backbone is not None or request.settings):
         raise UsageError("--backbone and --set make a random model; they do not go with a bundle. Leave one out.")
     if request.bundle is None and request.tasks:
@@ -87,7 +87,7 @@ def _check_model(request: Request) -> None:
             raise UsageError(f"--peer {peer}: there is no such file.")
 
 
-def _check_predictable(request: Request) -> None:
+def _check_predictable(request: BenchRequest) -> None:
     infers = not request.workloads or "infer" in request.workloads
     if not set(request.engines) <= {"onnxruntime"} or not infers or request.peers:
         raise UsageError(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Model, Role, Task, Unit
-from edgepeft.bench.planning.scenario import Kind, Scenario
+from edgepeft.bench.planning.plan import BenchedModel, BenchedTask, Unit, UnitRole
+from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.errors import UsageError
 
 __all__ = ["plan_requests"]
@@ -17,7 +17,7 @@ _LEAST = 3  # tokens of a text: two special ones and a word
 
 
 def plan_requests(
-    scenario: Scenario, model: Model, *, lengths: Sequence[int], rows: int, threads: int, seed: int, cache: bool
+    scenario: Scenario, model: BenchedModel, *, lengths: Sequence[int], rows: int, threads: int, seed: int, cache: bool
 ) -> list[Unit]:
     """The units of a scenario whose kind is not ``batches``.
 
@@ -34,7 +34,7 @@ def plan_requests(
     return _PLANS[scenario.kind](scenario, model.tasks, tokens, rows, common)
 
 
-def _several(scenario: Scenario, tasks: Sequence[Task]) -> list[str]:
+def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
     """The tasks that take part."""
     if len(tasks) < 2:
         raise UsageError(
@@ -50,7 +50,7 @@ def _ask(how: str, tasks: Sequence[str], tokens: Sequence[int]) -> dict[str, Any
 
 def _unit(variant: str, batches: Batches, requests: list[dict[str, Any]], common: Mapping[str, Any]) -> Unit:
     job = Job("requests", batches=batches, settings={"requests": requests}, **common)
-    return Unit("infer", "onnxruntime", Role.REQUESTS, job=job, variant=variant)
+    return Unit("infer", "onnxruntime", UnitRole.REQUESTS, job=job, variant=variant)
 
 
 def _cut(tokens: Sequence[int], size: int) -> Batches:
@@ -61,7 +61,7 @@ def _cut(tokens: Sequence[int], size: int) -> Batches:
 
 
 def _together(
-    scenario: Scenario, tasks: Sequence[Task], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
 ) -> list[Unit]:
     """One request with rows of every task, beside the same rows task after task."""
     names = _several(scenario, tasks)
@@ -71,7 +71,7 @@ def _together(
 
 
 def _switching(
-    scenario: Scenario, tasks: Sequence[Task], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
 ) -> list[Unit]:
     """The i-th request is to the i-th task, in turn, or always to the first."""
     names = _several(scenario, tasks)
@@ -87,18 +87,18 @@ def _switching(
 
 
 def _cold(
-    scenario: Scenario, tasks: Sequence[Task], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
 ) -> list[Unit]:
     """A process of one task, or of the bare backbone where there is none."""
     task = tasks[0] if tasks else None
     job = Job("cold_start", batches=(_cut(tokens, rows)[0],), task=task.name if task else None, **common)
-    return [Unit("infer", "onnxruntime", Role.REQUESTS, task, job=job, variant="a new process")]
+    return [Unit("infer", "onnxruntime", UnitRole.REQUESTS, task, job=job, variant="a new process")]
 
 
-_Planner = Callable[[Scenario, Sequence[Task], Sequence[int], int, Mapping[str, Any]], list[Unit]]
-_PLANS: dict[Kind, _Planner] = {
-    Kind.MULTI_STREAM: _together,
-    Kind.MIXED_TASKS: _together,
-    Kind.TASK_SWITCH: _switching,
-    Kind.COLD_START: _cold,
+_Planner = Callable[[Scenario, Sequence[BenchedTask], Sequence[int], int, Mapping[str, Any]], list[Unit]]
+_PLANS: dict[SampleKind, _Planner] = {
+    SampleKind.MULTI_STREAM: _together,
+    SampleKind.MIXED_TASKS: _together,
+    SampleKind.TASK_SWITCH: _switching,
+    SampleKind.COLD_START: _cold,
 }

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from edgepeft.errors import DataError, UnknownName
 from edgepeft.resources import data_folder
 
-__all__ = ["Kind", "Order", "Scenario", "load_scenario", "scenario_names"]
+__all__ = ["Order", "SampleKind", "Scenario", "load_scenario", "scenario_names"]
 
 
-class Kind(StrEnum):
+class SampleKind(StrEnum):
     """What one sample is."""
 
     BATCHES = "batches"  # one batch to one task, or one step of training
@@ -47,7 +47,7 @@ class Scenario(BaseModel):
 
     name: str
     summary: str
-    kind: Kind = Kind.BATCHES
+    kind: SampleKind = SampleKind.BATCHES
     mlperf: str | None = None
     workloads: tuple[Literal["infer", "finetune"], ...] = ("infer", "finetune")
     order: Order = Order.ARRIVAL

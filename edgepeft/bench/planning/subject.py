@@ -12,7 +12,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.planning.plan import Model, Task
+from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
 from edgepeft.bench.planning.random_weights import write_random_checkpoint
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import package_data, sha256_of, write_atomically
@@ -24,17 +24,25 @@ from edgepeft.task_name import named_after
 if TYPE_CHECKING:
     from edgepeft.delta import Delta
 
-__all__ = ["Subject", "fresh_delta", "manifest_of", "open_subject", "random_subject", "torch_installed", "write_task"]
+__all__ = [
+    "BenchSubject",
+    "fresh_delta",
+    "manifest_of",
+    "open_subject",
+    "random_subject",
+    "torch_installed",
+    "write_task",
+]
 
 _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is never shipped
 
 
 @dataclass(frozen=True)
-class Subject:
+class BenchSubject:
     """A bundle and what results say about it."""
 
     name: str
-    model: Model
+    model: BenchedModel
     architecture: Architecture
     random_weights: bool
 
@@ -44,7 +52,7 @@ def torch_installed() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> Subject:
+def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> BenchSubject:
     """A bundle on disk, with the named tasks and methods only where any are named.
 
     Raises:
@@ -69,7 +77,7 @@ def random_subject(
     settings: Mapping[str, str] | None = None,
     seed: int = 0,
     trainable: bool = False,
-) -> Subject:
+) -> BenchSubject:
     """A bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
 
     ``trainable``: with training graphs, for the methods that have one.
@@ -94,18 +102,20 @@ def random_subject(
     return _subject(name, folder, tasks, architecture, random=True)
 
 
-def _subject(name: str, folder: Path, tasks: tuple[Task, ...], architecture: Architecture, *, random: bool) -> Subject:
-    model = Model(folder, tasks, architecture.vocab_size, architecture.pad_token_id)
-    return Subject(name, model, architecture, random)
+def _subject(
+    name: str, folder: Path, tasks: tuple[BenchedTask, ...], architecture: Architecture, *, random: bool
+) -> BenchSubject:
+    model = BenchedModel(folder, tasks, architecture.vocab_size, architecture.pad_token_id)
+    return BenchSubject(name, model, architecture, random)
 
 
-def _task(name: str, entry: TaskEntry) -> Task:
+def _task(name: str, entry: TaskEntry) -> BenchedTask:
     untrainable = None
     if entry.train_sha256 is None:
         untrainable = (
             f"task {name} has no training graph; on a workstation: edgepeft export --trainable, with the delta's folder"
         )
-    return Task(
+    return BenchedTask(
         name,
         entry.method,
         entry.hyperparameters,

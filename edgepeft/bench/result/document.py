@@ -12,12 +12,12 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series
-from edgepeft.bench.measuring.watch import conditions_of, energy_of, throttled_samples
+from edgepeft.bench.measuring.watch import board_conditions, energy_of, throttled_samples
 from edgepeft.bench.planning.batches import Lengths
 from edgepeft.bench.planning.flops import flops_per_instance
-from edgepeft.bench.planning.plan import Role
+from edgepeft.bench.planning.plan import UnitRole
 from edgepeft.bench.result.checks import comparable, warnings_of
-from edgepeft.bench.result.robust import described
+from edgepeft.bench.result.robust import summarised
 from edgepeft.bench.result.statistics import (
     CONFIDENCE,
     instances_per_minute,
@@ -76,7 +76,7 @@ def _board(one: Measured, setting: Setting, meter: Meter | None) -> dict[str, An
     """How the board was meanwhile, and what energy it took; None where nobody can say."""
     profile = setting.profile if setting.times_are_the_devices else None
     return {
-        "conditions": conditions_of(one.series),
+        "conditions": board_conditions(one.series),
         "throttled": bool(throttled_samples(one.series)),
         "energy": energy_of(one.series, _sizes(one), profile, meter),
     }
@@ -96,7 +96,7 @@ def _figures(one: Measured, architecture: Architecture, rounds: int, *, percenti
         "warmup_s": [sample.seconds for sample in one.series.warmup],
         "sample_batches": one.series.batches,
         "instances_per_minute": instances_per_minute(sizes, seconds) if seconds else None,
-        "statistics": described(seconds, alike=bool(comparable(one))),
+        "statistics": summarised(seconds, alike=bool(comparable(one))),
         "latency_s": {f"p{p}": percentile(_single(one.series), p) if percentiles else None for p in (50, 90, 99)},
         "peak_rss_bytes": one.peak_rss_bytes,
         "cpu_s": sum(sample.cpu_seconds for sample in one.series.samples) if seconds else None,
@@ -107,10 +107,10 @@ def _figures(one: Measured, architecture: Architecture, rounds: int, *, percenti
 
 
 def _flops(one: Measured, architecture: Architecture) -> float | None:
-    if one.unit.job is None or one.unit.role is Role.REQUESTS:
+    if one.unit.job is None or one.unit.role is UnitRole.REQUESTS:
         return None
     rows = [n for batch in one.unit.job.batches for n in _tokens(one, batch)]
-    return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is Role.FULL)
+    return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is UnitRole.FULL)
 
 
 def _tokens(one: Measured, texts: Sequence[int]) -> list[int]:
@@ -155,10 +155,10 @@ def _described(lengths: Lengths, batches: Sequence[Sequence[int]]) -> dict[str, 
 def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
     """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round, or the last before it)."""
     job = one.unit.job
-    if job is None or one.unit.role is Role.REQUESTS or not 0 < len(one.gemm.samples) <= len(one.series.samples):
+    if job is None or one.unit.role is UnitRole.REQUESTS or not 0 < len(one.gemm.samples) <= len(one.series.samples):
         return None
     fractions = []
-    full = one.unit.role is Role.FULL
+    full = one.unit.role is UnitRole.FULL
     share = len(one.gemm.samples) / len(one.series.samples)
     for number, (sample, batch) in enumerate(zip(one.series.samples, one.series.batches, strict=True)):
         gemm = one.gemm.samples[int(number * share)]
@@ -198,16 +198,16 @@ def _peer_name(one: Measured, other: Measured) -> str | None:
     mine, theirs = one.unit, other.unit
     if one is other or mine.workload != theirs.workload:
         return None
-    if theirs.role in (Role.PEER, Role.REQUESTS):
-        return f"peer:{theirs.peer}" if theirs.role is Role.PEER else f"variant:{theirs.variant}"
+    if theirs.role in (UnitRole.PEER, UnitRole.REQUESTS):
+        return f"peer:{theirs.peer}" if theirs.role is UnitRole.PEER else f"variant:{theirs.variant}"
     if theirs.engine != mine.engine:
         same = (theirs.role, theirs.task, theirs.prompt_length) == (mine.role, mine.task, mine.prompt_length)
-        if not same and theirs.role is Role.FULL:
+        if not same and theirs.role is UnitRole.FULL:
             return f"{theirs.engine}:full"
         return theirs.engine if same else None
-    if theirs.role is Role.LENGTHENED:
+    if theirs.role is UnitRole.LENGTHENED:
         return f"backbone+{theirs.prompt_length}" if mine.task and mine.prompt_length == theirs.prompt_length else None
-    return str(theirs.role) if theirs.role in (Role.BACKBONE, Role.FULL) else None
+    return str(theirs.role) if theirs.role in (UnitRole.BACKBONE, UnitRole.FULL) else None
 
 
 def _as_json(ratio: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from edgepeft.bench.measuring.calibrate import settled
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
-from edgepeft.bench.planning.subject import Subject
+from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.bench.result.document import gemm_gflops
 from edgepeft.host.machine import host_facts
 from edgepeft.limits.limited_process import InForce
@@ -48,7 +48,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> dict[str, 
     return {"calibration": {**setting.calibrated.to_json(), "in_rounds_s": series, "in_rounds_error": errors}}
 
 
-def model_of(subject: Subject) -> dict[str, Any]:
+def model_of(subject: BenchSubject) -> dict[str, Any]:
     """Its architecture; of a bundle, the tasks that were measured."""
     return {
         "name": subject.name,
@@ -60,7 +60,7 @@ def model_of(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _tasks(subject: Subject) -> dict[str, Any]:
+def _tasks(subject: BenchSubject) -> dict[str, Any]:
     """What a bundle's manifest tells of the tasks that were measured: their weight and score."""
     bundle = Bundle(subject.model.bundle)
     return {task.name: _told(bundle.entry(task.name)) for task in subject.model.tasks}

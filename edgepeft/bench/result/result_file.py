@@ -11,7 +11,7 @@ from typing import Any
 
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["SCHEMA", "THREADS", "Key", "Metrics", "Result", "ResultFile", "parsed_result"]
+__all__ = ["RESULT_SCHEMA", "THREADS", "Key", "Metrics", "Result", "ResultFile", "parsed_result"]
 
 Key = tuple[Any, ...]
 _KEY_FIELDS = (
@@ -29,7 +29,7 @@ _KEY_FIELDS = (
 )
 THREADS = _KEY_FIELDS.index("threads")  # its place in a key
 _MAX_BYTES = 100_000_000
-SCHEMA = "edgepeft.bench/1"
+RESULT_SCHEMA = "edgepeft.bench/1"
 
 
 @dataclass(frozen=True)
@@ -123,17 +123,17 @@ def parsed_result(path: Path) -> Mapping[str, Any]:
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     document = parsed_result(path)
-    if (found := document.get("schema")) != SCHEMA:
-        raise DataError(f"{path}: schema {SCHEMA!r} is needed, found {found!r}{_other_schema(found)}.")
+    if (found := document.get("schema")) != RESULT_SCHEMA:
+        raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {found!r}{_other_schema(found)}.")
     return document
 
 
 def _other_schema(found: object) -> str:
     """What to do about a file of another version."""
     name, _, version = str(found).partition("/")
-    if name != SCHEMA.partition("/")[0]:
+    if name != RESULT_SCHEMA.partition("/")[0]:
         return ""
-    age = "a newer" if version.isdigit() and int(version) > int(SCHEMA.partition("/")[2]) else "another"
+    age = "a newer" if version.isdigit() and int(version) > int(RESULT_SCHEMA.partition("/")[2]) else "another"
     return f", which {age} edgepeft wrote; take the baseline anew with this version (bench/baselines/README.md)"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgepeft.bench.result.statistics import ratio_of_medians
 
-__all__ = ["described", "drift", "outliers"]
+__all__ = ["drift", "outliers", "summarised"]
 
 _CUT = 3.5  # of the modified z score: Iglewicz and Hoaglin 1993, "How to detect and handle outliers"
 _NORMAL = 0.6745  # the third quartile of a normal distribution: MAD / 0.6745 estimates its deviation
@@ -39,7 +39,7 @@ def drift(samples: Sequence[float]) -> float | None:
     return float(slope * (n - 1) / np.median(values))
 
 
-def described(samples: Sequence[float], *, alike: bool) -> dict[str, Any]:
+def summarised(samples: Sequence[float], *, alike: bool) -> dict[str, Any]:
     """For JSON; ``alike``: samples should be equal, else (batches of unequal length) only their number is said."""
     if not samples or not alike:
         return {"n": len(samples), "median_s": None, "interval_s": None, "outliers": None, "drift": None}

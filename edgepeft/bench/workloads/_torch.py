@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
     from edgepeft.delta import Delta
 
-__all__ = ["FRESH_DELTA", "fresh_delta", "inputs_of", "load"]
+__all__ = ["FRESH_DELTA", "batch_tensors", "job_delta", "load"]
 
 FRESH_DELTA = "PyTorch ran a fresh delta of this method and shape: a bundle holds no PyTorch modules"
 
@@ -30,7 +30,7 @@ def load(job: Job) -> tuple[Backbone, nn.Module]:
     return backbone, load_model(backbone)
 
 
-def fresh_delta(job: Job, backbone: Backbone) -> Delta:
+def job_delta(job: Job, backbone: Backbone) -> Delta:
     """A delta of the job's method and settings; its speed is that of the trained one."""
     from edgepeft.delta import new_delta
     from edgepeft.methods.base import method_named
@@ -40,7 +40,7 @@ def fresh_delta(job: Job, backbone: Backbone) -> Delta:
     return new_delta(backbone, method, job.task or "bench", labels)
 
 
-def inputs_of(job: Job, index: int) -> dict[str, Tensor]:
+def batch_tensors(job: Job, index: int) -> dict[str, Tensor]:
     """Ids and mask of batch ``index`` as tensors, both [batch, longest]; nothing is copied."""
     import torch
 

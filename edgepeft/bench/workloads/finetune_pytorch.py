@@ -26,7 +26,7 @@ def prepare(job: Job) -> Prepared:
     from torch.nn import functional
 
     from edgepeft.bench.workloads._finetune import LEARNING_RATE, labels_of
-    from edgepeft.bench.workloads._torch import FRESH_DELTA, inputs_of, load
+    from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, load
     from edgepeft.methods.base import method_named
 
     backbone, model = load(job)
@@ -35,7 +35,7 @@ def prepare(job: Job) -> Prepared:
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
 
     def step(batch: int) -> None:
-        inputs = inputs_of(job, batch)
+        inputs = batch_tensors(job, batch)
         found = logits(inputs)
         labels = torch.from_numpy(labels_of(job, len(found)))
         if job.n_labels == 1:
@@ -51,9 +51,9 @@ def prepare(job: Job) -> Prepared:
 
 def _delta(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits, Iterable[nn.Parameter]]:
     """The delta's logits and parameters; the model stays frozen, without dropout, as ``edgepeft train`` has it."""
-    from edgepeft.bench.workloads._torch import fresh_delta
+    from edgepeft.bench.workloads._torch import job_delta
 
-    delta = fresh_delta(job, backbone).train()
+    delta = job_delta(job, backbone).train()
     return lambda inputs: delta.logits(model, inputs), delta.parameters()
 
 

@@ -14,20 +14,20 @@ def prepare(job: Job) -> Prepared:
     """Load the model; a step is one forward pass without gradients."""
     import torch
 
-    from edgepeft.bench.workloads._torch import FRESH_DELTA, fresh_delta, inputs_of, load
+    from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, job_delta, load
 
     backbone, model = load(job)
     if job.task is None:
 
         def bare(batch: int) -> None:
             with torch.inference_mode():
-                model(**inputs_of(job, batch))
+                model(**batch_tensors(job, batch))
 
         return Prepared(bare)
-    delta = fresh_delta(job, backbone).eval()
+    delta = job_delta(job, backbone).eval()
 
     def with_delta(batch: int) -> None:
         with torch.inference_mode():
-            delta.logits(model, inputs_of(job, batch))
+            delta.logits(model, batch_tensors(job, batch))
 
     return Prepared(with_delta, (FRESH_DELTA,))

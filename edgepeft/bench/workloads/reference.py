@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "WORKLOAD", "encoder", "prepare"]
+__all__ = ["ENGINE", "WORKLOAD", "prepare", "reference_encoder"]
 
 ENGINE = "onnxruntime"
 WORKLOAD = "reference"
@@ -27,7 +27,7 @@ def prepare(job: Job) -> Prepared:
 
     from edgepeft.runtime.session import session_options
 
-    model, shape = encoder(**job.settings)
+    model, shape = reference_encoder(**job.settings)
     session = ort.InferenceSession(
         model.SerializeToString(), session_options(job.threads), providers=["CPUExecutionProvider"]
     )
@@ -72,7 +72,7 @@ class _Graph:
         return self.op("Transpose", self.op("Reshape", x, shape), perm=list(order))
 
 
-def encoder(
+def reference_encoder(
     *, n_layers: int, hidden_size: int, intermediate_size: int, n_heads: int, n_tokens: int, patch_values: int = 0
 ) -> tuple[onnx.ModelProto, tuple[int, int]]:
     """The model, and the shape of its input ``x``: [t, d], or [t - 1, p] where patches come in."""

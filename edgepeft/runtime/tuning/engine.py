@@ -16,9 +16,9 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.session import return_free_memory
 from edgepeft.runtime.tuning.evaluation import Evaluator, Scored, deployed_graph
 from edgepeft.runtime.tuning.hidden import HiddenStates
-from edgepeft.runtime.tuning.layout import Layout
-from edgepeft.runtime.tuning.step import Arrays, Result, TrainingStep
-from edgepeft.runtime.tuning.subject import Subject
+from edgepeft.runtime.tuning.layout import StepLayout
+from edgepeft.runtime.tuning.step import Arrays, StepResult, TrainingStep
+from edgepeft.runtime.tuning.subject import TuningSubject
 from edgepeft.runtime.verify import run_in_groups
 
 __all__ = ["Engine"]
@@ -30,9 +30,9 @@ class Engine:
     def __init__(
         self,
         bundle: Bundle,
-        subject: Subject,
+        subject: TuningSubject,
         rows: Mapping[str, Encoded],
-        layout: Layout,
+        layout: StepLayout,
         work: Path,
         *,
         threads: int | None = None,
@@ -60,7 +60,7 @@ class Engine:
         self._hidden = filled
         return_free_memory()  # the lower layers' weights
 
-    def gradients(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> Result:
+    def gradients(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
         self.prepare()
         whole, size = len(chosen), self._micro_batch
@@ -76,9 +76,9 @@ class Engine:
             for name, gradient in found.gradients.items():
                 weighted = np.multiply(gradient, np.float32(share), out=gradient)
                 gradients[name] = gradients[name] + weighted if name in gradients else weighted
-        return Result(loss, np.concatenate(logits), gradients)
+        return StepResult(loss, np.concatenate(logits), gradients)
 
-    def _micro(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> Result:
+    def _micro(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         inputs, targets = self._rows["train"].batch(chosen)
         states = self._hidden["train"].padded(chosen) if self._hidden else {}
         return self._step(tensors, {**inputs, **states}, targets, masks)

@@ -18,7 +18,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.tuning.step import Arrays
-from edgepeft.runtime.tuning.subject import Subject
+from edgepeft.runtime.tuning.subject import TuningSubject
 
 __all__ = ["BATCH", "Evaluator", "Scored", "deployed_graph", "given_names"]
 
@@ -37,7 +37,7 @@ def given_names(trained: Sequence[str]) -> dict[str, str]:
     return {f"delta/{name}": name for name in trained}
 
 
-def deployed_graph(bundle: Bundle, subject: Subject) -> onnx.ModelProto:
+def deployed_graph(bundle: Bundle, subject: TuningSubject) -> onnx.ModelProto:
     """The task's spliced graph, with the trained tensors as inputs."""
     model = splice(bundle.backbone_graph, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
     names = given_names(subject.facts.trained)
@@ -63,7 +63,7 @@ class Evaluator:
         self,
         model: onnx.ModelProto,
         folder: Path,
-        subject: Subject,
+        subject: TuningSubject,
         threads: int | None,
         packed: Callable[[Sequence[int]], Mapping[str, NDArray[np.float32]]] = lambda _: {},
     ) -> None:

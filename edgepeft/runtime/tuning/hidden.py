@@ -27,19 +27,19 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session
 from edgepeft.runtime.tuning.evaluation import BATCH, given_names
-from edgepeft.runtime.tuning.subject import Subject
+from edgepeft.runtime.tuning.subject import TuningSubject
 
-__all__ = ["TOKENS", "HiddenStates", "Split", "State", "split_at_lowest"]
+__all__ = ["TOKENS_AXIS", "HiddenState", "HiddenStates", "SplitGraphs", "split_at_lowest"]
 
 _FLOAT_BYTES = 4
 
 
 _SIZES = {"batch": 3, "length": 5}  # to tell the axes of a value apart: no product of them is another's
-TOKENS = "tokens"  # the axis batch x length
+TOKENS_AXIS = "tokens"  # the axis batch x length
 
 
 @dataclass(frozen=True)
-class State:
+class HiddenState:
     """One hidden state: how the two graphs call it, and how the training graph lays it out."""
 
     training: str
@@ -54,7 +54,7 @@ class State:
     @property
     def flat(self) -> bool:
         """Whether the training graph has it as [batch length, width]."""
-        return self.axes[0] == TOKENS
+        return self.axes[0] == TOKENS_AXIS
 
     @property
     def by_row(self) -> bool:
@@ -63,10 +63,10 @@ class State:
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitGraphs:
     """Both graphs from ``states`` on, and what computes these."""
 
-    states: tuple[State, ...]
+    states: tuple[HiddenState, ...]
     below: onnx.ModelProto
     training: onnx.ModelProto
     deployed: onnx.ModelProto
@@ -77,7 +77,7 @@ class Split:
         return sum(_FLOAT_BYTES * state.width * counts[state.by_row] for state in self.states)
 
 
-def split_at_lowest(bundle: Bundle, subject: Subject, deployed: onnx.ModelProto) -> Split | None:
+def split_at_lowest(bundle: Bundle, subject: TuningSubject, deployed: onnx.ModelProto) -> SplitGraphs | None:
     """Cut the training graph, and the deployed one whose trained tensors are inputs, below what is trained.
 
     None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to compute once.
@@ -98,8 +98,8 @@ def split_at_lowest(bundle: Bundle, subject: Subject, deployed: onnx.ModelProto)
     missing = [state for state in lowest if state not in here]
     if missing:
         raise BundleError(f"task {subject.task}: its graph has nothing {missing[0]}, which its training graph reads.")
-    states = tuple(State(there[name], here[name], _axes(specs[there[name]])) for name in lowest)
-    return Split(
+    states = tuple(HiddenState(there[name], here[name], _axes(specs[there[name]])) for name in lowest)
+    return SplitGraphs(
         states,
         below(deployed, *(state.deployed for state in states)),
         above(subject.training, {state.training: state.axes for state in states}),
@@ -112,7 +112,7 @@ def _axes(spec: Spec) -> tuple[str | int, ...]:
     batch, length, width = _SIZES["batch"], _SIZES["length"], spec.shape[-1]
     known: dict[tuple[int, ...], tuple[str | int, ...]] = {
         (batch, length, width): ("batch", "length", width),
-        (batch * length, width): (TOKENS, width),
+        (batch * length, width): (TOKENS_AXIS, width),
         (batch, width): ("batch", width),
     }
     if spec.shape not in known:
@@ -123,7 +123,7 @@ def _axes(spec: Spec) -> tuple[str | int, ...]:
 class HiddenStates:
     """Those of some rows; ``folder`` is where the file lies, None keeps them in memory."""
 
-    def __init__(self, states: Sequence[State], rows: Encoded, folder: Path | None) -> None:
+    def __init__(self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None) -> None:
         self._states, self._lengths = states, rows.lengths
         self._starts = [0, *accumulate(self._lengths)]
         counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
@@ -174,7 +174,7 @@ class HiddenStates:
             for state, values in zip(self._states, self._values, strict=True)
         }
 
-    def _spans(self, state: State, chosen: Sequence[int]) -> list[tuple[int, int]]:
+    def _spans(self, state: HiddenState, chosen: Sequence[int]) -> list[tuple[int, int]]:
         """Where each row's values stand."""
         if state.by_row:
             return [(i, i + 1) for i in chosen]

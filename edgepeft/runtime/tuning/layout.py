@@ -10,23 +10,23 @@ from edgepeft.data.batches import Encoded
 from edgepeft.errors import DoesNotFit, UsageError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning.evaluation import deployed_graph
-from edgepeft.runtime.tuning.hidden import Split, split_at_lowest
-from edgepeft.runtime.tuning.memory import Allowed, Demand, allowed_memory
+from edgepeft.runtime.tuning.hidden import SplitGraphs, split_at_lowest
+from edgepeft.runtime.tuning.memory import Demand, MemoryBudget, allowed_memory
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Subject
+from edgepeft.runtime.tuning.subject import TuningSubject
 
-__all__ = ["Layout", "demand_of", "lay_out"]
+__all__ = ["StepLayout", "demand_of", "lay_out"]
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """``split`` is None where no hidden states are kept, ``in_file`` says that memory has no room for them.
 
     ``predicted_bytes`` is the peak of resident memory; ``notes`` are for people.
     """
 
     micro_batch: int
-    split: Split | None
+    split: SplitGraphs | None
     in_file: bool
     predicted_bytes: int
     notes: tuple[str, ...]
@@ -37,8 +37,8 @@ class Layout:
 
 
 def lay_out(
-    bundle: Bundle, subject: Subject, options: TuneOptions, rows: Mapping[str, Encoded], batch_size: int
-) -> Layout:
+    bundle: Bundle, subject: TuningSubject, options: TuneOptions, rows: Mapping[str, Encoded], batch_size: int
+) -> StepLayout:
     """Decide before anything is opened.
 
     Raises:
@@ -68,10 +68,12 @@ def lay_out(
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
         )
-    return Layout(micro_batch, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
+    return StepLayout(micro_batch, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
 
 
-def demand_of(bundle: Bundle, subject: Subject, longest: int, *, prefix_cache: bool) -> tuple[Demand, Split | None]:
+def demand_of(
+    bundle: Bundle, subject: TuningSubject, longest: int, *, prefix_cache: bool
+) -> tuple[Demand, SplitGraphs | None]:
     """What a run on rows of at most ``longest`` tokens takes, and where its graphs are cut."""
     whole = deployed_graph(bundle, subject)
     split = split_at_lowest(bundle, subject, whole) if prefix_cache else None
@@ -88,7 +90,7 @@ def demand_of(bundle: Bundle, subject: Subject, longest: int, *, prefix_cache: b
     return demand, split
 
 
-def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: Allowed) -> str:
+def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: MemoryBudget) -> str:
     needed = _megabytes(n_bytes)
     given = f"{_megabytes(allowed.n_bytes)} are allowed by {allowed.by}"
     if fits:

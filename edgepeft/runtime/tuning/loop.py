@@ -32,7 +32,7 @@ from edgepeft.runtime.tuning.evaluation import Scored
 from edgepeft.runtime.tuning.layout import lay_out
 from edgepeft.runtime.tuning.options import EPOCHS, TuneOptions
 from edgepeft.runtime.tuning.step import Arrays
-from edgepeft.runtime.tuning.subject import Subject
+from edgepeft.runtime.tuning.subject import TuningSubject
 
 __all__ = ["Interrupted", "Progress", "Run", "Tuned"]
 
@@ -75,7 +75,7 @@ class Run:
     def __init__(
         self,
         bundle: Bundle,
-        subject: Subject,
+        subject: TuningSubject,
         options: TuneOptions,
         work: Path,
         *,

@@ -21,11 +21,11 @@ from edgepeft.graph.names import N_LABELS
 from edgepeft.graph.shapes import Spec, sized
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
-from edgepeft.runtime.passes import TOKENS as PASS
+from edgepeft.runtime.passes import PASS_TOKENS as PASS
 
 __all__ = [
-    "Allowed",
     "Demand",
+    "MemoryBudget",
     "allowed_memory",
     "amount_of",
     "mapped_bytes",
@@ -44,24 +44,24 @@ _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Allowed:
+class MemoryBudget:
     """So many bytes, and who says so."""
 
     n_bytes: int
     by: str
 
 
-def allowed_memory(profile: str | None, asked: str | None) -> Allowed:
+def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
     """The least of what the profile has, what was asked for, and what host and control groups give.
 
     Raises:
         UsageError: no such profile, or no amount of memory.
     """
-    found = [Allowed(memory_bytes(), "this host or its control group")]
+    found = [MemoryBudget(memory_bytes(), "this host or its control group")]
     if profile is not None:
-        found.append(Allowed(load_profile(profile).memory_bytes, f"profile {profile}"))
+        found.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
     if asked is not None:
-        found.append(Allowed(amount_of(asked), "--memory"))
+        found.append(MemoryBudget(amount_of(asked), "--memory"))
     return min(found, key=lambda each: each.n_bytes)
 
 

@@ -16,7 +16,7 @@ from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.session import session_options
 
-__all__ = ["Arrays", "Result", "TrainingStep"]
+__all__ = ["Arrays", "StepResult", "TrainingStep"]
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -25,7 +25,7 @@ Arrays = dict[str, NDArray[Any]]
 _COPIES_WEIGHTS = ["ConstantFolding"]
 
 
-class Result(NamedTuple):
+class StepResult(NamedTuple):
     """``logits`` [batch, outputs]; ``gradients`` by trained tensor."""
 
     loss: float
@@ -63,13 +63,13 @@ class TrainingStep:
 
     def __call__(
         self, trained: Mapping[str, Any], inputs: Mapping[str, Any], labels: Any, masks: Sequence[Any]
-    ) -> Result:
+    ) -> StepResult:
         """``inputs`` are token ids and masks [batch, length] int64, and what hidden states the graph starts from;
 
         ``labels`` [batch], ``masks`` [batch, width], one for each dropout.
         """
         loss, logits, *found = self._run(self._outputs, trained, inputs, labels, masks)
-        return Result(float(loss), logits, dict(zip(self.facts.trained, found, strict=True)))
+        return StepResult(float(loss), logits, dict(zip(self.facts.trained, found, strict=True)))
 
     def logits(
         self, trained: Mapping[str, Any], inputs: Mapping[str, Any], labels: Any, masks: Sequence[Any]

@@ -22,11 +22,11 @@ from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
 from edgepeft.task_name import check_task_name
 
-__all__ = ["Files", "Subject", "from_task", "from_template"]
+__all__ = ["Files", "TuningSubject", "from_task", "from_template"]
 
 
 @dataclass(frozen=True)
-class Subject:
+class TuningSubject:
     """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on."""
 
     task: str
@@ -104,7 +104,7 @@ class Files:
         )
 
 
-def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> Subject:
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
     """Go on from a task of the bundle.
 
     Raises:
@@ -133,7 +133,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
     check = bundle.current(task, CHECK)
     expect_hash(check, entry.check_sha256)
     training = read_graph(path, bundle.weights.name)
-    return Subject(
+    return TuningSubject(
         task=task,
         delta=bundle.delta_graph(task),
         training=training,
@@ -147,7 +147,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
 
 def from_template(
     bundle: Bundle, task: str, template: str, files: Files, options: TuneOptions, *, new: bool = True
-) -> Subject:
+) -> TuningSubject:
     """Start a task: its labels are the data's, its head is drawn from the seed; ``new`` says that it must not be there.
 
     Raises:
@@ -169,7 +169,7 @@ def from_template(
     data = files.load(None, options, regression=False)
     graph = read_graph(paths[GRAPH])
     check_owner(graph, bundle.manifest, paths[GRAPH])
-    return Subject(
+    return TuningSubject(
         task=task,
         delta=with_labels(graph, task, data.labels or (), data.pairs, options.seed),
         training=read_graph(paths[TRAINING], bundle.weights.name),

@@ -13,7 +13,7 @@ from edgepeft.runtime.tasks import commit_tasks, prepare_task
 from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
 from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files, Subject, from_task, from_template
+from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.verify import pack_check
 from edgepeft.task_name import check_task_name
 
@@ -93,7 +93,7 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
 
 
 def _replace(
-    bundle: Bundle, subject: Subject, tuned: Tuned, check: bytes, watch: Callable[[Progress], None]
+    bundle: Bundle, subject: TuningSubject, tuned: Tuned, check: bytes, watch: Callable[[Progress], None]
 ) -> TaskEntry:
     graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"

@@ -11,7 +11,7 @@ from edgepeft.bench.analysis import qemu
 from edgepeft.bench.analysis.instructions import MORE, count_instructions
 from edgepeft.bench.analysis.qemu import ROOT_VARIABLE, Guest, find_guest
 from edgepeft.bench.planning.subject import random_subject
-from edgepeft.bench.run import Request, run
+from edgepeft.bench.run import BenchRequest, run_benchmark
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_inferences_instructions_are_what_more_of_them_add(tmp_path):
 
 def test_without_an_emulator_the_rest_is_measured_and_the_reason_said(fake_start, monkeypatch):
     monkeypatch.setattr(qemu.shutil, "which", lambda name: None)
-    request = Request(
+    request = BenchRequest(
         profile="rpi4",
         backbone="all-MiniLM-L6-v2",
         length=8,
@@ -88,7 +88,7 @@ def test_without_an_emulator_the_rest_is_measured_and_the_reason_said(fake_start
         counted=True,
         instructions=True,
     )
-    document = run(request, start=fake_start()).document
+    document = run_benchmark(request, start=fake_start()).document
     assert "qemu-aarch64" in document["instructions_skipped"]
     assert document["metrics"]
 

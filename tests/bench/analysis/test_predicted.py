@@ -7,7 +7,7 @@ import io
 import pytest
 
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.bench.run import Request, run
+from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.errors import UsageError
 
 
@@ -16,7 +16,7 @@ def predicted(**options):
         raise AssertionError(f"{label} was started")
 
     asked = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "batch_size": 4, "length": 16, "mode": "predicted"}
-    return run(Request(**{**asked, **options}), start=start).document
+    return run_benchmark(BenchRequest(**{**asked, **options}), start=start).document
 
 
 @pytest.fixture(scope="module")
@@ -83,27 +83,27 @@ def test_what_cannot_be_predicted_is_a_usage_error(asked):
 def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
     import json
 
-    from edgepeft.bench.gate.compare import compare
+    from edgepeft.bench.gate.compare import compare_results
 
     path = tmp_path / "p.json"
     path.write_text(json.dumps(document, allow_nan=False))
     file = ResultFile.open(path)
     with pytest.raises(UsageError, match="predicted"):
-        compare(file, file, 0.05)
+        compare_results(file, file, 0.05)
 
 
 def test_a_prompt_is_paid_for_once(tmp_path):
     """It stands in the task's graph, so the texts that are counted are as long as the user said."""
     from edgepeft.bench.planning.subject import random_subject
-    from edgepeft.prediction.roofline import predict
+    from edgepeft.prediction.roofline import predict_seconds
     from edgepeft.profiles.loader import load_profile
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.cost import bundle_cost
 
     random_subject("electra-small-discriminator", tmp_path, methods=["prompt-r"], settings={"length": "40"})
     asked = {"engines": ("onnxruntime",), "workloads": ("infer",), "batch_size": 2, "length": 16, "mode": "predicted"}
-    rows = run(Request("rpi4", bundle=tmp_path, **asked)).document["results"]
+    rows = run_benchmark(BenchRequest("rpi4", bundle=tmp_path, **asked)).document["results"]
     cost = bundle_cost(Bundle(tmp_path), "prompt-r", 2, 16)
-    expected = predict(cost.works, load_profile("rpi4")).seconds
+    expected = predict_seconds(cost.works, load_profile("rpi4")).seconds
     row = next(row for row in rows if row["method"] == "prompt-r")
     assert row["instances_per_minute"] == pytest.approx(60 * 2 / expected)

@@ -20,7 +20,7 @@ from edgepeft.bench.gate.revision import Revision, open_revision
 from edgepeft.bench.measuring.host_load import HostLoad
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
-from edgepeft.bench.run import Request, run
+from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.cli._main import main
 from edgepeft.errors import UsageError
 
@@ -43,7 +43,7 @@ def base(tmp_path):
 def bench(start, side, **options):
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 20, "batch_size": 2, "length": 8}
     settings |= {"engines": ("onnxruntime",), "workloads": ("infer",)}
-    return run(Request(**{**settings, **options}), start=start, against=side)
+    return run_benchmark(BenchRequest(**{**settings, **options}), start=start, against=side)
 
 
 def host(slower, noise=0.0, seed=0):
@@ -194,7 +194,7 @@ def test_a_workload_that_lacks_its_second_launch_has_no_verdict_either(fake_star
 
 def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, base, tmp_path, monkeypatch, capsys):
     start, path = cut_off(fake_start(host(2.0))), tmp_path / "kept.json"
-    monkeypatch.setattr("edgepeft.bench.run.run", partial(run, start=start))
+    monkeypatch.setattr("edgepeft.bench.run.run_benchmark", partial(run_benchmark, start=start))
     monkeypatch.setattr("edgepeft.bench.gate.against.open_revision", lambda asked, work: base)
     asked = ["bench", "--profile", "rpi4", "--backbone", "all-MiniLM-L6-v2", "--rounds", "20", "--length", "8"]
     asked += ["--batch-size", "2", "--engine", "onnxruntime", "--workload", "infer"]
@@ -229,12 +229,14 @@ def test_an_option_that_the_other_version_does_not_know_is_refused_by_name():
 
 
 def package(folder: Path, version: str) -> Path:
-    (folder / "edgepeft" / "bench").mkdir(parents=True)
+    for wing in ("measuring", "planning"):
+        (folder / "edgepeft" / "bench" / wing).mkdir(parents=True)
+        (folder / "edgepeft" / "bench" / wing / "__init__.py").write_text("")
     (folder / "edgepeft" / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (folder / "edgepeft" / "bench" / "__init__.py").write_text("")
-    (folder / "edgepeft" / "bench" / "worker.py").write_text("")
+    (folder / "edgepeft" / "bench" / "measuring" / "worker.py").write_text("")
     job = "from dataclasses import dataclass\n@dataclass\nclass Job:\n    workload: str\n    threads: int = 1\n"
-    (folder / "edgepeft" / "bench" / "job.py").write_text(job)
+    (folder / "edgepeft" / "bench" / "planning" / "job.py").write_text(job)
     return folder
 
 
@@ -267,7 +269,7 @@ def test_what_is_no_version_is_a_usage_error(asked, tmp_path):
 
 def test_a_version_without_a_worker_is_refused(tmp_path):
     place = package(tmp_path / "old", "0.0.1")
-    (place / "edgepeft" / "bench" / "job.py").unlink()
+    (place / "edgepeft" / "bench" / "planning" / "job.py").unlink()
     with pytest.raises(UsageError, match="cannot be measured"):
         open_revision(str(place), tmp_path)
 
@@ -278,7 +280,7 @@ def test_a_worker_runs_the_version_that_was_asked_for_wherever_it_is_started(tmp
     from edgepeft.limits.limited_process import Limits
 
     place = package(tmp_path / "old", "0.0.1")
-    (place / "edgepeft" / "bench" / "worker.py").write_text('raise SystemExit("the old worker")\n')
+    (place / "edgepeft" / "bench" / "measuring" / "worker.py").write_text('raise SystemExit("the old worker")\n')
     monkeypatch.chdir(Path(edgepeft.__file__).parent.parent)  # a checkout in the current folder
     worker = WorkerProcess("w", Job("gemm", 1, package=str(place)), Limits())
     with worker, pytest.raises(EdgepeftError, match="the old worker"):

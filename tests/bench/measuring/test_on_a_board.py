@@ -7,7 +7,7 @@ import io
 import pytest
 from boards import pi4, put
 
-from edgepeft.bench.run import Request, run
+from edgepeft.bench.run import BenchRequest, run_benchmark
 
 FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 
@@ -15,7 +15,7 @@ FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 def bench(start, root, **options):
     asked = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 6, "batch_size": 4, "length": 16}
     asked |= {"workloads": ("infer",), "engines": ("onnxruntime",)}
-    return run(Request(**{**asked, **options}), start=start, root=root).document
+    return run_benchmark(BenchRequest(**{**asked, **options}), start=start, root=root).document
 
 
 def table(document):

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgepeft.bench.planning.plan import Model, Role, Task, plan
+from edgepeft.bench.planning.plan import BenchedModel, BenchedTask, UnitRole, plan_units
 
-MODEL = Model(Path("bundle"), (Task("sst2", "pfeiffer", {"bottleneck": 8}, 2), Task("rte", "lora")), 100, 0)
+MODEL = BenchedModel(
+    Path("bundle"), (BenchedTask("sst2", "pfeiffer", {"bottleneck": 8}, 2), BenchedTask("rte", "lora")), 100, 0
+)
 
 
 def planned(model=MODEL, **options):
@@ -15,7 +17,7 @@ def planned(model=MODEL, **options):
         "threads": 2,
         "seed": 0,
     }
-    return plan(model, **{**settings, **options})
+    return plan_units(model, **{**settings, **options})
 
 
 def test_inference_covers_all_tasks_and_the_bare_backbone_on_both_engines():
@@ -26,20 +28,24 @@ def test_inference_covers_all_tasks_and_the_bare_backbone_on_both_engines():
 
 def test_fine_tuning_covers_all_tasks_and_everything_at_once():
     found = [(u.role, u.method) for u in planned(workloads=("finetune",), engines=("pytorch",))]
-    assert found == [(Role.TASK, "pfeiffer"), (Role.TASK, "lora"), (Role.FULL, "full")]
+    assert found == [(UnitRole.TASK, "pfeiffer"), (UnitRole.TASK, "lora"), (UnitRole.FULL, "full")]
 
 
 def test_a_task_that_trains_everything_is_not_measured_twice():
-    model = Model(Path("b"), (Task("all", "whatever it is called", trains_everything=True),), 100, 0)
+    model = BenchedModel(Path("b"), (BenchedTask("all", "whatever it is called", trains_everything=True),), 100, 0)
     (unit,) = planned(model, workloads=("finetune",), engines=("pytorch",))
-    assert unit.role is Role.FULL
+    assert unit.role is UnitRole.FULL
     assert unit.task.name == "all"
 
 
 def test_a_prompt_is_measured_beside_the_bare_backbone_on_rows_as_long_as_its_own():
-    tasks = (Task("t", "prompt-r", prompt_length=5), Task("u", "prompt-t", prompt_length=5), Task("v", "lora"))
-    units = planned(Model(Path("b"), tasks, 100, 0), batches=((8, 3), (7,)))
-    longer = [unit for unit in units if unit.role is Role.LENGTHENED]
+    tasks = (
+        BenchedTask("t", "prompt-r", prompt_length=5),
+        BenchedTask("u", "prompt-t", prompt_length=5),
+        BenchedTask("v", "lora"),
+    )
+    units = planned(BenchedModel(Path("b"), tasks, 100, 0), batches=((8, 3), (7,)))
+    longer = [unit for unit in units if unit.role is UnitRole.LENGTHENED]
     assert [(unit.workload, unit.engine, unit.prompt_length) for unit in longer] == [
         ("infer", "onnxruntime", 5),
         ("infer", "pytorch", 5),
@@ -73,8 +79,8 @@ def test_on_a_board_without_pytorch_fine_tuning_stands_alone():
 
 
 def test_a_task_without_a_training_graph_is_a_row_that_says_why():
-    tasks = (Task("a", "lora", untrainable="export --trainable"), Task("b", "lora"))
-    units = planned(Model(Path("b"), tasks, 100, 0))
+    tasks = (BenchedTask("a", "lora", untrainable="export --trainable"), BenchedTask("b", "lora"))
+    units = planned(BenchedModel(Path("b"), tasks, 100, 0))
     said = {(u.workload, u.engine, u.task.name): u.unavailable for u in units if u.task and u.unavailable}
     assert said == {("finetune", "onnxruntime", "a"): "export --trainable"}
 
@@ -98,7 +104,7 @@ def test_a_job_carries_the_tasks_settings_through_json():
 
 def test_peers_of_the_same_file_name_are_told_apart(tmp_path):
     peers = [tmp_path / "one" / "model.onnx", tmp_path / "two" / "model.onnx", tmp_path / "other.onnx"]
-    found = [u.peer for u in planned(workloads=("infer",), peers=peers) if u.role is Role.PEER]
+    found = [u.peer for u in planned(workloads=("infer",), peers=peers) if u.role is UnitRole.PEER]
     assert found == ["one/model", "two/model", "other"]
 
 

@@ -6,7 +6,7 @@ from edgepeft.bench.measuring.host_load import HostLoad, Snapshot, load_between,
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import Role, Unit
+from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.result.caution import HINTS, Caution
 from edgepeft.bench.result.checks import warnings_of
 from edgepeft.errors import DoesNotFit
@@ -16,7 +16,7 @@ from edgepeft.limits.limited_process import InForce
 def measured(seconds, batches=((8, 8),)):
     job = Job("infer_onnxruntime", 2, batches)
     series = Series(samples=[Sample(s, s) for s in seconds], batches=[0] * len(seconds))
-    return Measured(Unit("infer", "onnxruntime", Role.BACKBONE, job=job), series)
+    return Measured(Unit("infer", "onnxruntime", UnitRole.BACKBONE, job=job), series)
 
 
 def test_steady_samples_in_full_number_need_no_warning():

@@ -94,8 +94,8 @@ def test_a_matrix_counts_once_for_each_product_that_reads_it():
 def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
     monkeypatch.setattr(memory, "memory_bytes", lambda: 10 * 2**30)
     assert allowed_memory(None, None).by == "this host or its control group"
-    assert allowed_memory("rpi4", None) == memory.Allowed(8 * 2**30, "profile rpi4")
-    assert allowed_memory("rpi4", "1.5GiB") == memory.Allowed(3 * 2**29, "--memory")
+    assert allowed_memory("rpi4", None) == memory.MemoryBudget(8 * 2**30, "profile rpi4")
+    assert allowed_memory("rpi4", "1.5GiB") == memory.MemoryBudget(3 * 2**29, "--memory")
     assert allowed_memory("rpi4", "9 gb").by == "profile rpi4"
     monkeypatch.setattr(memory, "memory_bytes", lambda: 2**30)
     assert allowed_memory("rpi4", "2GB").n_bytes == 2**30
