@@ -256,7 +256,6 @@ def test_the_kinds_of_throughput_are_never_taken_for_one_another():
             ("c.json", bench(row(samples_s=[], predicted=found, instances_per_minute=37.0), mode="predicted")),
         ],
         [],
-        [],
     )
     made = {one.title: one for one in sections(inputs) if one.title.startswith("Throughput")}
     titles = ["Throughput: inf", "Throughput, calibrated to rpi4: inf", "Throughput, predicted for rpi4: inf"]
