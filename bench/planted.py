@@ -94,7 +94,7 @@ def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) ->
 
 
 def _step_seconds(subject: BenchSubject) -> float:
-    (row,) = run_benchmark(_request(subject.model.bundle, 10)).document["results"]
+    (row,) = run_benchmark(_request(subject.bundle.folder, 10)).document["results"]
     return float(np.median(row["samples_s"]))
 
 
@@ -110,12 +110,12 @@ def _one(
     """One comparison; the new side is slower by ``share`` of a step, asleep if its seconds are given."""
     with ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-planted-")))
-        bundle = shutil.copytree(plain.model.bundle, work / "new", copy_function=_linked)
+        bundle = shutil.copytree(plain.bundle.folder, work / "new", copy_function=_linked)
         if step_s is None and share:
             _add_operator(bundle, plain, share)
         base = _package(work / "base")
         side = SideBySide(open_revision(str(base), work), arguments.launches)
-        side.bundles[str(bundle)] = str(plain.model.bundle)
+        side.bundles[str(bundle)] = str(plain.bundle.folder)
         with _sleeping(share * (step_s or 0.0)):
             outcome = run_benchmark(_request(bundle, arguments.rounds, arguments.profile, seed), against=side)
         side.annotate(outcome.document, outcome.measured, LEAST)
@@ -170,7 +170,7 @@ def _add_operator(bundle: Path, plain: BenchSubject, share: float) -> None:
     """A product on the last hidden state whose operations are that share of the graph's."""
     path = bundle / "backbone.onnx"
     model = onnx.load(path, load_external_data=False)
-    whole = next(e for e in count_metrics(plain.model, [LENGTH] * BATCH) if e["of"].startswith("backbone"))
+    whole = next(e for e in count_metrics(plain, [LENGTH] * BATCH) if e["of"].startswith("backbone"))
     rows = 4  # what count_metrics counts
     hidden, tokens = plain.architecture.hidden_size, rows * LENGTH
     width = max(1, round(share * whole["values"]["flops"] / (2 * tokens * hidden)))

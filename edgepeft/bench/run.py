@@ -36,7 +36,6 @@ from edgepeft.host.energy import Meter
 from edgepeft.host.sensors import ROOT, Sensors
 from edgepeft.host.wheels import refuse_bad_wheels
 from edgepeft.profiles.loader import load_profile
-from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["ENGINES", "WORKLOADS", "BenchRequest", "Outcome", "run_benchmark"]
 
@@ -83,7 +82,7 @@ def run_benchmark(
             return _predicted(work)
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         if request.bundle is None and scenario.kind is not SampleKind.BATCHES:
-            write_random_tokenizer(work.subject.architecture, work.subject.model.bundle, seed=request.seed)
+            write_random_tokenizer(work.subject.architecture, work.subject.bundle.folder, seed=request.seed)
         counted = _count(work, progress)
         units = _units(work, setting.threads)
         if units and units[0].role is UnitRole.REQUESTS and units[0].job:
@@ -122,12 +121,12 @@ def _predicted(work: PreparedBench) -> Outcome:
 
 def _count(work: PreparedBench, progress: ProgressCallback) -> dict[str, Any]:
     """The document's part on what is counted, not timed."""
-    request, model, batch = work.request, work.subject.model, work.batches[0]
-    metrics = count_metrics(model, batch, seed=request.seed) if request.counted else []
+    request, subject, batch = work.request, work.subject, work.batches[0]
+    metrics = count_metrics(subject, batch, seed=request.seed) if request.counted else []
     guest = find_guest() if request.instructions else None
     if isinstance(guest, Guest):
         progress("counting instructions", 0, 1)
-        metrics += count_instructions(guest, model, batch, seed=request.seed)
+        metrics += count_instructions(guest, subject, batch, seed=request.seed)
     return {"metrics": metrics, **({"instructions_skipped": guest} if isinstance(guest, str) else {})}
 
 
@@ -161,7 +160,7 @@ def _document(
     root: Path,
 ) -> dict[str, Any]:
     """The result, schema ``edgepeft.bench/1``."""
-    arithmetic = arithmetic_notes(work.profile, work.subject.model)
+    arithmetic = arithmetic_notes(work.profile, work.subject)
     in_force = in_force_of(measured)
     return {
         "schema": RESULT_SCHEMA,
@@ -191,7 +190,7 @@ def _make_random(against: SideBySide, work: PreparedBench, stack: ExitStack) -> 
     """The other version's own graph of the same random model."""
     request, subject = work.request, work.subject
     against.make_random(
-        subject.model.bundle,
+        subject.bundle.folder,
         stack,
         subject.name,
         methods=list(request.methods),
@@ -216,7 +215,7 @@ def _pack(subject: BenchSubject) -> None:
     """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
     from edgepeft.runtime.weights import Weights
 
-    weights = Weights(Bundle(subject.model.bundle), cache=True, threads=None)
+    weights = Weights(subject.bundle, cache=True, threads=None)
     weights.prepare()
     weights.close()
 

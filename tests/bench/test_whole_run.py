@@ -5,9 +5,11 @@ import json
 
 import pytest
 
+from edgepeft.bench.planning.subject import random_subject
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.errors import UnknownName, UsageError
+from edgepeft.runtime.bundle import Bundle
 
 # What design.md demands of the JSON, written down a second time.
 TOP = {"schema", "mode", "host", "profile", "results"}
@@ -44,6 +46,15 @@ def outcome(fake_start):
 
     start = fake_start(seconds)
     return bench(start), start
+
+
+@pytest.mark.parametrize("mode", ["limits", "predicted"])
+def test_a_bundle_is_opened_once(fake_start, tmp_path, monkeypatch, mode):
+    random_subject("all-MiniLM-L6-v2", tmp_path)
+    opened, init = [], Bundle.__init__
+    monkeypatch.setattr(Bundle, "__init__", lambda self, folder: (opened.append(folder), init(self, folder))[1])
+    bench(fake_start(), backbone=None, bundle=tmp_path, mode=mode, counted=True, rounds=2)
+    assert opened == [tmp_path]
 
 
 def table(document):

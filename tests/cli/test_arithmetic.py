@@ -81,14 +81,12 @@ def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
 
 
 def test_a_wheel_of_this_host_that_dies_on_the_profiles_device_is_named(made, monkeypatch):
-    from edgepeft.bench.planning.plan import BenchedModel
+    from edgepeft.bench.planning.subject import open_subject
     from edgepeft.bench.result import profile_facts
     from edgepeft.profiles.loader import load_profile
 
     monkeypatch.setattr(profile_facts, "versions", lambda: {"onnxruntime": "1.21.0"})
-    notes = profile_facts.arithmetic_notes(load_profile("rpi4"), BenchedModel(made[2], (), 10, 0))
+    subject = open_subject(made[2])
+    notes = profile_facts.arithmetic_notes(load_profile("rpi4"), subject)
     assert any("onnxruntime 1.21.0 dies" in note and "rpi4" in note for note in notes)
-    assert not any(
-        "dies" in note
-        for note in profile_facts.arithmetic_notes(load_profile("rpi5"), BenchedModel(made[2], (), 10, 0))
-    )
+    assert not any("dies" in note for note in profile_facts.arithmetic_notes(load_profile("rpi5"), subject))

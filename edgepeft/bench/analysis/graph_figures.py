@@ -14,7 +14,8 @@ import onnx
 
 from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace_plain
 from edgepeft.bench.planning.batches import random_batch
-from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
+from edgepeft.bench.planning.plan import BenchedTask
+from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import Spec
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
@@ -26,12 +27,12 @@ __all__ = ["count_metrics"]
 _MOST_ROWS = 4  # more of them only repeat what these do
 
 
-def count_metrics(model: BenchedModel, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
+def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
     """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
-    bundle, lengths = Bundle(model.bundle), lengths[:_MOST_ROWS]
+    lengths = lengths[:_MOST_ROWS]
     return [
-        {"of": "bundle", "values": _sizes(bundle)},
-        *(_of_graph(bundle, model, task, lengths, seed) for task in (None, *model.tasks)),
+        {"of": "bundle", "values": _sizes(subject.bundle)},
+        *(_of_graph(subject, task, lengths, seed) for task in (None, *subject.model.tasks)),
     ]
 
 
@@ -44,9 +45,8 @@ def _sizes(bundle: Bundle) -> dict[str, int]:
     }
 
 
-def _of_graph(
-    bundle: Bundle, model: BenchedModel, task: BenchedTask | None, lengths: Sequence[int], seed: int
-) -> dict[str, Any]:
+def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> dict[str, Any]:
+    bundle, model = subject.bundle, subject.model
     graph = bundle.graph(task.name if task else None)
     inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])

@@ -18,7 +18,7 @@ import onnx
 
 from edgepeft.bench.analysis.qemu import CPU, Guest
 from edgepeft.bench.planning.batches import random_batch
-from edgepeft.bench.planning.plan import BenchedModel
+from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle
 
@@ -43,14 +43,14 @@ for _ in range(runs):
 
 
 def count_instructions(
-    guest: Guest, model: BenchedModel, lengths: Sequence[int], *, seed: int = 0
+    guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Entries for the result's ``metrics``: the backbone and every task on the first of these rows.
 
     Raises:
         EdgepeftError: the emulated program failed.
     """
-    bundle, row = Bundle(model.bundle), lengths[:1]
+    bundle, model, row = subject.bundle, subject.model, lengths[:1]
     inputs = random_batch(row, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
     entries = []

@@ -21,7 +21,6 @@ from edgepeft.host.machine import host_facts
 from edgepeft.limits.placement import Limits
 from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
-from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["predicted_document"]
 
@@ -48,7 +47,7 @@ def predicted_document(
     tasks: list[BenchedTask | None] = [*subject.model.tasks, None]
     rows = [{"scenario": scenario.name, **shape, **_row(subject, profile, task, batches)} for task in tasks]
     notes = [_NOTHING_RAN, *dict.fromkeys(note for row in rows for note in row["predicted"]["notes"])]
-    told = [*notes, *arithmetic_notes(profile, subject.model)]
+    told = [*notes, *arithmetic_notes(profile, subject)]
     return {
         "schema": RESULT_SCHEMA,
         "mode": "predicted",
@@ -93,8 +92,8 @@ def _of_batches(
     subject: BenchSubject, profile: Profile, task: BenchedTask | None, batches: Sequence[Sequence[int]]
 ) -> list[Predicted]:
     """The prediction of each batch; equal ones are made once."""
-    bundle, name = Bundle(subject.model.bundle), task.name if task else None
-    graph, precision = bundle.graph(name), bundle.manifest.backbone.weights_dtype
+    graph = subject.bundle.graph(task.name if task else None)
+    precision = subject.bundle.manifest.backbone.weights_dtype
     known: dict[tuple[int, ...], Predicted] = {}
     keys = [tuple(batch) for batch in batches]  # the graph puts a task's prompt in front by itself
     for rows in keys:

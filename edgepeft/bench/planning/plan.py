@@ -44,9 +44,9 @@ class BenchedTask:
 
 @dataclass(frozen=True)
 class BenchedModel:
-    """The bundle under measurement and what the workloads must know about it."""
+    """What workers are given of the bundle under measurement."""
 
-    bundle: Path
+    folder: Path
     tasks: tuple[BenchedTask, ...]
     vocab_size: int
     pad_id: int
@@ -97,7 +97,7 @@ def plan_units(
 ) -> list[Unit]:
     """Every unit of the benchmark.  ``missing``: engine -> why it cannot be used here."""
     common: dict[str, Any] = {
-        "bundle": str(model.bundle),
+        "bundle": str(model.folder),
         "batches": batches,
         "threads": threads,
         "vocab_size": model.vocab_size,

@@ -24,10 +24,10 @@ def plan_requests(
     Raises:
         UsageError: the bundle has too few tasks, or no tokenizer.
     """
-    if not (model.bundle / "tokenizer.json").is_file():
-        raise UsageError(f"scenario {scenario.name} begins with texts, and {model.bundle} has no tokenizer.json.")
+    if not (model.folder / "tokenizer.json").is_file():
+        raise UsageError(f"scenario {scenario.name} begins with texts, and {model.folder} has no tokenizer.json.")
     common = {
-        **{"bundle": str(model.bundle), "vocab_size": model.vocab_size, "pad_id": model.pad_id},
+        **{"bundle": str(model.folder), "vocab_size": model.vocab_size, "pad_id": model.pad_id},
         **{"threads": threads, "seed": seed, "cache": cache},
     }
     tokens = [max(_LEAST, length) for length in lengths]

@@ -39,12 +39,17 @@ _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is neve
 
 @dataclass(frozen=True)
 class BenchSubject:
-    """A bundle and what results say about it."""
+    """The bundle under measurement, opened once for the whole benchmark, and what results say about it."""
 
     name: str
+    bundle: Bundle
     model: BenchedModel
-    architecture: Architecture
     random_weights: bool
+
+    @property
+    def architecture(self) -> Architecture:
+        """The backbone's sizes."""
+        return self.bundle.architecture
 
 
 def torch_installed() -> bool:
@@ -66,7 +71,7 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
         if method not in known:
             raise UnknownName("method of this bundle's chosen tasks", method, known)
     kept = tuple(_task(name, entry) for name, entry in chosen.items() if not methods or entry.method in methods)
-    return _subject(folder.name or str(folder), folder, kept, bundle.architecture, random=False)
+    return _subject(folder.name or str(folder), bundle, kept, random=False)
 
 
 def random_subject(
@@ -89,7 +94,7 @@ def random_subject(
     """
     if settings and not methods:
         raise UsageError("--set sets a method's hyperparameters; name the method with --method.")
-    architecture = write_random_checkpoint(config_of(name), folder, seed=seed)
+    write_random_checkpoint(config_of(name), folder, seed=seed)
     backbone = open_backbone(str(folder))
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
@@ -99,14 +104,13 @@ def random_subject(
         _add_training_graphs(backbone, list(deltas.values()), entries)
     manifest_of(backbone, name, entries).write(folder)
     tasks = tuple(_task(task, entry) for task, entry in entries.items())
-    return _subject(name, folder, tasks, architecture, random=True)
+    return _subject(name, Bundle(folder), tasks, random=True)
 
 
-def _subject(
-    name: str, folder: Path, tasks: tuple[BenchedTask, ...], architecture: Architecture, *, random: bool
-) -> BenchSubject:
-    model = BenchedModel(folder, tasks, architecture.vocab_size, architecture.pad_token_id)
-    return BenchSubject(name, model, architecture, random)
+def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, random: bool) -> BenchSubject:
+    architecture = bundle.architecture
+    model = BenchedModel(bundle.folder, tasks, architecture.vocab_size, architecture.pad_token_id)
+    return BenchSubject(name, bundle, model, random)
 
 
 def _task(name: str, entry: TaskEntry) -> BenchedTask:

@@ -14,7 +14,6 @@ from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.bench.result.document import gemm_gflops
 from edgepeft.host.machine import host_facts
 from edgepeft.limits.limited_process import InForce
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["calibration_of", "host_of", "in_force_of", "model_of"]
@@ -62,8 +61,7 @@ def model_of(subject: BenchSubject) -> dict[str, Any]:
 
 def _tasks(subject: BenchSubject) -> dict[str, Any]:
     """What a bundle's manifest tells of the tasks that were measured: their weight and score."""
-    bundle = Bundle(subject.model.bundle)
-    return {task.name: _told(bundle.entry(task.name)) for task in subject.model.tasks}
+    return {task.name: _told(subject.bundle.entry(task.name)) for task in subject.model.tasks}
 
 
 def _told(entry: TaskEntry) -> dict[str, Any]:

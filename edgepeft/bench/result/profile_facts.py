@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from edgepeft.bench.planning.plan import BenchedModel
+from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.host.machine import versions
 from edgepeft.host.wheels import BadWheel, bad_wheels
 from edgepeft.limits.limited_process import InForce, Limits
 from edgepeft.profiles import arithmetic
 from edgepeft.profiles.schema import Profile
-from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["arithmetic_notes", "profile_facts"]
 
 
-def arithmetic_notes(profile: Profile, model: BenchedModel) -> list[str]:
+def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
     """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
-    manifest = Bundle(model.bundle).manifest
+    manifest = subject.bundle.manifest
     int8 = manifest.backbone.weights_dtype == "int8"
-    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in model.tasks)
+    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.model.tasks)
     costs = arithmetic.missing_arithmetic(arithmetic.of_profile(profile), int8=int8, fp16=fp16)
     return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in _bad(profile))]
 

@@ -57,7 +57,7 @@ def values(entries, start):
 def test_the_graphs_products_are_those_that_the_architecture_says(subject):
     # flops.py counts matrices and attention from the config; the packed graph of the backbone must run just these.
     lengths = [7, 3, 5]
-    found = values(count_metrics(subject.model, lengths), "backbone")
+    found = values(count_metrics(subject, lengths), "backbone")
     padded = 4 * subject.architecture.hidden_size * subject.architecture.n_layers
     attention = padded * (3 * 7 * 7 - sum(n * n for n in lengths))  # attention alone sees the padding
     pooling = 2 * 3 * sum(lengths) * subject.architecture.hidden_size  # the mean of each row, as a product
@@ -66,20 +66,20 @@ def test_the_graphs_products_are_those_that_the_architecture_says(subject):
 
 
 def test_a_delta_adds_nodes_products_and_its_file(subject):
-    entries = count_metrics(subject.model, [4, 4])
+    entries = count_metrics(subject, [4, 4])
     bare, task = values(entries, "backbone"), values(entries, "task lora")
-    graph = onnx.load(subject.model.bundle / "backbone.onnx", load_external_data=False).graph
+    graph = onnx.load(subject.bundle.folder / "backbone.onnx", load_external_data=False).graph
     assert bare["nodes"] == len(graph.node)
     assert task["nodes"] > bare["nodes"]
     assert task["flops"] > bare["flops"]
-    assert task["delta_bytes"] == (subject.model.bundle / "tasks" / "lora.onnx").stat().st_size
+    assert task["delta_bytes"] == (subject.bundle.folder / "tasks" / "lora.onnx").stat().st_size
 
 
 def test_counting_again_gives_the_same_figures(subject):
-    assert count_metrics(subject.model, [4, 9]) == count_metrics(subject.model, [4, 9])
+    assert count_metrics(subject, [4, 9]) == count_metrics(subject, [4, 9])
 
 
 def test_longer_rows_take_more_of_everything_but_nodes(subject):
-    short, long = (values(count_metrics(subject.model, [n] * 2), "backbone") for n in (8, 16))
+    short, long = (values(count_metrics(subject, [n] * 2), "backbone") for n in (8, 16))
     assert short["nodes"] == long["nodes"]
     assert all(long[name] > short[name] for name in ("flops", "bytes_moved", "peak_activation_bytes"))
