@@ -45,7 +45,7 @@ def exported(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
     from deltas import TEXTS, random_delta, saved
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.export.bundle import export_bundle
+    from edgepeft.exporting.bundle import export_bundle
 
     folder = tmp_path_factory.mktemp("exported")
     backbone = open_backbone(str(tiny("bert", mean=True)))

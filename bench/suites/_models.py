@@ -102,7 +102,7 @@ def _written(folder: Path, task: str, model: onnx.ModelProto, entry: TaskEntry) 
 
 def _quantised(backbone: Backbone, graph: onnx.ModelProto) -> dict[str, str]:
     """The 8-bit weights instead of the checkpoint; ``graph`` reads them then.  What the manifest says of it."""
-    from edgepeft.export.weights import write_weights
+    from edgepeft.exporting.weights import write_weights
 
     told = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
     told["weights"] = write_weights(graph, backbone, backbone.folder, "int8")

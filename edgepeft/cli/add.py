@@ -42,8 +42,8 @@ def command(
         manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
     else:
         try:
-            from edgepeft.export.bundle import add_deltas
-            from edgepeft.export.check import check_texts
+            from edgepeft.exporting.bundle import add_deltas
+            from edgepeft.exporting.check import check_texts
         except ImportError as error:
             raise MissingPackage(
                 f"adding a trained folder needs PyTorch ({error.name}): pip install 'edgepeft[train]'. "

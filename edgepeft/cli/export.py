@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Export the backbone once and each task as a delta graph, verified against PyTorch."""
     try:
-        from edgepeft.export.bundle import export_bundle
-        from edgepeft.export.check import check_texts
+        from edgepeft.exporting.bundle import export_bundle
+        from edgepeft.exporting.check import check_texts
     except ImportError as error:
         raise MissingPackage(f"export needs PyTorch ({error.name}): pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone

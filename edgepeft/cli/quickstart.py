@@ -97,8 +97,8 @@ def _watcher(bars: Progress, row: Any) -> Any:
 def _export(backbone: Backbone, out: Path) -> dict[str, Any]:
     from edgepeft.cli._output import stages
     from edgepeft.cli._quickstart import TASKS
-    from edgepeft.export.bundle import export_bundle
-    from edgepeft.export.check import check_texts
+    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.exporting.check import check_texts
 
     deltas = [out / "deltas" / task.name for task in TASKS]
     with stages(1 + len(deltas)) as stage:

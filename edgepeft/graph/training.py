@@ -1,4 +1,4 @@
-"""What a training graph says of itself, in its ``metadata_props``: see ``edgepeft.export.training_graph``."""
+"""What a training graph says of itself, in its ``metadata_props``: see ``edgepeft.exporting.training_graph``."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def trainable(tiny, tmp_path_factory):
     from deltas import TEXTS, random_delta, saved
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.export.bundle import export_bundle
+    from edgepeft.exporting.bundle import export_bundle
 
     folder = tmp_path_factory.mktemp("trainable")
     backbone = open_backbone(str(tiny("bert", mean=True)))

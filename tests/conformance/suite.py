@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta, pool
-from edgepeft.export.delta import export_delta
+from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import Method
 

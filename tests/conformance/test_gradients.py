@@ -16,8 +16,8 @@ from torch.nn import functional
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
-from edgepeft.export.step import Step
-from edgepeft.export.training_graph import export_training_graph
+from edgepeft.exporting.step import Step
+from edgepeft.exporting.training_graph import export_training_graph
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import methods

@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
-from edgepeft.export.delta import export_delta
+from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.splice import splice
 

@@ -13,7 +13,7 @@ from tiny import ragged
 
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.errors import BundleError
-from edgepeft.export.bundle import write_backbone
+from edgepeft.exporting.bundle import write_backbone
 from edgepeft.graph.splice import splice
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.session import open_session

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UnknownName, UsageError
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import methods
 from edgepeft.runtime import runtime as runtime_module
 from edgepeft.runtime import weights

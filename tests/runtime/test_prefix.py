@@ -13,8 +13,8 @@ from deltas import TEXTS, random_delta, saved
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import BundleError
-from edgepeft.export.bundle import export_bundle
-from edgepeft.export.delta import export_delta
+from edgepeft.exporting.bundle import export_bundle
+from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.inspection.sharing import untouched_stages
 from edgepeft.methods.base import PerLayer, methods

@@ -18,7 +18,7 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import methods
 from edgepeft.resources import cache_folder
 from edgepeft.runtime.bundle import Bundle

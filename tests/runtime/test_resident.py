@@ -10,7 +10,7 @@ import pytest
 from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import methods
 from edgepeft.runtime import resident, weights
 from edgepeft.runtime.resident import MOST_SESSIONS, Resident, most_sessions

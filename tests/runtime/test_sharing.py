@@ -16,7 +16,7 @@ from onnx import numpy_helper
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import methods
 from edgepeft.runtime import weights
 from edgepeft.runtime.runtime import Runtime

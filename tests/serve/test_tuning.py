@@ -31,7 +31,7 @@ def trainable(tiny, tmp_path_factory):
 
     from edgepeft.backbones.source import open_backbone
     from edgepeft.delta import new_delta
-    from edgepeft.export.bundle import export_bundle
+    from edgepeft.exporting.bundle import export_bundle
     from edgepeft.methods.base import method_named
 
     folder = tmp_path_factory.mktemp("trainable")

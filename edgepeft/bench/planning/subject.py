@@ -168,7 +168,7 @@ def fresh_delta(
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
     """Export the delta as ``tasks/<task>.onnx``; its manifest entry."""
-    from edgepeft.export.delta import export_delta
+    from edgepeft.exporting.delta import export_delta
 
     path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
     write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
@@ -178,9 +178,9 @@ def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
 def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: dict[str, TaskEntry]) -> None:
     """Write ``tasks/<task>.train.onnx`` where the method has one; PyTorch's model is loaded once for all."""
     from edgepeft.backbones.hooks import load_model
-    from edgepeft.export.gradients import rates_of
-    from edgepeft.export.step import Step
-    from edgepeft.export.training_graph import export_training_graph
+    from edgepeft.exporting.gradients import rates_of
+    from edgepeft.exporting.step import Step
+    from edgepeft.exporting.training_graph import export_training_graph
 
     model = load_model(backbone, "eager")
     for delta in deltas:

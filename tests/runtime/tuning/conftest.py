@@ -14,7 +14,7 @@ from tiny import write_model
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import method_named
 
 # The words of the moods as the tiny model's tokenizer knows them.

@@ -17,7 +17,7 @@ from verbs import ENTRY, edgepeft
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.versions import content_of, keep

@@ -17,7 +17,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.graph.prune import prune
 from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named

@@ -18,7 +18,7 @@ from verbs import edgepeft
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.errors import BundleError, DoesNotFit, UsageError
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import method_named

@@ -15,7 +15,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
-from edgepeft.export.bundle import add_deltas, export_bundle
+from edgepeft.exporting.bundle import add_deltas, export_bundle
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle

@@ -26,8 +26,8 @@ from edgepeft.data.batches import epoch_batches
 from edgepeft.data.rows import read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError, VerificationFailed
-from edgepeft.export.gradients import require_gradients
-from edgepeft.export.step import Step
+from edgepeft.exporting.gradients import require_gradients
+from edgepeft.exporting.step import Step
 from edgepeft.runtime import tasks
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle, read_graph

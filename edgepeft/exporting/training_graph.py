@@ -28,8 +28,8 @@ from edgepeft.backbones.emit import IR_VERSION, OPSET, external_tensor
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
-from edgepeft.export.quiet import quiet
-from edgepeft.export.step import Step, TensorsByName
+from edgepeft.exporting.quiet import quiet
+from edgepeft.exporting.step import Step, TensorsByName
 from edgepeft.graph import names
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values

@@ -16,7 +16,7 @@ from verbs import edgepeft
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError, VerificationFailed
-from edgepeft.export.bundle import add_deltas, export_bundle, write_backbone
+from edgepeft.exporting.bundle import add_deltas, export_bundle, write_backbone
 from edgepeft.host.machine import isa_flags
 from edgepeft.resources import sha256_of
 from edgepeft.runtime.audit import audit

@@ -22,13 +22,13 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.export.check import check_content, data_check
-from edgepeft.export.delta import export_delta
-from edgepeft.export.gradients import verified_training_graph
-from edgepeft.export.step import Step
-from edgepeft.export.template import write_template
-from edgepeft.export.training_graph import refuse_generated
-from edgepeft.export.weights import write_weights
+from edgepeft.exporting.check import check_content, data_check
+from edgepeft.exporting.delta import export_delta
+from edgepeft.exporting.gradients import verified_training_graph
+from edgepeft.exporting.step import Step
+from edgepeft.exporting.template import write_template
+from edgepeft.exporting.training_graph import refuse_generated
+from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.half import store_in_half
 from edgepeft.methods.base import Method
 from edgepeft.resources import new_folder, sha256_of

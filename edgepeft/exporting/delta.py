@@ -17,7 +17,7 @@ from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
-from edgepeft.export.quiet import quiet
+from edgepeft.exporting.quiet import quiet
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.rename import rename_values

@@ -16,7 +16,7 @@ from edgepeft.backbones.base import family_of
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.delta import BackboneCard, Delta, DeltaCard
-from edgepeft.export.delta import export_delta
+from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.runtime import session
 

@@ -13,11 +13,11 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import UsageError
-from edgepeft.export.check import check_content
-from edgepeft.export.delta import export_delta
-from edgepeft.export.gradients import verified_training_graph
-from edgepeft.export.step import Step
-from edgepeft.export.training_graph import refuse_generated
+from edgepeft.exporting.check import check_content
+from edgepeft.exporting.delta import export_delta
+from edgepeft.exporting.gradients import verified_training_graph
+from edgepeft.exporting.step import Step
+from edgepeft.exporting.training_graph import refuse_generated
 from edgepeft.graph.template import OPEN
 from edgepeft.methods.base import Method
 from edgepeft.resources import write_atomically

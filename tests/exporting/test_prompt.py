@@ -14,7 +14,7 @@ from deltas import TEXTS, random_delta, saved
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError
-from edgepeft.export.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime import runtime as runtime_module
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.merge import merge_task

@@ -13,9 +13,9 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError, VerificationFailed
-from edgepeft.export import bundle as exporting
-from edgepeft.export.bundle import add_deltas, export_bundle
-from edgepeft.export.check import check_texts, shipped_texts
+from edgepeft.exporting import bundle as exporting
+from edgepeft.exporting.bundle import add_deltas, export_bundle
+from edgepeft.exporting.check import check_texts, shipped_texts
 from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.verify import read_check
 

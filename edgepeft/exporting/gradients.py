@@ -17,9 +17,9 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import DeltaCard
 from edgepeft.errors import VerificationFailed
-from edgepeft.export.check import fitted
-from edgepeft.export.step import Step, TensorsByName
-from edgepeft.export.training_graph import export_training_graph
+from edgepeft.exporting.check import fitted
+from edgepeft.exporting.step import Step, TensorsByName
+from edgepeft.exporting.training_graph import export_training_graph
 from edgepeft.graph.names import LOSS, gradient
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.tuning.step import TrainingStep
