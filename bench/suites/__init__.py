@@ -7,8 +7,8 @@ import pkgutil
 from collections.abc import Iterator
 from typing import Protocol
 
-from bench.suites._kit import Kit
 from bench.suites._row import SuiteRow
+from bench.suites._suite_run import SuiteRun
 from edgepeft.errors import UnknownName
 
 __all__ = ["Suite", "suite_named", "suite_names"]
@@ -20,7 +20,7 @@ class Suite(Protocol):
     TITLE: str
 
     @staticmethod
-    def measure(kit: Kit) -> Iterator[SuiteRow]:
+    def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         """The suite's rows, one by one as they are measured."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.suites import Suite, suite_named
-from bench.suites._kit import Kit
+from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.named import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.modes import setting_of
@@ -63,7 +63,7 @@ def run_suite(
     profile = load_profile(request.profile)
     setting = setting_of("limits", profile)
     with tempfile.TemporaryDirectory(prefix="edgepeft-suite-") as work:
-        kit = Kit(
+        run = SuiteRun(
             Path(work),
             architecture,
             setting.limits,
@@ -81,26 +81,26 @@ def run_suite(
                 "suite": request.suite,
                 "mode": setting.mode,
                 "title": chosen.TITLE,
-                "host": _host(kit),
-                "profile": profile_facts(profile, setting.limits, kit.in_force, setting.notes),
-                "model": {"name": kit.architecture, "random_weights": True},
-                "threads": kit.threads,
-                "rounds": kit.rounds,
-                "seed": kit.seed,
+                "host": _host(run),
+                "profile": profile_facts(profile, setting.limits, run.in_force, setting.notes),
+                "model": {"name": run.architecture, "random_weights": True},
+                "threads": run.threads,
+                "rounds": run.rounds,
+                "seed": run.seed,
                 "rows": rows,
             }
 
-        for row in _rows(chosen, kit):
+        for row in _rows(chosen, run):
             rows.append(row)
             keep(document())
         return document()
 
 
-def _rows(suite: Suite, kit: Kit) -> Iterator[dict[str, Any]]:
-    for row in suite.measure(kit):
+def _rows(suite: Suite, run: SuiteRun) -> Iterator[dict[str, Any]]:
+    for row in suite.measure(run):
         yield row.to_json()
 
 
-def _host(kit: Kit) -> dict[str, Any]:
-    rates = [FLOPS_PER_STEP / seconds / 1e9 for seconds in kit.gemm]
+def _host(run: SuiteRun) -> dict[str, Any]:
+    rates = [FLOPS_PER_STEP / seconds / 1e9 for seconds in run.gemm]
     return {**host_facts(), "gemm_gflops": float(np.median(rates)) if rates else None, "gemm_samples_gflops": rates}

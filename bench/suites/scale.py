@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.suites._kit import Kit
-from bench.suites._memory import proportional_bytes
-from bench.suites._models import Structure
+from bench.suites._proportional_memory import proportional_bytes
+from bench.suites._random_bundle import Structure
 from bench.suites._row import SuiteRow, Target
+from bench.suites._suite_run import SuiteRun
 from edgepeft.bench.planning.batches import full_length
 from edgepeft.errors import DoesNotFit
 from edgepeft.runtime.bundle import TASKS_FOLDER
@@ -26,48 +26,54 @@ _THOUSAND = [f"bitfit{number}" for number in range(1000)]
 _MB = 1e6
 
 
-def measure(kit: Kit) -> Iterator[SuiteRow]:
+def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     """Memory by number of tasks, ours and merged models; then a thousand tasks."""
-    yield from _memory(kit)
-    yield from _merged(kit)
-    yield _thousand(kit)
+    yield from _memory(run)
+    yield from _merged(run)
+    yield _thousand(run)
 
 
-def _memory(kit: Kit) -> Iterator[SuiteRow]:
-    bundle = kit.bundle("hundred", [Structure("pfeiffer", _TASKS)])
+def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
+    bundle = run.bundle("hundred", [Structure("pfeiffer", _TASKS)])
     tokens = [_TOKENS] * _ROWS
     asked = [{"how": "one", "tasks": [task], "tokens": tokens} for task in _TASKS]
     sizes = [(bundle / TASKS_FOLDER / f"{task}.onnx").stat().st_size for task in _TASKS]
-    found: dict[int, int] = {}
-    with kit.worker("one bundle", kit.job("requests", bundle, settings={"requests": asked})) as worker:
+    memory: dict[int, int] = {}
+    with run.worker("one bundle", run.job("requests", bundle, settings={"requests": asked})) as worker:
         for number in range(1, len(_TASKS) + 1):
-            kit.progress("memory by number of tasks", number, len(_TASKS))
+            run.progress("memory by number of tasks", number, len(_TASKS))
             worker.step(number - 1)
             if number in _SHOWN:
-                found[number] = proportional_bytes(worker.pid)
-    for number, used in found.items():
+                memory[number] = proportional_bytes(worker.pid)
+    for number, used in memory.items():
         what = f"memory of {number} resident Pfeiffer tasks, each after {_ROWS} x {_TOKENS} tokens"
         yield SuiteRow(what, value=used / _MB, unit="MB", samples={"tasks": [number], "MB": [used / _MB]})
     for number in _PROMISED:
         others = sum(sizes[1:number])
-        samples = {"beyond one task, MB": [(found[number] - found[1]) / _MB], "other deltas, MB": [others / _MB]}
+        samples = {
+            "beyond one task, MB": [(memory[number] - memory[1]) / _MB],
+            "other deltas, MB": [others / _MB],
+        }
         what = f"memory of {number} tasks beyond that of one, over the other deltas' bytes"
         yield SuiteRow(
-            what, value=(found[number] - found[1]) / others, target=Target(1.1, at_least=False), samples=samples
+            what,
+            value=(memory[number] - memory[1]) / others,
+            target=Target(1.1, at_least=False),
+            samples=samples,
         )
 
 
-def _merged(kit: Kit) -> Iterator[SuiteRow]:
-    model = kit.peer("optimum")
+def _merged(run: SuiteRun) -> Iterator[SuiteRow]:
+    model = run.peer("optimum")
     if isinstance(model, str):
         yield SuiteRow("memory of merged models", "optimum", unit="MB", note=model)
         return
-    job = kit.job(
+    job = run.job(
         "bench.peers.merged_sessions", Path(), model=str(model), batches=(full_length(_TOKENS, _ROWS).values,)
     )
-    with kit.worker("merged models", job) as worker:
+    with run.worker("merged models", job) as worker:
         for number in range(1, _MERGED + 1):
-            kit.progress("memory of merged models", number, _MERGED)
+            run.progress("memory of merged models", number, _MERGED)
             what = f"memory of {number} merged models, each after {_ROWS} x {_TOKENS} tokens"
             try:
                 worker.step(0)
@@ -78,10 +84,10 @@ def _merged(kit: Kit) -> Iterator[SuiteRow]:
             yield SuiteRow(what, "optimum", used, unit="MB", samples={"tasks": [number], "MB": [used]})
 
 
-def _thousand(kit: Kit) -> SuiteRow:
-    bundle = kit.bundle("thousand", [Structure("bitfit", _THOUSAND)])
+def _thousand(run: SuiteRun) -> SuiteRow:
+    bundle = run.bundle("thousand", [Structure("bitfit", _THOUSAND)])
     command = ["run", str(bundle), "--task", _THOUSAND[-1], "a b c", "--json"]
-    kit.command(command)
-    seconds = [kit.command(command) for _ in range(3)]
+    run.command(command)
+    seconds = [run.command(command) for _ in range(3)]
     what = "edgepeft run on a bundle of 1,000 BitFit tasks, whole process"
     return SuiteRow(what, None, sorted(seconds)[1], (min(seconds), max(seconds)), "s", samples={"seconds": seconds})

@@ -8,11 +8,11 @@ from random import Random
 
 import numpy as np
 
-from bench.suites._kit import Kit, Racer
-from bench.suites._memory import proportional_bytes
-from bench.suites._models import Structure
+from bench.suites._proportional_memory import proportional_bytes
+from bench.suites._random_bundle import Structure
 from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
+from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.result.statistics import CONFIDENCE, percentile
 from edgepeft.runtime.bundle import TASKS_FOLDER
 
@@ -29,26 +29,26 @@ _SWITCHES = 4000  # requests of each kind: a 99th percentile moves by a millisec
 _RESAMPLES = 2000
 
 
-def measure(kit: Kit) -> Iterator[SuiteRow]:
+def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     """From memory to all tasks on one input."""
-    bundle = kit.bundle("shared", _STRUCTURES)
-    yield from _another_structure(kit, bundle)
-    yield _two_processes(kit, bundle)
-    yield from _disk(kit)
-    yield from _start(kit, bundle)
-    yield _switch(kit, bundle)
-    yield from _mixed(kit, bundle)
-    yield from _all_tasks(kit)
+    bundle = run.bundle("shared", _STRUCTURES)
+    yield from _another_structure(run, bundle)
+    yield _two_processes(run, bundle)
+    yield from _disk(run)
+    yield from _start(run, bundle)
+    yield _switch(run, bundle)
+    yield from _mixed(run, bundle)
+    yield from _all_tasks(run)
 
 
-def _another_structure(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
+def _another_structure(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
     tasks = [_ALIKE[0], *_OTHERS]
-    job = kit.job("requests", bundle, settings={"requests": [_ask("one", [task], [128] * 32) for task in tasks]})
-    with kit.worker("memory", job) as worker:
+    job = run.job("requests", bundle, settings={"requests": [_ask("one", [task], [128] * 32) for task in tasks]})
+    with run.worker("memory", job) as worker:
         worker.step(0)
         before = proportional_bytes(worker.pid)
         for number, task in enumerate(_OTHERS, 1):
-            kit.progress("memory of other structures", number, len(_OTHERS))
+            run.progress("memory of other structures", number, len(_OTHERS))
             worker.step(number)
             now = proportional_bytes(worker.pid)
             beyond = (now - before - (bundle / TASKS_FOLDER / f"{task}.onnx").stat().st_size) / _MB
@@ -57,24 +57,24 @@ def _another_structure(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
             before = now
 
 
-def _two_processes(kit: Kit, bundle: Path) -> SuiteRow:
-    job = kit.job("requests", bundle, settings={"requests": [_ask("one", [_ALIKE[0]], [32])]})
-    with kit.worker("first process", job) as first:
+def _two_processes(run: SuiteRun, bundle: Path) -> SuiteRow:
+    job = run.job("requests", bundle, settings={"requests": [_ask("one", [_ALIKE[0]], [32])]})
+    with run.worker("first process", job) as first:
         first.step(0)
         alone = proportional_bytes(first.pid)
-        with kit.worker("second process", job) as second:
+        with run.worker("second process", job) as second:
             second.step(0)
             both = proportional_bytes(first.pid) + proportional_bytes(second.pid)
     samples = {"one": [alone / _MB], "two together": [both / _MB]}
     return SuiteRow("memory of two processes on one bundle over that of one", value=both / alone, samples=samples)
 
 
-def _disk(kit: Kit) -> Iterator[SuiteRow]:
-    whole = _size(kit.bundle("bare"), "model.safetensors")
+def _disk(run: SuiteRun) -> Iterator[SuiteRow]:
+    whole = _size(run.bundle("bare"), "model.safetensors")
     for head, told in (("linear", "linear heads"), (None, "heads of the backbone's kind")):
         nine = [Structure("pfeiffer", _ALIKE, head=head)]
-        fp32 = kit.bundle(f"nine-{head}", nine)
-        small = kit.bundle(f"nine-{head}-int8", nine, weights="int8", delta_weights="fp16")
+        fp32 = run.bundle(f"nine-{head}", nine)
+        small = run.bundle(f"nine-{head}-int8", nine, weights="int8", delta_weights="fp16")
         for folder, stored, most in ((fp32, "fp32", 1.10), (small, "int8 backbone, fp16 deltas", 0.32)):
             samples = {"bundle": [_size(folder) / _MB], "one fp32 model": [whole / _MB]}
             what = f"disk of 9 tasks with {told}, {stored}, over one fp32 model"
@@ -85,18 +85,18 @@ def _size(folder: Path, pattern: str = "**/*") -> int:
     return sum(path.stat().st_size for path in folder.glob(pattern) if path.is_file())
 
 
-def _start(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
+def _start(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
     command = ["run", str(bundle), "--task", _ALIKE[0], "a b c", "--json"]
-    kit.progress("starting", 0, _STARTS)
-    kit.command(command)  # what the system reads from disk for the first time is not a warm start
-    whole = [kit.command(command) for _ in range(_STARTS)]
+    run.progress("starting", 0, _STARTS)
+    run.command(command)  # what the system reads from disk for the first time is not a warm start
+    whole = [run.command(command) for _ in range(_STARTS)]
     yield _times("edgepeft run, whole process, packed weights in the cache", whole, Target(1.0, at_least=False))
     same, other = [], []
     tasks = [*_ALIKE, *_OTHERS]
-    job = kit.job("requests", bundle, settings={"requests": [_ask("one", [task], [16]) for task in tasks]})
+    job = run.job("requests", bundle, settings={"requests": [_ask("one", [task], [16]) for task in tasks]})
     for number in range(_STARTS):
-        kit.progress("starting", number, _STARTS)
-        with kit.worker("one more task", job) as worker:
+        run.progress("starting", number, _STARTS)
+        with run.worker("one more task", job) as worker:
             took = [worker.step(request).seconds for request in range(len(tasks))]
         same += took[1 : len(_ALIKE)]
         other += took[len(_ALIKE) :]
@@ -112,20 +112,20 @@ def _times(what: str, seconds: Sequence[float], target: Target) -> SuiteRow:
     )
 
 
-def _switch(kit: Kit, bundle: Path) -> SuiteRow:
+def _switch(run: SuiteRun, bundle: Path) -> SuiteRow:
     """Requests of one short text each, in random order: to the task asked before, or to another resident one."""
     tasks = [_ALIKE[0], _ALIKE[1], *_OTHERS]
-    job = kit.job("requests", bundle, settings={"requests": [_ask("one", [task], [8]) for task in tasks]})
-    source = Random(kit.seed)
+    job = run.job("requests", bundle, settings={"requests": [_ask("one", [task], [8]) for task in tasks]})
+    source = Random(run.seed)
     stays: list[float] = []
     switches: list[float] = []
-    with kit.worker("switching", job) as worker:
+    with run.worker("switching", job) as worker:
         for _ in range(3):
             for request in range(len(tasks)):
                 worker.step(request)
         last = len(tasks) - 1
         while len(stays) < _SWITCHES or len(switches) < _SWITCHES:
-            kit.progress("switching", min(len(stays), len(switches)), _SWITCHES)
+            run.progress("switching", min(len(stays), len(switches)), _SWITCHES)
             stay = source.random() < 0.5
             asked = last if stay else source.choice([task for task in range(len(tasks)) if task != last])
             (stays if stay else switches).append(worker.step(asked).seconds)
@@ -148,36 +148,36 @@ def _added(switches: Sequence[float], stays: Sequence[float]) -> tuple[float, tu
     return value, (float(low), float(high))
 
 
-def _mixed(kit: Kit, bundle: Path) -> Iterator[SuiteRow]:
+def _mixed(run: SuiteRun, bundle: Path) -> Iterator[SuiteRow]:
     eight = _ALIKE[:8]
     for rows, tokens, least in ((8, 16, 1.6), (32, 25, 1.1)):
         what = f"{rows} rows of {tokens} tokens for 8 Pfeiffer tasks in one batch"
         peer = f"8 batches of {rows // 8}"
-        racers = {"one batch": _racer(kit, bundle, "mixed", eight, [tokens] * rows)}
-        racers[peer] = _racer(kit, bundle, "each", eight, [tokens] * rows)
+        racers = {"one batch": _racer(run, bundle, "mixed", eight, [tokens] * rows)}
+        racers[peer] = _racer(run, bundle, "each", eight, [tokens] * rows)
         # What the batch alone gains, which no way to mix tasks can go beyond.
-        racers["bare, one batch"] = _racer(kit, bundle, "bare", eight, [tokens] * rows)
-        racers[f"bare, {peer}"] = _racer(kit, bundle, "bare_each", eight, [tokens] * rows)
-        raced = kit.race(what, racers)
+        racers["bare, one batch"] = _racer(run, bundle, "bare", eight, [tokens] * rows)
+        racers[f"bare, {peer}"] = _racer(run, bundle, "bare_each", eight, [tokens] * rows)
+        raced = run.race(what, racers)
         yield ratio_row(what, raced, "one batch", peer, Target(least))
         bare = f"the same {rows} rows on the backbone without a task: what a batch can gain here"
         yield ratio_row(bare, raced, "bare, one batch", f"bare, {peer}")
 
 
-def _all_tasks(kit: Kit) -> Iterator[SuiteRow]:
+def _all_tasks(run: SuiteRun) -> Iterator[SuiteRow]:
     tasks = [f"skip{number}" for number in range(8)]
-    skipped = kit.sizes.n_layers // 2
-    bundle = kit.bundle("lower-layers", [Structure("pfeiffer", tasks, {"skip_layers": str(skipped)})])
+    skipped = run.sizes.n_layers // 2
+    bundle = run.bundle("lower-layers", [Structure("pfeiffer", tasks, {"skip_layers": str(skipped)})])
     for rows, tokens in ((1, 64), (8, 64)):
-        left = f"that leave the lower {skipped} of {kit.sizes.n_layers} layers alone"
+        left = f"that leave the lower {skipped} of {run.sizes.n_layers} layers alone"
         what = f"8 Pfeiffer tasks {left} on {rows} x {tokens} tokens"
-        racers = {"together": _racer(kit, bundle, "all", tasks, [tokens] * rows)}
-        racers["8 runs"] = _racer(kit, bundle, "each_all", tasks, [tokens] * rows)
-        yield ratio_row(what, kit.race(what, racers), "together", "8 runs", Target(1.55))
+        racers = {"together": _racer(run, bundle, "all", tasks, [tokens] * rows)}
+        racers["8 runs"] = _racer(run, bundle, "each_all", tasks, [tokens] * rows)
+        yield ratio_row(what, run.race(what, racers), "together", "8 runs", Target(1.55))
 
 
-def _racer(kit: Kit, bundle: Path, how: str, tasks: Sequence[str], tokens: Sequence[int]) -> Racer:
-    return Racer(kit.job("requests", bundle, settings={"requests": [_ask(how, tasks, tokens)]}))
+def _racer(run: SuiteRun, bundle: Path, how: str, tasks: Sequence[str], tokens: Sequence[int]) -> Racer:
+    return Racer(run.job("requests", bundle, settings={"requests": [_ask(how, tasks, tokens)]}))
 
 
 def _ask(how: str, tasks: Sequence[str], tokens: Sequence[int]) -> dict[str, object]:

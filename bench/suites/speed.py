@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench.suites._kit import Kit, Racer
-from bench.suites._models import Structure
+from bench.suites._random_bundle import Structure
 from bench.suites._ratio import geometric_mean, ratio_row
 from bench.suites._row import SuiteRow, Target
-from edgepeft.bench.planning.batches import batches_of, full_length, load_lengths
+from bench.suites._suite_run import Racer, SuiteRun
+from edgepeft.bench.planning.batches import Batches, batches_of, full_length, load_lengths
 from edgepeft.bench.planning.flops import flops_per_instance
 from edgepeft.bench.planning.subject import torch_installed
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
@@ -23,25 +23,24 @@ _BATCH, _LENGTH = 32, 128
 _SETS = ("sst2", "mrpc", "rte")
 _RANK = 8
 _TOKENS = 256  # about a tenth of a second of them is a sample that an interval can be made of
-Batches = tuple[tuple[int, ...], ...]
 
 
-def measure(kit: Kit) -> Iterator[SuiteRow]:
+def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     """Full length, real lengths, int8, PEFT."""
-    yield from _full_length(kit)
-    yield from _real_lengths(kit)
-    yield from _eight_bits(kit)
-    yield from _peft(kit)
+    yield from _full_length(run)
+    yield from _real_lengths(run)
+    yield from _eight_bits(run)
+    yield from _peft(run)
 
 
-def _full_length(kit: Kit) -> Iterator[SuiteRow]:
+def _full_length(run: SuiteRun) -> Iterator[SuiteRow]:
     batches = (full_length(_LENGTH, _BATCH).values,)
-    racers, missing = _engines(kit, batches)
+    racers, missing = _engines(run, batches)
     if torch_installed():
-        bare = kit.bundle("bare")
-        racers["pytorch"] = Racer(kit.job("infer_pytorch", bare, batches=batches))
-        racers["torch.compile"] = Racer(kit.job("bench.peers.infer_torch_compile", bare, batches=batches))
-    raced = kit.race("full length", racers)
+        bare = run.bundle("bare")
+        racers["pytorch"] = Racer(run.job("infer_pytorch", bare, batches=batches))
+        racers["torch.compile"] = Racer(run.job("bench.peers.infer_torch_compile", bare, batches=batches))
+    raced = run.race("full length", racers)
     what = f"fp32, {_BATCH} rows of {_LENGTH} tokens"
     for peer, target in (("optimum", 1.0), ("openvino", 0.92), ("pytorch", None), ("torch.compile", None)):
         if peer in raced:
@@ -49,66 +48,66 @@ def _full_length(kit: Kit) -> Iterator[SuiteRow]:
         elif peer in missing:
             yield SuiteRow(what, peer, target=Target(target or 0), note=missing[peer])
     # The yardstick's time for the same work: the ratio of throughputs is then the share of its rate.
-    share = len(batches[0]) * flops_per_instance(kit.sizes, batches[0]) / FLOPS_PER_STEP
+    share = len(batches[0]) * flops_per_instance(run.sizes, batches[0]) / FLOPS_PER_STEP
     scaled = {_OWN: raced[_OWN], "gemm": [seconds * share for seconds in raced["gemm"]]}
     yield ratio_row(f"achieved FLOP/s over the host's GEMM rate, {what}", scaled, _OWN, "gemm", Target(0.85))
 
 
-def _real_lengths(kit: Kit) -> Iterator[SuiteRow]:
-    found: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
+def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
+    races: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
     missing: Mapping[str, str] = {}
     for name in _SETS:
-        lengths = load_lengths(name, seed=kit.seed).clamped(kit.sizes.max_length)
+        lengths = load_lengths(name, seed=run.seed).clamped(run.sizes.max_length)
         batches = batches_of(lengths.values, _BATCH)
-        racers, missing = _engines(kit, batches)
-        raced = kit.race(f"lengths of {name}", racers)
+        racers, missing = _engines(run, batches)
+        raced = run.race(f"lengths of {name}", racers)
         for peer in sorted(set(racers) - {_OWN}):
-            found.setdefault(peer, []).append((raced[_OWN], raced[peer]))
+            races.setdefault(peer, []).append((raced[_OWN], raced[peer]))
             what = f"fp32, lengths of {name} in order of arrival, batches of {_BATCH}"
             yield ratio_row(what, raced, _OWN, peer, of_totals=True)
     what = f"fp32, real lengths: geometric mean of {', '.join(_SETS)}"
     for peer, target in (("optimum", 1.6), ("openvino", 1.45)):
-        if peer in found:
-            mean = geometric_mean(found[peer])
+        if peer in races:
+            mean = geometric_mean(races[peer])
             yield SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=Target(target))
         else:
             yield SuiteRow(what, peer, target=Target(target), note=missing[peer])
 
 
-def _engines(kit: Kit, batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
+def _engines(run: SuiteRun, batches: Batches) -> tuple[dict[str, Racer], dict[str, str]]:
     """Ours and the peers that are here, each with these batches; why others are not."""
-    own = kit.job("infer_onnxruntime", kit.bundle("bare"), batches=batches)
+    own = run.job("infer_onnxruntime", run.bundle("bare"), batches=batches)
     numbers = range(len(batches))
     racers, missing = {_OWN: Racer(own, numbers)}, {}
     for name, workload in (("optimum", "peer"), ("openvino", "bench.peers.infer_openvino")):
-        model = kit.peer(name)
+        model = run.peer(name)
         if isinstance(model, str):
             missing[name] = model
         else:
-            racers[name] = Racer(kit.job(workload, Path(), batches=batches, model=str(model)), numbers)
+            racers[name] = Racer(run.job(workload, Path(), batches=batches, model=str(model)), numbers)
     return racers, missing
 
 
-def _eight_bits(kit: Kit) -> Iterator[SuiteRow]:
-    bare, int8 = kit.bundle("bare"), kit.bundle("int8", weights="int8")
+def _eight_bits(run: SuiteRun) -> Iterator[SuiteRow]:
+    bare, int8 = run.bundle("bare"), run.bundle("int8", weights="int8")
     for rows, tokens in ((8, 128), (1, 32)):
         batches = (full_length(tokens, rows).values,)
         sides = {"int8": int8, "fp32": bare}
-        jobs = {name: Racer(kit.job("infer_onnxruntime", folder, batches=batches)) for name, folder in sides.items()}
+        jobs = {name: Racer(run.job("infer_onnxruntime", folder, batches=batches)) for name, folder in sides.items()}
         # A hiccup of the host is most of a step of one short text: more of them.
-        raced = kit.race(f"int8, {rows} x {tokens}", jobs, rounds=kit.rounds * max(1, _TOKENS // (rows * tokens)))
+        raced = run.race(f"int8, {rows} x {tokens}", jobs, rounds=run.rounds * max(1, _TOKENS // (rows * tokens)))
         yield ratio_row(f"int8 weights, {rows} x {tokens} tokens", raced, "int8", "fp32", Target(2.0))
 
 
-def _peft(kit: Kit) -> Iterator[SuiteRow]:
+def _peft(run: SuiteRun) -> Iterator[SuiteRow]:
     what, peer = f"LoRA of rank {_RANK}, 8 x {_LENGTH} tokens", "peft on pytorch"
-    if not (torch_installed() and kit.installed("peft")):
+    if not (torch_installed() and run.installed("peft")):
         yield SuiteRow(what, peer, note="peft is not installed (pip install 'edgepeft[peers]')")
         return
-    folder = kit.bundle("lora", [Structure("lora", ["lora"], {"rank": str(_RANK)})])
+    folder = run.bundle("lora", [Structure("lora", ["lora"], {"rank": str(_RANK)})])
     batches = (full_length(_LENGTH, 8).values,)
     racers = {
-        _OWN: Racer(kit.job("infer_onnxruntime", folder, batches=batches, task="lora")),
-        peer: Racer(kit.job("bench.peers.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
+        _OWN: Racer(run.job("infer_onnxruntime", folder, batches=batches, task="lora")),
+        peer: Racer(run.job("bench.peers.infer_peft", folder, batches=batches, settings={"rank": _RANK})),
     }
-    yield ratio_row(what, kit.race("PEFT", racers), _OWN, peer)
+    yield ratio_row(what, run.race("PEFT", racers), _OWN, peer)

@@ -47,12 +47,12 @@ for _module in modules_of("edgepeft.cli"):
     app.command(name=_module.__name__.rsplit(".", 1)[-1].rstrip("_"))(_module.command)
 
 
-def main() -> None:
-    """Run the command line; expected errors become one line on standard error."""
+def main(command: typer.Typer = app) -> None:
+    """Run a command line, by default ``edgepeft``'s; expected errors become one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     try:
-        app()
+        command()
     except EdgepeftError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

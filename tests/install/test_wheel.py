@@ -59,6 +59,15 @@ def test_the_wheel_carries_its_data_and_licence_and_no_tests(wheel):
     assert not [name for name in names if name.startswith(("tests", "docs", "exports"))]
 
 
+def test_of_the_repositorys_bench_the_wheel_holds_the_scenarios_alone(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if not name.startswith("edgepeft-")} == {"edgepeft"}
+    own = {"edgepeft/_data/bench/count_instructions.c"}  # of edgepeft.bench itself
+    carried = {name for name in names if name.startswith("edgepeft/_data/bench/")} - own
+    scenarios = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bench" / "scenarios").rglob("*.toml")}
+    assert carried == {f"edgepeft/_data/{name}" for name in scenarios}
+
+
 def test_no_torch_comes_with_it(board):
     code = "import importlib.util as u; print([m for m in ('torch', 'transformers', 'sympy') if u.find_spec(m)])"
     done = subprocess.run([str(board / "python"), "-c", code], capture_output=True, text=True, check=True)

@@ -1,27 +1,21 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import sys
 
 import pytest
-from verbs import edgepeft
 
+from bench.published.__main__ import app
 from bench.published.devices_page import devices_page, draw_devices
-from bench.published.validation import check
+from bench.published.validation import check_predictions
+from edgepeft.cli._main import main
 from edgepeft.profiles.loader import known_profiles, load_profile
 
-DOCS = Path(__file__).parents[2] / "docs"
 SHIPPED = [load_profile(name) for name in known_profiles()]
 
 
 @pytest.fixture(scope="module")
 def found():
-    return {how: check(SHIPPED, how) for how in ("family", "model")}
-
-
-def test_the_page_in_docs_is_what_the_command_writes(found):
-    assert (DOCS / "devices.md").read_text() == devices_page(SHIPPED, found)
-    assert (DOCS / "devices.png").stat().st_size > 10_000
+    return {how: check_predictions(SHIPPED, how) for how in ("family", "model")}
 
 
 def test_the_page_has_a_line_for_every_latency_of_every_profile(found):
@@ -38,20 +32,25 @@ def test_a_picture_is_drawn_with_both_axes_logarithmic(found, tmp_path):
     assert "measured, ms" in text and "predicted, ms" in text and "rpi4, uncalibrated" in text and "within 25 %" in text
 
 
-def test_the_verb_writes_both_files(tmp_path):
-    done = edgepeft("profiles", "--validate", tmp_path / "new" / "docs")
-    assert done.returncode == 0
-    assert [Path(line).name for line in done.stdout.split()] == ["devices.md", "devices.png"]
-    assert all(Path(line).exists() for line in done.stdout.split())
+def published(*arguments):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["published", *map(str, arguments)])
+        main(app)
+    return ended.value.code
 
 
-def test_the_verb_gives_every_error_as_json(tmp_path):
-    document = json.loads(edgepeft("profiles", "pi-zero-2w", "--validate", tmp_path, "--json").stdout)
-    assert [one["error"] for one in document["family"]] == [None, None]
-    assert all(abs(one["error"]) < 0.25 for one in document["model"])
+def test_the_command_writes_both_files_and_finds_the_page_up_to_date_until_it_is_edited(tmp_path, capsys):
+    folder = tmp_path / "new" / "docs"
+    assert published(folder) == 0
+    assert capsys.readouterr().out.split() == [str(folder / "devices.md"), str(folder / "devices.png")]
+    assert (folder / "devices.png").stat().st_size > 10_000
+    assert published(folder, "--check") == 0
+    (folder / "devices.md").write_text("edited")
+    assert published(folder, "--check") == 1
+    assert "make devices" in capsys.readouterr().err and (folder / "devices.md").read_text() == "edited"
 
 
-def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path):
+def test_a_folder_that_cannot_be_made_is_a_usage_error(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    done = edgepeft("profiles", "--validate", tmp_path / "file" / "docs")
-    assert done.returncode == 2 and "cannot be made" in done.stderr
+    assert published(tmp_path / "file" / "docs") == 2
+    assert "cannot be made" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bench.published.fitting import fit, fit_rates, points_of
-from bench.published.validation import check, error_range, mean_error, summaries
+from bench.published.validation import check_predictions, error_range, mean_error, summaries
 from edgepeft.profiles.loader import known_profiles, load_profile
 
 SHIPPED = [load_profile(name) for name in known_profiles()]
@@ -14,7 +14,7 @@ SHIPPED = [load_profile(name) for name in known_profiles()]
 def checked(device, left_out, graph, runtime="ncnn", precision="fp32", threads=4):
     found = [
         one
-        for one in check([load_profile(device)], left_out)
+        for one in check_predictions([load_profile(device)], left_out)
         if (one.point.graph, one.point.runtime, one.point.precision) == (graph, runtime, precision)
         and one.point.threads in (threads, None)
     ]
@@ -77,7 +77,7 @@ def test_sixty_of_hats_encoders_give_nearly_the_line_of_all_two_thousand():
 def test_a_prediction_does_not_know_what_was_left_out(left_out, graph):
     profile = load_profile("iphone11")
     true, false = (
-        next(c for c in check([p], left_out) if c.point.graph == graph)
+        next(c for c in check_predictions([p], left_out) if c.point.graph == graph)
         for p in (profile, with_latency(profile, graph, 1))
     )
     assert true.predicted.seconds == false.predicted.seconds
@@ -87,7 +87,7 @@ def test_a_prediction_does_not_know_what_was_left_out(left_out, graph):
 def test_a_family_is_left_out_in_every_runtime():
     for value in (1, 10**6):
         profile = with_latency(with_latency(load_profile("rpi4"), "resnet-18", value), "resnet-50", value)
-        resnets = [one for one in check([profile], "family") if one.point.family == "ResNet"]
+        resnets = [one for one in check_predictions([profile], "family") if one.point.family == "ResNet"]
         assert len(resnets) == 7 and all(one.predicted.seconds is None for one in resnets)
 
 
@@ -99,7 +99,7 @@ def test_one_resnet_is_predicted_from_the_other_within_25_percent(device, graph)
 
 
 def test_encoders_of_one_width_are_predicted_from_the_other_within_25_percent_in_the_mean():
-    for (_, family, _), group in summaries(check([load_profile("rpi4")], "family")):
+    for (_, family, _), group in summaries(check_predictions([load_profile("rpi4")], "family")):
         if family.startswith("WMT"):
             assert mean_error(group) < 0.10 and group[0].predicted.calibration == "calibrated"
             assert error_range(group)[0] > -0.5  # the disturbed samples of the data set are slow ones

@@ -10,21 +10,21 @@ import onnx
 import pytest
 from configs import SMALL_BERT
 from rich.console import Console
-from tokenizers import Tokenizer
 
-from bench.suites import _kit, _models, scale, sharing, speed, suite_named, suite_names
+from bench.suites import __main__ as command_line
+from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names
 from bench.suites import _run as suite_run
-from bench.suites._kit import Kit, Racer
-from bench.suites._memory import proportional_bytes
-from bench.suites._models import Structure, write_bundle
+from bench.suites._proportional_memory import proportional_bytes
+from bench.suites._random_bundle import Structure, write_bundle
 from bench.suites._ratio import geometric_mean, ratio_row
 from bench.suites._row import SuiteRow, SuiteVerdict, Target
 from bench.suites._run import SuiteRequest, run_suite
+from bench.suites._suite_run import Racer, SuiteRun
 from bench.suites._table import draw_suite, suite_table
-from edgepeft.backbones.base import family_of
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.random_tokenizer import texts_of, write_random_tokenizer
+from edgepeft.bench.planning.random_tokenizer import texts_of
 from edgepeft.bench.workloads import requests
+from edgepeft.cli._main import main
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.limits.limited_process import Limits
 from edgepeft.runtime.runtime import Runtime
@@ -61,17 +61,6 @@ def test_a_ratio_above_one_means_that_ours_took_less_time():
     assert row.value == pytest.approx(2.0) and row.peer == "theirs" and set(row.samples) == {"ours", "theirs"}
 
 
-def test_texts_have_as_many_tokens_as_asked_for_and_the_tokenizer_as_many_entries_as_the_embeddings(tmp_path):
-    sizes = family_of(SMALL_BERT).architecture({**SMALL_BERT, "vocab_size": 300})
-    write_random_tokenizer(sizes, tmp_path, seed=1)
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == 300
-    assert [len(tokenizer.encode(text).ids) for text in texts_of([3, 17, 128])] == [3, 17, 128]
-    assert tokenizer.token_to_id("<pad>") == sizes.pad_token_id
-    with pytest.raises(ValueError, match="at least 3"):
-        texts_of([2])
-
-
 @pytest.fixture(scope="module")
 def config():
     return {**SMALL_BERT, "vocab_size": 300}
@@ -80,8 +69,8 @@ def config():
 @pytest.fixture(scope="module")
 def small(config):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_models, "config_of", lambda name: config)
-        patch.setattr(_kit, "config_of", lambda name: config)
+        patch.setattr(_random_bundle, "config_of", lambda name: config)
+        patch.setattr(_suite_run, "config_of", lambda name: config)
         yield
 
 
@@ -146,12 +135,12 @@ def test_every_way_of_asking_answers_every_text(bundle, how, monkeypatch):
     )
 
 
-def kit(tmp_path, **more):
-    return Kit(tmp_path, "tiny", Limits(), 1, 3, 60.0, **more)
+def suite_run_in(tmp_path, **more):
+    return SuiteRun(tmp_path, "tiny", Limits(), 1, 3, 60.0, **more)
 
 
 def test_a_race_gives_every_side_a_sample_in_every_round_and_the_yardstick_too(bundle, tmp_path):
-    own = kit(tmp_path)
+    own = suite_run_in(tmp_path)
     asked = [{"how": "one", "tasks": [task], "tokens": [5]} for task in "ab"]
     job = own.job("requests", bundle, settings={"requests": asked}, cache=False)
     raced = own.race("test", {"first": Racer(job, (0,)), "second": Racer(job, (1,))})
@@ -160,15 +149,15 @@ def test_a_race_gives_every_side_a_sample_in_every_round_and_the_yardstick_too(b
 
 
 def test_a_failing_worker_ends_the_race_with_its_words(bundle, tmp_path):
-    own = kit(tmp_path)
+    own = suite_run_in(tmp_path)
     job = own.job("requests", bundle, settings={"requests": [{"how": "one", "tasks": ["nope"], "tokens": [5]}]})
     with pytest.raises(EdgepeftError, match="nope"):
         own.race("test", {"first": Racer(job)})
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_so(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(_kit, "_installed", lambda module: False)
-    assert "pip install 'edgepeft[peers]'" in kit(tmp_path).peer("openvino")
+    monkeypatch.setattr(_suite_run, "_installed", lambda module: False)
+    assert "pip install 'edgepeft[peers]'" in suite_run_in(tmp_path).peer("openvino")
 
 
 def test_openvino_converts_what_transformers_computes(bundle, tmp_path):
@@ -204,7 +193,7 @@ class Planned:
     TITLE = "A plan"
 
     @staticmethod
-    def measure(kit):
+    def measure(run):
         yield SuiteRow("one", "optimum", 2.0, (1.9, 2.1), "x", Target(1.5), {"ours": [1.0], "theirs": [2.0]})
         yield SuiteRow("two", value=12.0, unit="MB", samples={"tasks": [3], "MB": [12.0]})
         yield SuiteRow("three [bold]x[/bold]", "openvino", note="openvino is not installed")
@@ -230,7 +219,7 @@ def test_the_document_is_kept_after_every_row(tmp_path):
 def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
     class Empty(Planned):
         @staticmethod
-        def measure(kit):
+        def measure(run):
             yield SuiteRow("nothing", note="not here")
 
     document = run_suite(SuiteRequest("plan", "rpi4"), suite=Empty)
@@ -242,48 +231,34 @@ def test_suites_are_found_by_their_files():
     assert suite_names() == ["scale", "sharing", "speed"]
     assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed]
     with pytest.raises(UnknownName, match="scale, sharing, speed"):
-        suite_named("_kit")
+        suite_named("_suite_run")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--suite", "nope"], "no suite is called 'nope'"),
-        (["--suite", "speed", "--length", "3", "--task", "x"], "leave --task, --length out"),
-        (["--suite", "speed", "bundle", "--launches", "3", "--set", "a=1"], "leave BUNDLE, --set, --launches out"),
-        (["--suite", "speed", "--max-regression", "5%", "--no-cache"], "leave --no-cache, --max-regression out"),
-        (["--launches", "3"], "--launches: of use with --against alone"),
-        (["--max-regression", "5%", "--rounds", "3"], "--max-regression: of use with --against alone"),
-        (["--suite", "speed", "--plot", "x.gif"], ".png or .svg"),
-        (["--suite", "speed", "--rounds", "0"], "--rounds must be above 0"),
-        (["--suite", "speed", "--backbone", "nope"], "nope"),
-        (["--plot", "x.png"], "give --suite"),
+        (["nope"], "no suite is called 'nope'"),
+        (["speed", "--plot", "x.gif"], ".png or .svg"),
+        (["speed", "--rounds", "0"], "--rounds must be above 0"),
+        (["speed", "--backbone", "nope"], "nope"),
+        (["speed", "--json", "."], "--json . is a folder"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(arguments, said, capsys, monkeypatch):
-    from edgepeft.cli._main import main
-
-    monkeypatch.setattr(sys, "argv", ["edgepeft", "bench", "--profile", "rpi4", *arguments])
+    monkeypatch.setattr(sys, "argv", ["suites", *arguments, "--profile", "rpi4"])
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(command_line.app)
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_a_suite_takes_or_refuses_every_option_of_bench(capsys, monkeypatch):
-    import typer.main
-
-    from edgepeft.cli import bench
-    from edgepeft.cli._main import app, main
-
-    options = {one.name: one for one in typer.main.get_command(app).commands["bench"].params}
-    assert set(options) >= bench._OF_A_SUITE
-    for name in set(options) - bench._OF_A_SUITE - {"bundle", "help"}:
-        value = [] if options[name].is_flag else ["1"]
-        monkeypatch.setattr(sys, "argv", ["edgepeft", "bench", "--profile", "rpi4", "--suite", "speed"])
-        sys.argv += [options[name].opts[0], *value]
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2 and f"leave {options[name].opts[0]} out" in capsys.readouterr().err
+def test_the_command_prints_the_table_and_writes_json_and_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(suite_run, "suite_named", lambda name: Planned)
+    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
+    monkeypatch.setattr(sys, "argv", ["suites", "plan", "--profile", "rpi4", "--rounds", "4", *files])
+    with pytest.raises(SystemExit) as ended:
+        main(command_line.app)
+    assert ended.value.code == 0 and "2.000 [1.900, 2.100] x" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 3 and (tmp_path / "a.svg").is_file()
 
 
 @pytest.mark.slow

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from edgepeft.errors import DataError, UnknownName, UsageError
 from edgepeft.resources import data_folder
 
-__all__ = ["Lengths", "batches_of", "full_length", "load_lengths", "random_batch", "shipped_lengths"]
+__all__ = ["Batches", "Lengths", "batches_of", "full_length", "load_lengths", "random_batch", "shipped_lengths"]
+
+Batches = tuple[tuple[int, ...], ...]  # token counts: [batch][row]
 
 _MAX_ROWS = 1_000_000  # a longer list is a mistake, and would be sent to every worker
 
@@ -124,7 +126,7 @@ def _checked(values: Any, path: Path) -> tuple[int, ...]:
     return lengths
 
 
-def batches_of(lengths: Sequence[int], batch_size: int) -> tuple[tuple[int, ...], ...]:
+def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
     """Consecutive batches in arrival order; a remainder smaller than a batch is left out.
 
     Every sample then answers the same number of texts.  Fewer texts than one batch are one batch.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.bench.planning.batches import random_batch
+from edgepeft.bench.planning.batches import Batches, random_batch
 from edgepeft.errors import UsageError
 
 __all__ = ["Job", "Prepared", "StepFunction"]
@@ -33,13 +33,13 @@ class Job:
 
     ``workload`` is the name of a file in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
     of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
-    ``batches`` holds token counts: [batch][row].  ``cache``: sessions map the user's prepacked weights.
+    ``cache``: sessions map the user's prepacked weights.
     ``package``: the folder of another version of edgepeft, whose worker it is for; the worker itself is not told.
     """
 
     workload: str
     threads: int
-    batches: tuple[tuple[int, ...], ...] = ()
+    batches: Batches = ()
     bundle: str = ""
     task: str | None = None
     method: str | None = None

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from edgepeft.bench.planning.batches import Batches
 from edgepeft.bench.planning.job import Job
 
 __all__ = ["BenchedModel", "BenchedTask", "Unit", "UnitRole", "plan_units"]
@@ -88,7 +89,7 @@ def plan_units(
     *,
     engines: Sequence[str],
     workloads: Sequence[str],
-    batches: tuple[tuple[int, ...], ...],
+    batches: Batches,
     threads: int,
     seed: int,
     peers: Sequence[Path] = (),

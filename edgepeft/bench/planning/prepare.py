@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgepeft.bench.planning.asked_lengths import lengths_of, ordered
-from edgepeft.bench.planning.batches import Lengths, batches_of
+from edgepeft.bench.planning.batches import Batches, Lengths, batches_of
 from edgepeft.bench.planning.request import ENGINES, BenchRequest
 from edgepeft.bench.planning.scenario import Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, open_subject, random_subject
@@ -30,7 +30,7 @@ class PreparedBench:
     subject: BenchSubject
     lengths: Lengths
     rows: int
-    batches: tuple[tuple[int, ...], ...]
+    batches: Batches
     notes: tuple[str, ...]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from edgepeft.bench.planning.batches import Batches
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask, Unit, UnitRole
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
@@ -12,7 +13,6 @@ from edgepeft.errors import UsageError
 
 __all__ = ["plan_requests"]
 
-Batches = tuple[tuple[int, ...], ...]
 _LEAST = 3  # tokens of a text: two special ones and a word
 
 

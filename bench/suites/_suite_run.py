@@ -1,4 +1,4 @@
-"""What suites are made of: bundles and peers made once, workers under the profile's limits, races between them."""
+"""What a suite measures with: bundles and peers made once, workers under the profile's limits, races between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.peers import openvino, optimum
-from bench.suites._models import Structure, write_bundle
+from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.named import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
@@ -26,7 +26,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import DeltaDtype, WeightsDtype
 from edgepeft.runtime.weights import Weights
 
-__all__ = ["Kit", "Racer"]
+__all__ = ["Racer", "SuiteRun"]
 
 # The module that exports, the package that it needs, the file that it writes.
 _PEERS: dict[str, tuple[str, str, str]] = {
@@ -44,8 +44,8 @@ class Racer:
 
 
 @dataclass
-class Kit:
-    """One suite's run.  ``work`` is a folder for what it makes; ``rounds`` are those of each comparison."""
+class SuiteRun:
+    """One run of a suite.  ``work`` is a folder for bundles and peers; ``rounds`` are those of each comparison."""
 
     work: Path
     architecture: str
@@ -98,13 +98,13 @@ class Kit:
         command = [sys.executable, "-m", module, str(source), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
         if not result.is_file():
-            last = (done.stderr.strip() or "no word").splitlines()[-1]
+            last = (done.stderr.strip() or "no message").splitlines()[-1]
             return f"{name} did not export the model: {last[:300]}"
         return result
 
     @staticmethod
     def installed(module: str) -> bool:
-        """Whether that package is there; it is not imported for the answer."""
+        """Whether that package is there, found without importing it."""
         return _installed(module)
 
     def job(self, workload: str, bundle: Path, **more: object) -> Job:
@@ -131,7 +131,7 @@ class Kit:
             for number, (label, racer) in enumerate(everyone.items()):
                 self.progress(f"{what}: loading {label}", number, len(everyone))
                 sides[label] = _Side(stack.enter_context(self.worker(label, racer.job)), racer.batches)
-            found = sample_rounds(
+            series = sample_rounds(
                 sides,
                 n_batches=max(len(racer.batches) for racer in everyone.values()),
                 warmup_batches=tuple(range(warmup)),
@@ -140,8 +140,8 @@ class Kit:
                 seed=self.seed,
                 progress=lambda done, total: self.progress(what, done, total),
             )
-        self.gemm += _seconds(found["gemm"])
-        return {label: _seconds(series) for label, series in found.items()}
+        self.gemm += _seconds(series["gemm"])
+        return {label: _seconds(one) for label, one in series.items()}
 
     def command(self, arguments: Sequence[str]) -> float:
         """Wall seconds from the start to the end of ``edgepeft ARGUMENTS``.
@@ -161,7 +161,7 @@ class Kit:
 
 
 class _Side:
-    """A worker with the requests that are its own: batch i of the race is its i-th, modulo their number."""
+    """A worker in a race: batch i of the race is its i-th batch, modulo their number."""
 
     def __init__(self, worker: WorkerProcess, batches: Sequence[int]) -> None:
         self._worker, self._batches = worker, batches

@@ -1,0 +1,66 @@
+"""What verbs that measure share: the file of ``--json``, progress on standard error, the table on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgepeft.cli._output import print_json, table_console
+from edgepeft.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["result_file", "show_result", "shown_steps"]
+
+_STDOUT = "-"
+
+
+def result_file(json: str | None) -> Path | None:
+    """The file that ``--json`` names; None without the option, and for standard output.
+
+    Raises:
+        UsageError: it is a folder, or cannot be written; found before minutes of measuring.
+    """
+    from edgepeft.resources import check_target
+
+    if json is None or json == _STDOUT:
+        return None
+    if Path(json).is_dir():
+        raise UsageError(f"--json {json} is a folder; name a file in it.")
+    check_target(Path(json))
+    return Path(json)
+
+
+def show_result(
+    document: Mapping[str, Any], json: str | None, table: Callable[[Mapping[str, Any]], RenderableType]
+) -> None:
+    """Print the document alone where ``json`` is standard output; else write it there, and print its table."""
+    from edgepeft.resources import write_json
+
+    if json == _STDOUT:
+        print_json(document)
+        return
+    if json is not None:
+        write_json(Path(json), document)
+    table_console().print(table(document))
+
+
+@contextmanager
+def shown_steps() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        current = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)
