@@ -15,7 +15,8 @@ A message says what was asked, what was found and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -29,6 +30,7 @@ __all__ = [
     "UnknownName",
     "UsageError",
     "VerificationFailed",
+    "requiring",
 ]
 
 
@@ -70,6 +72,19 @@ class BundleError(EdgepeftError):
 
 class MissingPackage(EdgepeftError):
     """Something optional is not installed; the message names the command that installs it."""
+
+
+@contextmanager
+def requiring(extra: str, what: str) -> Iterator[None]:
+    """Import optional packages within the block.
+
+    Raises:
+        MissingPackage: an import fails; says that ``what`` needs it, and which extra of edgepeft brings it.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingPackage(f"{what} needs {error.name}: pip install 'edgepeft[{extra}]'.") from error
 
 
 class VerificationFailed(EdgepeftError):

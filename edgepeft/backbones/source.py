@@ -75,8 +75,8 @@ class Backbone:
         return TextEncoder(self.folder / "tokenizer.json", self.architecture.inputs, self.architecture.pad_token_id)
 
 
-def open_backbone(source: str) -> Backbone:
-    """Open a folder in HF layout (a bundle is one) or download a Hub name.
+def open_backbone(source: Backbone | Path | str) -> Backbone:
+    """Open a folder in HF layout (a bundle is one) or download a Hub name; an open backbone is returned as it is.
 
     Half-precision, sharded and ``pytorch_model.bin`` checkpoints are converted once, into the cache.
 
@@ -84,7 +84,9 @@ def open_backbone(source: str) -> Backbone:
         UsageError: neither a folder nor a name that the Hub or its cache has, or a model that no family runs.
         BundleError: files are missing or damaged.
     """
-    folder = Path(source)
+    if isinstance(source, Backbone):
+        return source
+    source, folder = str(source), Path(source)
     name = folder.resolve().name if folder.is_dir() else source  # a path is the machine's own business
     name = name.encode(errors="replace").decode()  # it goes into documents and graphs, which are UTF-8
     if not folder.is_dir():

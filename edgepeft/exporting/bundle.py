@@ -18,11 +18,11 @@ from edgepeft import __version__
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
-from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.exporting.check import check_content, data_check
+from edgepeft.exporting.check import check_content, check_texts, data_check
 from edgepeft.exporting.delta import export_delta
 from edgepeft.exporting.gradients import verified_training_graph
 from edgepeft.exporting.step import Step
@@ -30,7 +30,7 @@ from edgepeft.exporting.template import write_template
 from edgepeft.exporting.training_graph import refuse_generated
 from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.half import store_in_half
-from edgepeft.methods.base import Method
+from edgepeft.methods.base import Method, method_of
 from edgepeft.resources import new_folder, sha256_of
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
 from edgepeft.runtime.manifest import (
@@ -53,25 +53,26 @@ def _silent(_: str) -> AbstractContextManager[object]:
 
 
 def export_bundle(
-    backbone: Backbone,
-    deltas: Sequence[Path],
-    out: Path,
+    backbone: Backbone | Path | str,
+    deltas: Sequence[Path | str],
+    out: Path | str,
     *,
-    texts: Sequence[Text],
+    texts: Sequence[Text] | None = None,
     force: bool = False,
     trainable: bool = False,
-    templates: Sequence[Method] = (),
+    templates: Sequence[Method | str] = (),
     stage: Stage = _silent,
     weights: WeightsDtype = "fp32",
     delta_weights: DeltaDtype = "fp32",
-    data: Path | None = None,
+    data: Path | str | None = None,
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
-    ``texts`` are what each task is verified on; ``trainable`` adds the training graphs, ``templates`` are methods to
-    start tasks from on a board; ``stage`` is entered around each step with its name; ``weights`` is how the backbone
-    is stored, ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``
-    is compared too, and its metric where its labels are the task's.
+    ``backbone`` may be a folder or a Hub name, a template a text such as ``lora:rank=8``.  ``texts`` are what each task
+    is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``trainable`` adds training graphs,
+    ``templates`` are methods to start tasks from on a board; ``stage`` is entered around each step with its name;
+    ``weights`` is how the backbone is stored, ``delta_weights`` how the tasks are (templates are float32).  With 8-bit
+    weights, every row of ``data`` is compared too, and its metric where its labels are the task's.
 
     Raises:
         UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, a method has no
@@ -81,12 +82,16 @@ def export_bundle(
     """
     if trainable or templates:
         _require_float32(weights, delta_weights if trainable else "fp32")
-    with new_folder(out, force=force) as new:
+    data = None if data is None else Path(data)
+    texts = check_texts(data) if texts is None else texts
+    methods = [method_of(template) for template in templates]
+    with new_folder(Path(out), force=force) as new:
+        backbone = open_backbone(backbone)
         with stage("backbone"):
             write_backbone(backbone, new, weights)
         exporter = _Exporter(Bundle(new), backbone, texts, trainable, delta_weights, data)
-        commit_tasks(exporter.bundle, exporter.prepare(deltas, stage))
-        for method in templates:
+        commit_tasks(exporter.bundle, exporter.prepare([*map(Path, deltas)], stage))
+        for method in methods:
             with stage(method.name):
                 write_template(exporter.bundle, backbone, exporter.model, method, texts)
         return exporter.bundle.manifest
@@ -96,7 +101,7 @@ def add_deltas(
     folder: Path,
     deltas: Sequence[Path],
     *,
-    texts: Sequence[Text],
+    texts: Sequence[Text] | None = None,
     replace: bool = False,
     trainable: bool = False,
     stage: Stage = _silent,
@@ -115,6 +120,7 @@ def add_deltas(
         BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
+    texts = check_texts(data) if texts is None else texts
     if trainable:
         _require_float32(bundle.manifest.backbone.weights_dtype, delta_weights)
     trained = any(path.suffix != ".onnx" for path in deltas)

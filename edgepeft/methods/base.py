@@ -22,6 +22,7 @@ __all__ = [
     "PerLayer",
     "check_roles",
     "method_named",
+    "method_of",
     "methods",
     "norm_tensors",
     "option",
@@ -237,6 +238,28 @@ def method_named(name: str) -> type[Method]:
     if name not in known:
         raise UnknownName("PE method", name, known)
     return known[name]
+
+
+def method_of(method: Method | str) -> Method:
+    """A method as it is, or that of a text: ``lora``, or ``spartan:parents=8,top_k=2``; a value may have commas.
+
+    Raises:
+        UnknownName: no method, or no hyperparameter of it, has that name.
+        UsageError: a setting without ``=``, or a value that the method refuses.
+    """
+    if isinstance(method, Method):
+        return method
+    name, _, settings = method.partition(":")
+    values: dict[str, str] = {}
+    for part in filter(None, settings.split(",")):
+        key, equals, value = part.partition("=")
+        if equals:
+            last, values[key] = key, value
+        elif not values:
+            raise UsageError(f"{method!r}: METHOD:NAME=VALUE,... is needed, for example lora:rank=8.")
+        else:
+            values[last] += f",{part}"
+    return method_named(name).from_settings(values)
 
 
 def norm_tensors(architecture: Architecture) -> tuple[str, ...]:

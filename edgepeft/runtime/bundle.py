@@ -34,9 +34,9 @@ TEMPLATES_FOLDER = "templates"
 class Bundle:
     """An opened bundle; nothing is loaded before it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = Manifest.read(folder)
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.manifest = Manifest.read(self.folder)
         self.sound_weights: frozenset[str] = frozenset()  # identities of files that hold the manifest's weights
 
     @property

@@ -50,7 +50,7 @@ class Runtime:
     """
 
     def __init__(self, folder: Path | str, *, threads: int | None = None, cache: bool = True) -> None:
-        self.bundle = Bundle(Path(folder))
+        self.bundle = Bundle(folder)
         self.threads = threads
         self.truncation = Truncation()
         self._sessions: dict[str | None, TaskSession] = {}

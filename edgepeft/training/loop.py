@@ -22,15 +22,15 @@ from torch import Tensor
 
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
-from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.data.batches import Encoded, encode, epoch_batches
 from edgepeft.data.metrics import check_metric
-from edgepeft.data.parts import TaskData
+from edgepeft.data.parts import TaskData, load_data
 from edgepeft.data.rows import Row
 from edgepeft.data.schedule import evaluation_interval, rate_factor, warmup_steps
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import EdgepeftError
-from edgepeft.methods.base import Method
+from edgepeft.methods.base import Method, method_of
 from edgepeft.training.batches import tensors_of
 from edgepeft.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from edgepeft.training.evaluation import evaluate, loss_of
@@ -74,11 +74,11 @@ class TrainResult:
 
 
 def train(
-    backbone: Backbone,
-    method: Method,
-    data: TaskData,
+    backbone: Backbone | Path | str,
+    method: Method | str,
+    data: TaskData | Path | str,
     options: TrainOptions,
-    out: Path,
+    out: Path | str,
     *,
     resume: bool = False,
     force: bool = False,
@@ -86,7 +86,10 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     start: Mapping[str, Tensor] | None = None,
 ) -> TrainResult:
-    """Train and write the folder ``out``; ``stop`` is asked after every step.
+    """Train and write the delta's folder ``out``; ``stop`` is asked after every step.
+
+    ``backbone`` may be a folder or a Hub name, ``method`` a text such as ``lora:rank=8``, ``data`` a file of labelled
+    rows, of which two tenths are held out to choose and to report.
 
     ``start`` holds every tensor of the delta, to begin there and not where the method does.  torch's global generator
     is left as it was found.
@@ -97,9 +100,13 @@ def train(
         EdgepeftError: the loss or a gradient became infinite; no space left.
         Interrupted: ``stop`` said so; a checkpoint is in ``out``.
     """
+    out = Path(out)
+    checkpoint = prepare_output(out, resume=resume, force=force)
+    backbone, method = open_backbone(backbone), method_of(method)
+    if not isinstance(data, TaskData):
+        data = load_data(Path(data), regression=options.regression, seed=options.seed)
     options = options.resolved(backbone, method)
     check_metric(options.metric or "", regression=options.regression, names=data.labels)
-    checkpoint = prepare_output(out, resume=resume, force=force)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
         run = _Run(backbone, method, data, options, out=out, watch=watch, stop=stop)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.source import Backbone
 from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
-from edgepeft.methods.base import Method
 from edgepeft.task_name import check_task_name
+
+if TYPE_CHECKING:
+    from edgepeft.backbones.source import Backbone
+    from edgepeft.methods.base import Method
 
 __all__ = ["TrainOptions"]
 

@@ -29,10 +29,10 @@ class TuneResult:
 
 
 def tune(
-    folder: Path,
+    folder: Path | str,
     task: str,
-    files: Files,
-    options: TuneOptions,
+    files: Files | Path | str,
+    options: TuneOptions | None = None,
     *,
     template: str | None = None,
     resume: bool = False,
@@ -44,12 +44,16 @@ def tune(
 ) -> TuneResult:
     """Tune a task, or start one from a template, and put the result in force in one step.
 
+    ``files`` may be one file of labelled rows, of which two tenths are held out to choose and to report.
+
     Raises:
         UsageError: no such task or template, no training graph, another run holds the task or was interrupted.
         DataError: the rows cannot be used.
         EdgepeftError: the loss is not finite; the bundle cannot be written.
         Interrupted: ``stop`` said so; ``resume`` continues.
     """
+    folder, options = Path(folder), options or TuneOptions()
+    files = files if isinstance(files, Files) else Files(Path(files))
     check_task_name(task)
     Manifest.read(folder)  # that it is a bundle at all, before anything is made in it
     with claim(folder, task) as work:
