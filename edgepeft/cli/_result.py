@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgepeft.cli._output import print_json, table_console
+from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["result_file", "show_result", "shown_steps"]
+__all__ = ["result_file", "show_bench_result", "show_result", "shown_steps"]
 
 _STDOUT = "-"
 
@@ -46,6 +46,15 @@ def show_result(
     if json is not None:
         write_json(Path(json), document)
     table_console().print(table(document))
+
+
+def show_bench_result(document: dict[str, Any], json: str | None) -> None:
+    """As ``show_result``, of a benchmark's result."""
+    from edgepeft.report.tables import bench_table
+
+    if skipped := document.get("instructions_skipped"):
+        messages().print(f"instructions were not counted: {skipped}", markup=False)
+    show_result(document, json, bench_table)
 
 
 @contextmanager

@@ -57,6 +57,8 @@ def check_request(request: BenchRequest) -> None:
         for name in asked:
             if name not in known:
                 raise UnknownName(kind, name, known)
+    if request.profile_ops and not request.timed:
+        raise UsageError("--profile-ops takes times, and --deterministic takes none; leave one out.")
     if request.mode == "predicted":
         _check_predictable(request)
     if request.mode != "limits" and (request.profile_ops or not request.timed):
