@@ -12,8 +12,7 @@ from onnx import numpy_helper
 
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bench.planning.random_tokenizer import write_random_tokenizer
-from edgepeft.bench.planning.random_weights import write_random_checkpoint
+from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.bench.planning.subject import fresh_delta, manifest_of, write_task
 from edgepeft.graph.half import store_in_half
 from edgepeft.resources import sha256_of, write_atomically

@@ -19,10 +19,10 @@ from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedul
 from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.watch import Watched
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_units
-from edgepeft.bench.planning.prepare import PreparedBench, prepare, trains, workloads_of
-from edgepeft.bench.planning.random_tokenizer import write_random_tokenizer
+from edgepeft.bench.planning.plan_requests import plan_requests
+from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
-from edgepeft.bench.planning.requests_plan import plan_requests
+from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, torch_installed
 from edgepeft.bench.result.document import result_rows
@@ -77,7 +77,7 @@ def run_benchmark(
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
     with ExitStack() as stack:
         progress("preparing the model", 0, 1)
-        work = prepare(request, profile, scenario, stack)
+        work = resolve_request(request, profile, scenario, stack)
         if request.mode == "predicted":
             return _predicted(work)
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
@@ -110,7 +110,7 @@ def run_benchmark(
     return Outcome(found, tuple(one.failure for one in measured if one.failure), tuple(measured))
 
 
-def _predicted(work: PreparedBench) -> Outcome:
+def _predicted(work: ResolvedRequest) -> Outcome:
     """Without running anything."""
     made = predicted_document(
         work.subject, work.profile, scenario=work.scenario, lengths=work.lengths, batches=work.batches
@@ -119,7 +119,7 @@ def _predicted(work: PreparedBench) -> Outcome:
     return Outcome({**made, "model": model_of(work.subject), "flops_counted": _COUNTED}, ())
 
 
-def _count(work: PreparedBench, progress: ProgressCallback) -> dict[str, Any]:
+def _count(work: ResolvedRequest, progress: ProgressCallback) -> dict[str, Any]:
     """The document's part on what is counted, not timed."""
     request, subject, batch = work.request, work.subject, work.batches[0]
     metrics = count_metrics(subject, batch, seed=request.seed) if request.counted else []
@@ -130,7 +130,7 @@ def _count(work: PreparedBench, progress: ProgressCallback) -> dict[str, Any]:
     return {"metrics": metrics, **({"instructions_skipped": guest} if isinstance(guest, str) else {})}
 
 
-def _units(work: PreparedBench, threads: int) -> list[Unit]:
+def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
     """What is timed; nothing where only counts were asked for."""
     request = work.request
     common: dict[str, Any] = {"threads": threads, "seed": request.seed, "cache": request.cache}
@@ -150,7 +150,7 @@ def _units(work: PreparedBench, threads: int) -> list[Unit]:
 
 
 def _document(
-    work: PreparedBench,
+    work: ResolvedRequest,
     setting: Setting,
     measured: Sequence[Measured],
     schedule: Schedule,
@@ -186,7 +186,7 @@ def _document(
     }
 
 
-def _make_random(against: SideBySide, work: PreparedBench, stack: ExitStack) -> None:
+def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -> None:
     """The other version's own graph of the same random model."""
     request, subject = work.request, work.subject
     against.make_random(

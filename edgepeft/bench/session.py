@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.bench.measuring.measure import ProgressCallback, Start
-from edgepeft.bench.planning.prepare import workloads_of
+from edgepeft.bench.planning.resolve import workloads_of
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.run import BenchRequest, Outcome, run_benchmark
 from edgepeft.errors import DataError, DoesNotFit, UsageError

@@ -19,7 +19,7 @@ def write_profile(name: str | None, out: Path | None, *, measure: bool, force: b
     Raises:
         UsageError: no name, no --measure, or a file that is there already.
     """
-    from edgepeft.bench.measuring.new_profile import measured_profile
+    from edgepeft.bench.board_profile import measured_profile
 
     if name is None or not measure:
         raise UsageError("give the new profile's name and --measure: edgepeft profiles new my-board --measure.")

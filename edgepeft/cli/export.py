@@ -102,7 +102,7 @@ def command(
 
 def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
     """What the asked kinds of weights cost on the device, or on this host where it is the device."""
-    from edgepeft.profiles import arithmetic
+    from edgepeft.prediction import arithmetic
     from edgepeft.profiles.loader import load_profile
 
     processor = arithmetic.of_host() if name is None else arithmetic.of_profile(load_profile(name))

@@ -21,7 +21,7 @@ from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.host.cores import affinity_of, pick_cpus, usable_cores
 from edgepeft.limits import cgroup_v1, cgroup_v2, rlimit, systemd_scope
 from edgepeft.limits.judgement import judge
-from edgepeft.limits.launching import Launch, NoMemoryToStart
+from edgepeft.limits.launch import Launch, NoMemoryToStart
 from edgepeft.limits.placement import InForce, LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "LimitedRun", "Limits", "run_limited"]

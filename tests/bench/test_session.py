@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 
-from edgepeft.bench.planning.batches import load_lengths, shipped_lengths
+from edgepeft.bench.planning.lengths import load_lengths, shipped_lengths
 from edgepeft.bench.planning.scenario import load_scenario, scenario_names
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bench.session import earlier_result, run_scenarios

@@ -11,7 +11,7 @@ from deltas import TEXTS, random_delta, saved
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import main
 from edgepeft.exporting.bundle import export_bundle
-from edgepeft.profiles import arithmetic
+from edgepeft.prediction import arithmetic
 
 
 @pytest.fixture(scope="module")

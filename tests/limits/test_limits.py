@@ -305,5 +305,5 @@ def test_a_hard_limit_that_is_lower_is_read_back_not_assumed():
 
 
 def test_the_launcher_needs_the_standard_library_alone():
-    source = Path(sys.modules["edgepeft.limits.launch"].__file__).read_text()
+    source = Path(sys.modules["edgepeft.limits.launcher"].__file__).read_text()
     assert "import edgepeft" not in source and "from edgepeft" not in source and "psutil" not in source

@@ -22,7 +22,7 @@ from bench.suites._run import SuiteRequest, run_suite
 from bench.suites._suite_run import Racer, SuiteRun
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.random_tokenizer import texts_of
+from edgepeft.bench.planning.random_model import texts_of
 from edgepeft.bench.workloads import requests
 from edgepeft.cli._main import main
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError

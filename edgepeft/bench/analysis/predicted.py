@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from edgepeft.bench.planning.batches import Lengths
-from edgepeft.bench.planning.flops import flops_per_instance
 from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.result.profile_facts import arithmetic_notes, profile_facts
 from edgepeft.bench.result.result_file import RESULT_SCHEMA
 from edgepeft.errors import UsageError

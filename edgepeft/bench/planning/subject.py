@@ -13,7 +13,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.named import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
-from edgepeft.bench.planning.random_weights import write_random_checkpoint
+from edgepeft.bench.planning.random_model import write_random_checkpoint
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle

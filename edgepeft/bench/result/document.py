@@ -13,10 +13,10 @@ from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series
 from edgepeft.bench.measuring.watch import board_conditions, energy_of, throttled_samples
-from edgepeft.bench.planning.batches import Lengths
-from edgepeft.bench.planning.flops import flops_per_instance
+from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import UnitRole
 from edgepeft.bench.result.checks import comparable, warnings_of
+from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.result.robust import summarised
 from edgepeft.bench.result.statistics import (
     CONFIDENCE,

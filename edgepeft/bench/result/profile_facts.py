@@ -10,7 +10,7 @@ from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.host.machine import versions
 from edgepeft.host.wheels import BadWheel, bad_wheels
 from edgepeft.limits.limited_process import InForce, Limits
-from edgepeft.profiles import arithmetic
+from edgepeft.prediction import arithmetic
 from edgepeft.profiles.schema import Profile
 
 __all__ = ["arithmetic_notes", "profile_facts"]

@@ -110,6 +110,6 @@ def test_full_rows_have_no_padding():
 
 
 def test_longer_texts_are_cut_to_what_the_model_takes():
-    from edgepeft.bench.planning.batches import Lengths
+    from edgepeft.bench.planning.lengths import Lengths
 
     assert Lengths((600, 20), "x", "x").clamped(512).values == (512, 20)

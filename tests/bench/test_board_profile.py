@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from boards import pi4, put
 
-from edgepeft.bench.measuring import new_profile
+from edgepeft.bench import board_profile
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.errors import UsageError
 from edgepeft.profiles.loader import load_profile
@@ -48,14 +48,14 @@ class Work:
 
 @pytest.fixture
 def four_cores(monkeypatch):
-    monkeypatch.setattr(new_profile, "usable_cores", lambda: 4)
-    monkeypatch.setattr(new_profile.psutil, "cpu_percent", lambda interval: 3.0)
+    monkeypatch.setattr(board_profile, "usable_cores", lambda: 4)
+    monkeypatch.setattr(board_profile.psutil, "cpu_percent", lambda interval: 3.0)
 
 
 @pytest.fixture
 def written(tmp_path, four_cores):
     def write(board):
-        document, notes = new_profile.measured_profile("my-board", start=board, root=tmp_path)
+        document, notes = board_profile.measured_profile("my-board", start=board, root=tmp_path)
         path = tmp_path / "my-board.toml"
         path.write_text(toml_of(document))
         return load_profile(path), notes
@@ -100,14 +100,14 @@ def test_a_board_that_throttled_gets_that_into_its_file(written, tmp_path):
 
 
 def test_rates_measured_beside_other_programs_are_said_to_be_too_low(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(new_profile.psutil, "cpu_percent", lambda interval: 62.0)
+    monkeypatch.setattr(board_profile.psutil, "cpu_percent", lambda interval: 62.0)
     profile, notes = written(Board(pi4(tmp_path)))
     assert notes == ["Other programs kept the processors 62% busy when it began: the rates are too low."]
     assert notes[0] in profile.about
 
 
 def test_a_small_board_gets_a_small_reference(written, tmp_path, monkeypatch):
-    monkeypatch.setattr(new_profile, "memory_bytes", lambda *_: 512_000_000)
+    monkeypatch.setattr(board_profile, "memory_bytes", lambda *_: 512_000_000)
     profile, _ = written(Board(pi4(tmp_path)))
     assert profile.reference.n_layers == 6
     assert profile.memory_bytes == 512_000_000
@@ -116,7 +116,7 @@ def test_a_small_board_gets_a_small_reference(written, tmp_path, monkeypatch):
 def test_a_shipped_name_is_refused_before_anything_is_measured(tmp_path, four_cores):
     board = Board()
     with pytest.raises(UsageError, match="'rpi4' is shipped"):
-        new_profile.measured_profile("rpi4", start=board, root=tmp_path)
+        board_profile.measured_profile("rpi4", start=board, root=tmp_path)
     assert board.jobs == []
 
 
@@ -150,9 +150,9 @@ def test_an_existing_file_is_not_replaced(tmp_path):
 
 
 def test_this_machine_measured_for_real_can_be_used_as_a_profile(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_profile, "_ROUNDS", 1)
-    monkeypatch.setattr(new_profile, "memory_bytes", lambda *_: 512_000_000)
-    document, _ = new_profile.measured_profile("here")
+    monkeypatch.setattr(board_profile, "_ROUNDS", 1)
+    monkeypatch.setattr(board_profile, "memory_bytes", lambda *_: 512_000_000)
+    document, _ = board_profile.measured_profile("here")
     figures = {key: figure["value"] for key, figure in tomllib.loads(toml_of(document))["figures"].items()}
     assert 0.1 < figures["gemm_one_core"] < 2000
     assert 0.05 < figures["copy_one_thread"] < 500

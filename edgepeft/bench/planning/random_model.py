@@ -1,6 +1,8 @@
-"""A byte-pair tokenizer of any size from random merges, and texts that have as many tokens as are asked for.
+"""Random weights and a random tokenizer for a config, and texts that have as many tokens as are asked for.
 
-Random weights need one where a benchmark begins with text: reading 50,000 merges is part of a cold start.
+Throughput does not depend on what the weights are, so a benchmark needs no download.  Matrices are
+N(0, 0.02) as the models themselves start (Devlin et al. 2018), norms are the identity, biases zero.
+The tokenizer is byte-pair encoding with random merges: reading 50,000 of them is part of a cold start.
 """
 
 from __future__ import annotations
@@ -8,21 +10,45 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.resources import write_json
 
-__all__ = ["texts_of", "write_random_tokenizer"]
+__all__ = ["texts_of", "write_random_checkpoint", "write_random_tokenizer"]
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIRST, _LAST, _PAD = "<s>", "</s>", "<pad>"
 _SPECIAL = 2  # tokens of a text that are not its words
 _LONGEST = 12  # letters of an entry
+
+
+def write_random_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0) -> Architecture:
+    """Write ``config.json`` and a random ``model.safetensors`` in HF layout; same seed, same bytes."""
+    from safetensors.numpy import save_file
+
+    architecture = family_of(config).architecture(config)
+    source = np.random.default_rng(seed)
+    shapes = {**architecture.tensors, **architecture.pooler}
+    save_file(
+        {name: _random_tensor(name, shape, source) for name, shape in shapes.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    write_json(folder / "config.json", config)
+    return architecture
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], source: np.random.Generator) -> np.ndarray:
+    if len(shape) == 2:
+        return 0.02 * source.standard_normal(shape, np.float32)
+    return (np.ones if name.endswith("weight") else np.zeros)(shape, np.float32)
 
 
 def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: int = 0) -> None:

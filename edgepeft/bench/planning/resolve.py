@@ -1,28 +1,29 @@
-"""What a benchmark is asked, resolved: the model, the lengths of its texts, its batches, the workloads."""
+"""Resolves a request: the model, the lengths of its texts in the scenario's order, its batches, the workloads."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepeft.bench.planning.asked_lengths import lengths_of, ordered
-from edgepeft.bench.planning.batches import Batches, Lengths, batches_of
+from edgepeft.bench.planning.batches import Batches, batches_of
+from edgepeft.bench.planning.lengths import Lengths, full_length, load_lengths
 from edgepeft.bench.planning.request import ENGINES, BenchRequest
-from edgepeft.bench.planning.scenario import Scenario, load_scenario
+from edgepeft.bench.planning.scenario import Order, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, open_subject, random_subject
 from edgepeft.errors import UsageError
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["PreparedBench", "prepare", "trains", "workloads_of"]
+__all__ = ["ResolvedRequest", "resolve_request", "trains", "workloads_of"]
 
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 
 
 @dataclass(frozen=True)
-class PreparedBench:
-    """What was asked, resolved: ``rows`` of a batch, the batches, ``notes`` on them."""
+class ResolvedRequest:
+    """What a request stands for: ``rows`` in a batch, the batches, ``notes`` on them."""
 
     request: BenchRequest
     profile: Profile
@@ -34,17 +35,42 @@ class PreparedBench:
     notes: tuple[str, ...]
 
 
-def prepare(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> PreparedBench:
+def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
     """The model and its batches; a random model is removed when ``stack`` closes.
 
     Raises:
         UsageError: lengths, tasks or workloads that there are not.
     """
     subject = _subject(request, stack)
-    lengths, notes = lengths_of(request, scenario, subject)
+    lengths, notes = _lengths(request, scenario, subject)
     rows = request.batch_size or scenario.batch_size
-    batches = batches_of(ordered(lengths.values, scenario), rows)
-    return PreparedBench(request, profile, scenario, subject, lengths, rows, batches, tuple(notes))
+    batches = batches_of(_ordered(lengths.values, scenario), rows)
+    return ResolvedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes))
+
+
+def _lengths(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
+    """Lengths that the model takes, and what to say about them."""
+    prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
+    longest = subject.architecture.max_length - prompt
+    source = request.lengths or (scenario.lengths if request.length is None else None)
+    if source is None:
+        length = request.length or scenario.sequence_length
+        if length > longest:
+            raise UsageError(f"--length {length}: {subject.name} takes at most {longest} tokens{_beside(prompt)}.")
+        return full_length(length, request.batch_size or scenario.batch_size), []
+    lengths = load_lengths(source, seed=request.seed)
+    cut = sum(n > longest for n in lengths.values)
+    said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
+    return lengths.clamped(longest), [said] if cut else []
+
+
+def _beside(prompt: int) -> str:
+    return f" beside a prompt of {prompt}" if prompt else ""
+
+
+def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
+    """In the scenario's order."""
+    return sorted(lengths) if scenario.order is Order.SORTED else lengths
 
 
 def trains(request: BenchRequest) -> bool:
@@ -90,10 +116,10 @@ def workloads_of(request: BenchRequest) -> tuple[str, ...]:
         UsageError: the scenario has none of them.
     """
     scenario = load_scenario(request.scenario)
-    found = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)
-    if not found:
+    chosen = tuple(name for name in request.workloads or scenario.workloads if name in scenario.workloads)
+    if not chosen:
         raise UsageError(
             f"scenario {scenario.name} measures {' and '.join(scenario.workloads)}, not "
             f"{' or '.join(request.workloads)}; leave --workload out."
         )
-    return found
+    return chosen

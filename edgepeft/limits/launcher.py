@@ -1,0 +1,95 @@
+"""Enter the limits, report what is seen there, become the work: ``launcher.py SPEC PROGRAM ARGUMENTS...``.
+
+Run as a file by ``python -I -S``, so it uses the standard library alone and starts in a few
+milliseconds whatever the work's environment is. SPEC is JSON: ``report_fd``, ``go_fd``, ``keeper_fd``,
+``joins``, ``cpus``, ``address_space_bytes``. The report goes to ``report_fd``, which closes when the work
+starts; that it does after a byte from ``go_fd``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+__all__ = ["main"]
+
+
+def _join(groups: list[str]) -> None:
+    for procs in groups:
+        descriptor = os.open(procs, os.O_WRONLY)
+        try:
+            os.write(descriptor, str(os.getpid()).encode())
+        finally:
+            os.close(descriptor)
+
+
+def _limit_address_space(asked: int) -> None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    allowed = asked if hard == resource.RLIM_INFINITY else min(asked, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+
+
+def _address_space() -> int | None:
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _leave_keeper(descriptor: int) -> None:
+    """A process that ends when the parent closes its pipe: a scope lives as long as somebody is in it."""
+    # Through a shell that ends at once: the work must not find a child that it did not start.
+    script = "exec 3<&0; cat <&3 >/dev/null 2>&1 &"
+    subprocess.run(["sh", "-c", script], stdin=descriptor, start_new_session=True, check=True)
+    os.close(descriptor)
+
+
+def _enter(spec: dict[str, Any]) -> dict[str, Any]:
+    _join(spec["joins"])
+    if spec["keeper_fd"] is not None:
+        _leave_keeper(spec["keeper_fd"])
+    if spec["cpus"] is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, spec["cpus"])
+    if spec["address_space_bytes"] is not None:
+        _limit_address_space(spec["address_space_bytes"])
+    return {"pid": os.getpid(), "cpus": _cpus(), "address_space_bytes": _address_space()}
+
+
+def _tell(descriptor: int, document: dict[str, Any]) -> None:
+    os.write(descriptor, json.dumps(document).encode() + b"\n")
+
+
+def main(spec_text: str, argv: list[str]) -> int:
+    """Enter, report, wait for the word, exec. Returns only if the work could not be started (127)."""
+    spec = json.loads(spec_text)
+    report_fd, go_fd = int(spec["report_fd"]), int(spec["go_fd"])
+    os.set_inheritable(report_fd, False)
+    os.set_inheritable(go_fd, False)
+    stage = "enter"
+    try:
+        _tell(report_fd, _enter(spec))
+        if not os.read(go_fd, 1):  # the parent found the limits wanting, or died
+            return 127
+        stage = "exec"
+        os.execvp(argv[0], argv)
+    except (OSError, MemoryError, ValueError, subprocess.CalledProcessError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        _tell(report_fd, {"stage": stage, "errno": getattr(error, "errno", None), "reason": reason})
+    return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
