@@ -10,7 +10,6 @@ import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -24,7 +23,7 @@ from edgepeft.limits.judgement import judge
 from edgepeft.limits.launch import Launch, NoMemoryToStart
 from edgepeft.limits.placement import InForce, LauncherReport, Limits, Placement, Unavailable
 
-__all__ = ["BACKENDS", "InForce", "LimitedProcess", "LimitedRun", "Limits", "run_limited"]
+__all__ = ["BACKENDS", "InForce", "LimitedProcess", "Limits"]
 
 Prepare = Callable[[Limits, Sequence[int] | None], Placement]
 Stream = int | IO[Any] | None
@@ -134,11 +133,11 @@ class LimitedProcess:
             self._placement.change_quota(cores)
         except (OSError, Unavailable) as error:
             raise EdgepeftError(f"a CPU quota of {cores:g} cores cannot be set: {error}.") from error
-        found = self._placement.quota_in_force()
-        if found is None:
+        quota = self._placement.quota_in_force()
+        if quota is None:
             raise EdgepeftError(f"a CPU quota of {cores:g} cores was set, none is in force.")
-        self._group_at_start = (self._group_at_start[0], found)
-        return found
+        self._group_at_start = (self._group_at_start[0], quota)
+        return quota
 
     def throttled(self) -> tuple[int, int] | None:
         """Periods of the quota so far, and in how many of them the program used it up."""
@@ -154,9 +153,9 @@ class LimitedProcess:
         if self.limits.cores is not None and len(cpus) > self._cores_at_start:
             return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"
         now = (self._memory_in_group(), self._placement.quota_in_force())
-        for what, found, before in zip(("memory limit", "CPU quota"), now, self._group_at_start, strict=True):
-            if found != before:
-                return f"the {what} changed from {before} to {found} while the program ran"
+        for what, current, before in zip(("memory limit", "CPU quota"), now, self._group_at_start, strict=True):
+            if current != before:
+                return f"the {what} changed from {before} to {current} while the program ran"
         return None
 
     def _memory_in_group(self) -> int | None:
@@ -231,44 +230,6 @@ class LimitedProcess:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-
-@dataclass(frozen=True)
-class LimitedRun:
-    """A program that ended: its status, what it wrote, what limited it."""
-
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-    in_force: InForce
-    peak_bytes: int | None = field(default=None)
-
-
-def run_limited(
-    argv: Sequence[str],
-    limits: Limits,
-    *,
-    input: bytes = b"",
-    env: Mapping[str, str] | None = None,
-    cwd: str | Path | None = None,
-    timeout_s: float | None = None,
-    backends: Sequence[Prepare] = BACKENDS,
-) -> LimitedRun:
-    """Run ``argv`` to its end under ``limits``; a status other than 0 is the caller's to judge.
-
-    Raises:
-        DoesNotFit: it was stopped for memory.
-        EdgepeftError: it did not end within ``timeout_s``.
-    """
-    with LimitedProcess(argv, limits, env=env, cwd=cwd, stderr=subprocess.PIPE, backends=backends) as process:
-        try:
-            out, err = process.popen.communicate(input, timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise EdgepeftError(f"{argv[0]} did not end within {timeout_s:g} s and was stopped.") from error
-        status = process.popen.returncode
-        if status != 0:
-            process.raise_if_out_of_memory(err.decode(errors="replace"))
-        return LimitedRun(status, out, err, process.in_force, process.peak_bytes())
 
 
 def _resident_peak(pid: int) -> int | None:

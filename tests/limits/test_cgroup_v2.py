@@ -7,10 +7,11 @@ import sys
 from functools import partial
 
 import pytest
+from limited import run_limited
 
 from edgepeft.errors import DoesNotFit
 from edgepeft.limits import cgroup_v2
-from edgepeft.limits.limited_process import LimitedProcess, Limits, run_limited
+from edgepeft.limits.limited_process import LimitedProcess, Limits
 from edgepeft.limits.placement import Unavailable
 
 MIB = 1 << 20

@@ -9,10 +9,11 @@ from functools import partial
 
 import psutil
 import pytest
+from limited import run_limited
 
 from edgepeft.errors import DoesNotFit
 from edgepeft.limits import rlimit, systemd_scope
-from edgepeft.limits.limited_process import LimitedProcess, Limits, run_limited
+from edgepeft.limits.limited_process import LimitedProcess, Limits
 from edgepeft.limits.placement import Unavailable
 
 MIB = 1 << 20
