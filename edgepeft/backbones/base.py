@@ -43,18 +43,21 @@ NO_HEAD = "none"
 class Role(StrEnum):
     """What a site is within its layer; methods choose the roles they attach to."""
 
-    WORD_EMBEDDINGS = "word_embeddings"
-    POSITION_EMBEDDINGS = "position_embeddings"
-    EMBEDDINGS = "embeddings"
-    QUERY = "query"
+    WORD_EMBEDDINGS = "word_embeddings"  # the table's rows, before they are added to the others
+    POSITION_EMBEDDINGS = "position_embeddings"  # likewise
+    EMBEDDINGS = "embeddings"  # what the first layer reads: the sum, past its norm and projection
+    QUERY = "query"  # outputs of self-attention's projections, bias included, before they are scaled or split
     KEY = "key"
     VALUE = "value"
-    ATTENTION_OUTPUT = "attention_output"
-    FFN_UP = "ffn_up"
-    FFN_OUTPUT = "ffn_output"
-    LAYER_OUTPUT = "layer_output"
-    POOLED_FIRST = "pooled.first"
-    POOLED_MEAN = "pooled.mean"
+    CROSS_KEY = "cross_key"  # the same of a decoder's attention to the encoder
+    CROSS_VALUE = "cross_value"
+    ATTENTION_OUTPUT = "attention_output"  # self-attention's output projection, before the residual sum
+    FFN_UP = "ffn_up"  # the feed-forward's first product, before its activation
+    FFN_ACTIVATION = "ffn_activation"  # past the activation (and gate): the input of its second product
+    FFN_OUTPUT = "ffn_output"  # the second product, before the residual sum
+    LAYER_OUTPUT = "layer_output"  # what the next layer reads: past the layer's last norm, if one ends it
+    POOLED_FIRST = "pooled.first"  # the first token's last hidden state, [batch, d]
+    POOLED_MEAN = "pooled.mean"  # the mean of the tokens' last hidden states, [batch, d]
 
 
 class Helper(StrEnum):
@@ -81,7 +84,7 @@ class Pooling(StrEnum):
 class Site:
     """A named value of the backbone where a delta may attach.
 
-    ``module`` is the HF module whose output the site is (after the dropout that follows the
+    ``module`` is the HF module whose output the site is (after the dropout that follows a sub-layer's
     projection); ``reads`` the module whose first input is ``x``; ``residual`` says where the value
     that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
     LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
@@ -240,9 +243,6 @@ def table_of(config: Mapping[str, Any]) -> Table:
 
 def _tables() -> dict[str, Table]:
     """By name, what each public module of this package defines as FAMILY."""
-    found: dict[str, Table] = {}
-    for module in modules_of("edgepeft.backbones", skip=("hooks",)):  # the torch side; a board has none
-        table = getattr(module, "FAMILY", None)
-        if table is not None:
-            found[table.name] = table
-    return found
+    modules = modules_of("edgepeft.backbones", skip=("hooks",))  # the torch side; a board has none
+    tables: list[Table] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    return {table.name: table for table in tables}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,13 @@ _ONNX_TYPES = {"F32": TensorProto.FLOAT, "I8": TensorProto.INT8}
 
 
 class Emitter:
-    """Collects nodes and initializers; every method returns the name of the value it made."""
+    """Collects nodes and initializers; every method returns the name of the value it made.
 
-    def __init__(self, checkpoint: Checkpoint):
-        self.checkpoint = checkpoint
+    ``shapes`` are those that the config asks of the checkpoint's tensors.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.checkpoint, self.shapes = checkpoint, shapes
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, TensorProto] = {}
 
@@ -53,14 +56,24 @@ class Emitter:
         """A one-dimensional int64 constant, such as a shape."""
         return self.constant("ints_" + "_".join(str(value).replace("-", "m") for value in values), values, np.int64)
 
-    def weight(self, canonical: str, shape: Sequence[int]) -> str:
+    def linear(self, module: str, value: str, output: str = "") -> str:
+        """x W^T + b; the bias by a node of its own, for ``Gemm`` would add it on one thread."""
+        weight, bias = self.weight(f"{module}.weight"), self.weight(f"{module}.bias")
+        return self.op("Add", self.op("Gemm", value, weight, transB=1), bias, output=output)
+
+    def norm(self, module: str, value: str, epsilon: float, output: str) -> str:
+        """LayerNorm over the last axis."""
+        weight, bias = self.weight(f"{module}.weight"), self.weight(f"{module}.bias")
+        return self.op("LayerNormalization", value, weight, bias, output=output, axis=-1, epsilon=epsilon)
+
+    def weight(self, canonical: str) -> str:
         """A tensor of the checkpoint as external data: same name, same bytes, [out, in] layout.
 
         Raises:
             BundleError: the checkpoint has it in another shape or dtype.
         """
-        stored = self.checkpoint.find(canonical)
-        if stored.shape != tuple(shape) or stored.dtype != "F32":
+        stored, shape = self.checkpoint.find(canonical), self.shapes[canonical]
+        if stored.shape != shape or stored.dtype != "F32":
             raise BundleError(
                 f"{self.checkpoint.path}: tensor {stored.name} is {stored.dtype} {list(stored.shape)}, "
                 f"the config asks for F32 {list(shape)}; weights and config do not belong together."
@@ -69,11 +82,11 @@ class Emitter:
             self.initializers[stored.name] = external_tensor(stored)
         return stored.name
 
-    def model(
-        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
-    ) -> onnx.ModelProto:
-        """The finished model, opset 20, IR 10."""
-        graph = helper.make_graph(self.nodes, name, inputs, outputs, list(self.initializers.values()))
+    def model(self, name: str, inputs: Sequence[str], outputs: Sequence[onnx.ValueInfoProto]) -> onnx.ModelProto:
+        """The finished model, opset 20, IR 10; its inputs are int64 [batch, sequence]."""
+        shape = ("batch", "sequence")
+        rows = [helper.make_tensor_value_info(value, TensorProto.INT64, shape) for value in inputs]
+        graph = helper.make_graph(self.nodes, name, rows, outputs, list(self.initializers.values()))
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", OPSET)],

@@ -1,7 +1,7 @@
 """T5 (Raffel et al., 2020, arXiv:1910.10683): shapes and sites, enough to count what a method trains.
 
 Two stacks of pre-LN layers without biases; norms have a weight alone.  Sites are in self-attention and
-the feed-forward, as in the Compacter paper: cross-attention has none.
+the feed-forward, as in the Compacter paper; of cross-attention the keys and values have one, which (IA)^3 scales.
 
 Letters: d hidden, i all heads together, f intermediate, v vocabulary.
 """
@@ -158,9 +158,9 @@ def _absent_biases(
     sizes: _Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
     """Those that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer."""
-    found: dict[str, tuple[int, ...]] = {f"{module}.bias": (out,) for module, (out, _) in linear.items()}
-    found |= {f"{norm}.bias": (sizes.d_model,) for norm in norms if not norm.endswith("final_layer_norm")}
-    return {**found, "lm_head.bias": (sizes.vocab_size,)}
+    widths = {module: out for module, (out, _) in linear.items()}
+    widths |= {norm: sizes.d_model for norm in norms if not norm.endswith("final_layer_norm")}
+    return {f"{module}.bias": (width,) for module, width in {**widths, "lm_head": sizes.vocab_size}.items()}
 
 
 def _sites(sizes: _Sizes) -> Iterator[Site]:
@@ -171,12 +171,15 @@ def _sites(sizes: _Sizes) -> Iterator[Site]:
         Role.VALUE: (d, inner),
         Role.ATTENTION_OUTPUT: (inner, d),
         Role.FFN_UP: (d, f),
+        Role.FFN_ACTIVATION: (f, f),
         Role.FFN_OUTPUT: (f, d),
         Role.LAYER_OUTPUT: (d, d),
     }
     if len(sizes.up) > 1:
         del widths[Role.FFN_UP]  # a gate beside it: there are two
+    cross = {Role.CROSS_KEY: (d, inner), Role.CROSS_VALUE: (d, inner)}
     yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d)
-    for stack, count, _ in sizes.stacks:
+    for stack, count, parts in sizes.stacks:
+        roles = widths | (cross if "EncDecAttention" in parts else {})
         for i in range(count):
-            yield from (Site(f"{stack}.layer.{i}.{role}", role, i, *width) for role, width in widths.items())
+            yield from (Site(f"{stack}.layer.{i}.{role}", role, i, *width) for role, width in roles.items())

@@ -101,7 +101,10 @@ def _bound(name: str, bindings: Mapping[str, str], changed: Mapping[str, str]) -
 
 def _value_of(site: str, bindings: Mapping[str, str]) -> str:
     if site not in bindings:
-        raise BundleError(f"the delta graph names a site {site!r} that this backbone does not have.")
+        raise BundleError(
+            f"the delta graph names a site {site!r} that this backbone does not have. A bundle that "
+            "was exported before edgepeft had that site must be exported again."
+        )
     return bindings[site]
 
 

@@ -109,7 +109,7 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
     feed = {name: rows[name] for name in both.backbone.architecture.inputs}
     found = dict(zip(values, session(model, both.backbone.folder).run(values, feed), strict=True))
     real = rows["attention_mask"].astype(bool)
-    n_layer_sites = 2 * (7 + 6 + 2)  # outputs, inputs of linear layers, residuals
+    n_layer_sites = 2 * (8 + 7 + 2)  # outputs, inputs of linear layers and of the activation, residuals
     assert len(seen) == n_layer_sites + 3  # and the embeddings of words, of positions, and all of them
     for name, expected in seen.items():
         every = np.broadcast_to(expected, (*real.shape, expected.shape[-1]))  # positions come once for all rows

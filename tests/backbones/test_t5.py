@@ -83,6 +83,11 @@ def test_both_stacks_have_the_sites_of_self_attention_and_feed_forward():
     assert widths[Role.QUERY] == (32, 24)
     assert widths[Role.ATTENTION_OUTPUT] == (24, 32)
     assert (widths[Role.FFN_UP], widths[Role.FFN_OUTPUT]) == ((32, 40), (40, 32))
+    assert widths[Role.FFN_ACTIVATION] == (40, 40)
+    cross = architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE)
+    assert [site.name for site in cross] == [
+        f"decoder.layer.{i}.cross_{part}" for i in range(3) for part in ("key", "value")
+    ]
     gated = config | {"feed_forward_proj": "gated-gelu"}
     assert not table_of(gated).architecture(gated).sites_of(Role.FFN_UP)
     with pytest.raises(UsageError, match="lora attaches to ffn_up; t5 has no such site"):

@@ -1,0 +1,94 @@
+"""Packed tokens: padding is dropped after the token ids, so every projection runs on [tokens, d].
+
+Only attention sees [batch, heads, seq, seq]: gathers of head-sized rows unpack and split heads in one
+copy, so a batch without padding costs no more than the usual transposes.
+
+Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from edgepeft.backbones.base import Helper
+from edgepeft.backbones.emit import Emitter
+
+__all__ = ["HELPERS", "Packing"]
+
+# What a delta may read of the packing -> the value that ``Packing`` gives it.
+HELPERS = {Helper.FIRST_TOKEN: "row.start", Helper.POSITION: "token.position", Helper.ROW: "token.row"}
+
+
+class Packing:
+    """Which tokens of a batch are real, where each came from, and what moves values between both forms.
+
+    Emits its nodes when it is made.  Needs the graph's inputs ``input_ids`` and ``attention_mask``, (B, S).
+    ``column`` (T) is each token's place in its padded row; ``zero`` and ``one`` are int64 constants.
+    """
+
+    def __init__(self, emit: Emitter, n_heads: int) -> None:
+        self.emit, self.n_heads = emit, n_heads
+        op, ints = emit.op, emit.ints
+        heads = emit.constant("head_range", np.arange(n_heads), np.int64)  # (h)
+        count = emit.constant("n_heads", n_heads, np.int64)
+        zero, one = emit.constant("zero", 0, np.int64), emit.constant("one", 1, np.int64)
+        self.zero, self.one = zero, one
+
+        self.shape = op("Shape", "input_ids")
+        self.batch, length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
+        mask = op("Cast", "attention_mask", to=TensorProto.BOOL)
+        self.real = op("Cast", mask, to=TensorProto.INT64)  # (B, S) of 0, 1
+        flat = op("Reshape", self.real, ints(-1))  # (B S)
+        self.index = op("Reshape", op("NonZero", flat), ints(-1), output="token.index")  # (T) into (B S)
+        self.row = op("Div", self.index, length, output=HELPERS[Helper.ROW])  # (T)
+        self.column = op("Mod", self.index, length, output="token.column")  # (T)
+        # For each padded place the packed token that stands there; padding borrows a neighbour.
+        self.place = op("Max", op("Sub", op("CumSum", flat, zero), one), zero)  # (B S)
+        self.counts = op("ReduceSum", self.real, ints(1), keepdims=0)  # (B)
+        self.starts = op("CumSum", self.counts, zero, exclusive=1, output=HELPERS[Helper.FIRST_TOKEN])  # (B)
+        tokens = op("Range", zero, op("Squeeze", op("Shape", self.index)), one)
+        op("Sub", tokens, op("Gather", self.starts, self.row), output=HELPERS[Helper.POSITION])  # (T)
+
+        split = op("Unsqueeze", op("Mul", op("Reshape", self.place, self.shape), count), ints(1))  # (B, 1, S)
+        self.split = op("Add", split, op("Unsqueeze", heads, ints(1)))  # (B, h, S) into (T h)
+        merge = op("Add", op("Unsqueeze", op("Mul", self.row, count), ints(1)), heads)  # (T, h)
+        self.merge = op("Add", op("Mul", merge, length), op("Unsqueeze", self.column, ints(1)))  # (T, h) into (B h S)
+        lowest = emit.constant("lowest", np.finfo(np.float32).min, np.float32)
+        none = emit.constant("none", 0.0, np.float32)
+        bias = op("Where", op("Cast", self.real, to=TensorProto.BOOL), none, lowest)
+        self.mask_bias = op("Unsqueeze", bias, ints(1, 2))  # (B, 1, 1, S)
+
+    def packed(self, value: str, output: str = "") -> str:
+        """(B, S) -> (T)."""
+        return self.emit.op("Gather", self.emit.op("Reshape", value, self.emit.ints(-1)), self.index, output=output)
+
+    def attend(self, query: str, key: str, value: str, width: int, output: str) -> str:
+        """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d."""
+        op, ints, e = self.emit.op, self.emit.ints, width // self.n_heads
+        query = self._split_heads(query, e)
+        key = op("Transpose", self._split_heads(key, e), perm=[0, 1, 3, 2])  # (B, h, e, S)
+        scores = op("Add", op("MatMul", query, key), self.mask_bias)  # (B, h, S, S)
+        context = op("MatMul", op("Softmax", scores, axis=-1), self._split_heads(value, e))  # (B, h, S, e)
+        merged = op("Gather", op("Reshape", context, ints(-1, e)), self.merge)  # (T, h, e)
+        return op("Reshape", merged, ints(-1, width), output=output)
+
+    def _split_heads(self, value: str, e: int) -> str:
+        """(T, d) -> (B, h, S, e) in one copy."""
+        return self.emit.op("Gather", self.emit.op("Reshape", value, self.emit.ints(-1, e)), self.split)
+
+    def outputs(self, hidden: str, width: int) -> list[onnx.ValueInfoProto]:
+        """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""
+        op, ints = self.emit.op, self.emit.ints
+        op("Gather", hidden, self.starts, output="pooled.first")  # (B, d)
+        rows = op("Unsqueeze", op("Range", self.zero, self.batch, self.one), ints(1))  # (B, 1)
+        members = op("Cast", op("Equal", self.row, rows), to=TensorProto.FLOAT)  # (B, T)
+        counts = op("Unsqueeze", op("Cast", self.counts, to=TensorProto.FLOAT), ints(1))
+        op("Div", op("MatMul", members, hidden), counts, output="pooled.mean")  # (B, d)
+        real = op("Unsqueeze", op("Cast", self.real, to=TensorProto.FLOAT), ints(2))  # (B, S, 1)
+        padded = op("Gather", hidden, op("Reshape", self.place, self.shape))  # (B, S, d)
+        op("Mul", padded, real, output="last_hidden_state")  # zero where there is no token
+        pooled = ("batch", width)
+        shapes = {"last_hidden_state": ("batch", "sequence", width), "pooled.first": pooled, "pooled.mean": pooled}
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
