@@ -27,7 +27,8 @@ from torch.nn import functional
 from edgepeft.backbones.base import Role, Site
 from edgepeft.interop._hub_config import BnConfig, leading_layers
 from edgepeft.interop._hub_phm import PhmWeights
-from edgepeft.interop._hub_plan import ConversionPlan, Places, StateDict
+from edgepeft.interop._hub_places import Places
+from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.compacter import Compacter

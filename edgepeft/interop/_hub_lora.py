@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from edgepeft.backbones.base import Role
 from edgepeft.interop._hub_config import HubLoraConfig, leading_layers
-from edgepeft.interop._hub_plan import ConversionPlan, Places, StateDict
+from edgepeft.interop._hub_places import Places
+from edgepeft.interop.conversion import ConversionPlan
 from edgepeft.methods.lora import LoRA
 
 __all__ = ["lora_plan"]
@@ -22,15 +21,9 @@ def lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
     roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
     layers = leading_layers(config, architecture.n_layers)
     method = LoRA(rank=config.r, alpha=config.alpha, roles=roles, **layers)
-    names: dict[str, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
+    names: dict[str, tuple[str, tuple[int, ...]]] = {}
     for site in method.sites(architecture):
         theirs = places.of_lora(site)
-        names |= {f"{site.name}/A": f"{theirs}lora_A", f"{site.name}/B": f"{theirs}lora_B"}
-        shapes[f"{theirs}lora_A"] = (config.r, site.in_features)
-        shapes[f"{theirs}lora_B"] = (site.out_features, config.r)
-
-    def convert(state: StateDict) -> dict[str, Tensor]:
-        return {ours: state[theirs] for ours, theirs in names.items()}
-
-    return ConversionPlan(method, shapes, convert)
+        names[f"{theirs}lora_A"] = (f"{site.name}/A", (config.r, site.in_features))
+        names[f"{theirs}lora_B"] = (f"{site.name}/B", (site.out_features, config.r))
+    return ConversionPlan.renaming(method, names)

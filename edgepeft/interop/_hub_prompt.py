@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edgepeft.interop._hub_config import HubPromptConfig
-from edgepeft.interop._hub_plan import ConversionPlan, Places
+from edgepeft.interop._hub_places import Places
+from edgepeft.interop.conversion import ConversionPlan
 from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["prompt_plan"]
@@ -18,5 +19,5 @@ def prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
     method = PromptR(length=config.prompt_length, place="embeddings")
     width = method.sites(places.classifier.architecture)[-1].out_features
     theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
-    shapes = {theirs: (config.prompt_length, width)}
-    return ConversionPlan(method, shapes, lambda state: {"embeddings/vectors": state[theirs]})
+    vectors = ("embeddings/vectors", (config.prompt_length, width))
+    return ConversionPlan.renaming(method, {theirs: vectors})

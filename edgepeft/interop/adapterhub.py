@@ -21,11 +21,12 @@ from edgepeft.interop._hub_bottleneck import bottleneck_plan
 from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, parsed
 from edgepeft.interop._hub_head import HubHead, read_head
 from edgepeft.interop._hub_lora import lora_plan
-from edgepeft.interop._hub_plan import ConversionPlan, Places
+from edgepeft.interop._hub_places import Places
 from edgepeft.interop._hub_prompt import prompt_plan
 from edgepeft.interop._tensors import check_tensors
 from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.conversion import ConversionPlan
 from edgepeft.interop.state_dict import read_state_dict
 
 __all__ = ["IMPORTER", "AdapterHub"]

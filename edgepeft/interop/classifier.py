@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,6 +71,16 @@ class Classifier:
     def norms(self) -> dict[str, str]:
         """Their LayerNorm -> its path in the base model."""
         return {self.prefix + norm: norm for norm in self.architecture.norms}
+
+    def modules_of(self, sites: Iterable[str]) -> dict[str, str]:
+        """Site -> their linear layer whose output it is."""
+        named = {site.name: module for module, site in self.linear_sites.items()}
+        return {site: named[site] for site in sites}
+
+    def overrides(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Their tensor -> (the override that replaces it in a delta, its shape)."""
+        names = {theirs: self.tensors[theirs] for theirs in tensors}
+        return {theirs: (f"override/{own}", self.architecture.shape_of(own)) for theirs, own in names.items()}
 
     def head_tensors(self, outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Their head tensor -> (ours, its shape)."""

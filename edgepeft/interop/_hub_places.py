@@ -1,19 +1,13 @@
-"""How one of AdapterHub's methods comes in: our method, the tensors that the file must hold, and what they become."""
+"""Where AdapterHub's checkpoints keep the tensors of an adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-from torch import Tensor
 
 from edgepeft.backbones.base import Role, Site
 from edgepeft.interop.classifier import Classifier
-from edgepeft.methods.base import Method
 
-__all__ = ["ConversionPlan", "Places", "StateDict"]
-
-StateDict = Mapping[str, Tensor]
+__all__ = ["Places"]
 
 # Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
 _HOLDERS = {
@@ -23,15 +17,6 @@ _HOLDERS = {
     }
 }
 _BERT = {"attention": "encoder.layer.{i}.attention.output", "output": "encoder.layer.{i}.output"}
-
-
-@dataclass(frozen=True)
-class ConversionPlan:
-    """``shapes`` by their names; ``convert`` gives our tensors by our names."""
-
-    method: Method
-    shapes: Mapping[str, tuple[int, ...]]
-    convert: Callable[[StateDict], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)

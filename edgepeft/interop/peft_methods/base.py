@@ -1,0 +1,191 @@
+"""What a method of PEFT's is: the config of a finished checkpoint, how it comes in, and how ours goes out.
+
+Source: peft 0.21.2, ``tuners/tuners_utils.py`` (which modules are targets), ``utils/other.py`` (patterns).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import regex
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from edgepeft.backbones.config import read_config
+from edgepeft.delta import Delta
+from edgepeft.errors import BundleError
+from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.conversion import ConversionPlan
+from edgepeft.registry import modules_of
+
+__all__ = [
+    "CONFIG_FILE",
+    "PREFIX",
+    "TASK_TYPE",
+    "TENSORS_FILE",
+    "PeftConfig",
+    "WrapConfig",
+    "match_pattern",
+    "peft_methods",
+    "read_peft_config",
+]
+
+CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
+TASK_TYPE = "SEQ_CLS"
+_PATIENCE_S = 2.0
+
+_Names = str | list[str] | None
+
+
+class PeftConfig(BaseModel):
+    """What all of PEFT's methods have; a subclass in a file of this package is found by its ``kind``."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    kind: ClassVar[str]  # the ``peft_type``
+    ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
+    prefix: ClassVar[str] = PREFIX
+    # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        {"auto_mapping", "base_model_name_or_path", "inference_mode", "revision"}
+    )
+
+    peft_type: str
+    task_type: str | None = None
+    peft_version: str = "unknown"
+    modules_to_save: _Names = None
+
+    @abstractmethod
+    def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
+        """Our method, and its tensors of theirs, the head's apart.
+
+        Raises:
+            BundleError: it adapts something that no delta can represent.
+        """
+
+    @classmethod
+    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A delta of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
+
+        Raises:
+            UsageError: PEFT has no form for it.
+        """
+        raise NotImplementedError(f"{cls.kind} cannot be written")
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Ends of the names of the modules that are stored whole."""
+        given = self.modules_to_save or ()
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    def saves(self, module: str) -> bool:
+        """Whether the module, or one that it lies in, is stored whole."""
+        parts = module.split(".")
+        paths = (".".join(parts[: i + 1]) for i in range(len(parts)))
+        return any(path.endswith(end) for path in paths for end in self.saved)
+
+    def check_patterns(self) -> None:
+        """Use the patterns once: they are regular expressions, and may be none."""
+        return
+
+    def unsupported(self) -> list[str]:
+        """Settings in force that no delta can represent, as ``name = value``."""
+        return [
+            f"{name} = {value!r}"
+            for name, value in (self.model_extra or {}).items()
+            if value and name not in self.ignored
+        ]
+
+
+class WrapConfig(PeftConfig):
+    """What PEFT's methods have that wrap modules."""
+
+    target_modules: _Names
+    exclude_modules: _Names = None
+
+    def adapted(self, classifier: Classifier, known: Collection[str], what: str, folder: Path) -> tuple[str, ...]:
+        """The modules that PEFT adapts; each must be one of those ``known``, whose kind ``what`` names.
+
+        Raises:
+            BundleError: another one is adapted, or none is.
+        """
+        targets = tuple(module for module in classifier.modules if self._is_target(module))
+        odd = [module for module in targets if module not in known]
+        if odd:
+            raise BundleError(f"{folder} adapts what is no {what} of this backbone: {', '.join(odd)}.")
+        if not targets:
+            where = f"{classifier.architecture.model_type} has modules such as {next(iter(known))}"
+            raise BundleError(f"{folder}: target_modules = {self.target_modules!r} matches nothing; {where}.")
+        return targets
+
+    def check_patterns(self) -> None:
+        """As its base does."""
+        self._is_target("some.layer.0.module")
+
+    def _is_target(self, module: str) -> bool:
+        excluded = self.exclude_modules and _matches(self.exclude_modules, module)
+        inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.saved)
+        return not excluded and not inside and _matches(self.target_modules or (), module)
+
+
+def peft_methods() -> dict[str, type[PeftConfig]]:
+    """Every method of PEFT's by its kind."""
+    values = (value for module in modules_of("edgepeft.interop.peft_methods") for value in vars(module).values())
+    configs = (value for value in values if isinstance(value, type) and issubclass(value, PeftConfig))
+    return {config.kind: config for config in configs if "kind" in vars(config)}
+
+
+def read_peft_config(folder: Path) -> PeftConfig:
+    """The checkpoint's config, if a delta can represent what it describes.
+
+    Raises:
+        BundleError: not such a file, or another method, task type or setting; each is named.
+    """
+    path = folder / CONFIG_FILE
+    document = read_config(path)
+    kind, task = document.get("peft_type"), document.get("task_type")
+    known = peft_methods()
+    if not isinstance(kind, str) or kind not in known:
+        raise BundleError(f"{path}: PEFT's {kind} cannot be imported; what can: {', '.join(known)}.")
+    if task not in (TASK_TYPE, None):
+        raise BundleError(f"{path}: a checkpoint of task type {task} cannot be imported; what can: {TASK_TYPE}.")
+    config = _validated(known[kind], document, path)
+    unsupported = config.unsupported()
+    if unsupported:
+        raise BundleError(f"{path}: no delta can represent {', '.join(unsupported)}.")
+    return config
+
+
+def _validated(kind: type[PeftConfig], document: dict[str, Any], path: Path) -> PeftConfig:
+    try:
+        config = kind.model_validate(document)
+        config.check_patterns()
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+    except regex.error as error:
+        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}).") from error
+    return config
+
+
+def _matches(wanted: str | Iterable[str], module: str) -> bool:
+    """A text is a pattern for the whole name; a list has names, or their ends after a dot."""
+    if isinstance(wanted, str):
+        return match_pattern(rf"(?:{wanted})\Z", module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def match_pattern(pattern: str, module: str) -> Any:
+    """Match a pattern of a foreign file at the name's start; one that backtracks without end is stopped.
+
+    Raises:
+        BundleError: it was stopped, after 2 s.
+    """
+    try:
+        return regex.match(pattern, module, timeout=_PATIENCE_S)
+    except TimeoutError:
+        raise BundleError(f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}.") from None
