@@ -38,7 +38,7 @@ def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
     versions = json.loads((GOLDEN / "peft-versions.json").read_text())
     made_by = {json.loads((GOLDEN / name / "adapter_config.json").read_text())["peft_version"] for name in NAMES}
     assert made_by == {versions["peft"]}
-    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 18
+    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 22
 
 
 def test_import_works_where_peft_cannot_be_imported(tmp_path):
@@ -141,7 +141,7 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"task_type": "TOKEN_CLS"}, "TOKEN_CLS"),
         ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
         ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
-        ({"peft_type": "IA3"}, "IA3"),
+        ({"peft_type": "VERA"}, "VERA"),
         ({"peft_type": ["LORA"]}, "LORA"),
         ({"use_dora": True}, "use_dora"),
         ({"lora_bias": True}, "lora_bias"),

@@ -17,8 +17,8 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize(
     ("family", "kinds"),
     [
-        ("bert", ("lora", "lora-bias-all", "ln-tuning-part")),
-        ("roberta", ("lora", "rslora-every-site", "lora-patterns")),
+        ("bert", ("lora", "lora-bias-all", "ln-tuning-part", "ia3")),
+        ("roberta", ("lora", "rslora-every-site", "lora-patterns", "ia3-own-modules")),
     ],
 )
 def test_what_is_imported_and_exported_gives_pefts_logits_in_onnxruntime(family, kinds, tmp_path):

@@ -34,6 +34,8 @@ ON_T5 = [
     ("prompt-t", {}, 100 * 768, 76_800, "0.0345"),
     ("intrinsic-said", {}, 20_000, 20_000, "0.0090"),
     ("layernorm", {}, NORMS, 47_616, "0.0214"),
+    # Liu et al., section 3.3: d_k + d_v + d_ff a layer of the encoder, 2 d_k + 2 d_v + d_ff of the decoder.
+    ("ia3", {}, 12 * (2 * 768 + 3072) + 12 * (4 * 768 + 3072), 129_024, "0.0579"),
     ("full", {}, T5_BASE, 222_882_048, "100"),
 ]
 ON_BASE_ENCODERS = [
@@ -41,6 +43,7 @@ ON_BASE_ENCODERS = [
     ("houlsby", {}, 2_379_264 + 38_400),
     ("layernorm", {}, 38_400),
     ("pfeiffer", {}, 1_189_632),
+    ("ia3", {}, 12 * (2 * 768 + 3072)),
     ("spartan", {"norms": False}, 1_032_192),  # L d Np (1 + 2 Nc)
 ]
 

@@ -54,6 +54,16 @@ CHECKPOINTS = {
     "lora-one-layer": (lambda: lora(layers_to_transform=[0]), 2, True),
     "ln-tuning": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["LayerNorm"]), 2, True),
     "ln-tuning-part": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["output.LayerNorm"]), 3, True),
+    "ia3": (lambda: peft.IA3Config(task_type="SEQ_CLS"), 3, True),
+    "ia3-own-modules": (
+        lambda: peft.IA3Config(
+            task_type="SEQ_CLS",
+            target_modules=["query", "value", "intermediate.dense", "output.dense"],
+            feedforward_modules=r".*layer\.\d+\.output\.dense",
+        ),
+        2,
+        False,
+    ),
     "prompt": (lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
 }
 
@@ -79,7 +89,7 @@ def write_checkpoint(backbone, name, inputs):
     torch.manual_seed(0)
     model = peft.get_peft_model(model_of(backbone, labels), config()).eval()
     # What a prompt makes of a row is seen from its own place, which the row's tokens move less.
-    strong = ("lora_", "prompt_encoder") + (("classifier",) if name == "prompt" else ())
+    strong = ("lora_", "ia3_", "prompt_encoder") + (("classifier",) if name == "prompt" else ())
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.requires_grad:
