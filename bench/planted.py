@@ -94,8 +94,8 @@ def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) ->
 
 
 def _step_seconds(subject: BenchSubject) -> float:
-    (row,) = run_benchmark(_request(subject.bundle.folder, 10)).document["results"]
-    return float(np.median(row["samples_s"]))
+    (row,) = run_benchmark(_request(subject.bundle.folder, 10)).result.results
+    return float(np.median(row.samples_s))
 
 
 def _operator_cost(subject: BenchSubject, arguments: argparse.Namespace) -> float:
@@ -118,9 +118,10 @@ def _one(
         side.bundles[str(bundle)] = str(plain.bundle.folder)
         with _sleeping(share * (step_s or 0.0)):
             outcome = run_benchmark(_request(bundle, arguments.rounds, arguments.profile, seed), against=side)
-        side.annotate(outcome.document, outcome.measured, LEAST)
-        found = outcome.document["results"][0]["against"]
-    return {name: found[name] for name in ("verdict", "value", "low", "high")}
+        result, _ = side.annotate(outcome.result, outcome.measured, LEAST)
+    ratio = result.results[0].against
+    assert ratio is not None  # both versions did all rounds
+    return {name: getattr(ratio, name) for name in ("verdict", "value", "low", "high")}
 
 
 def _linked(source: str, target: str) -> None:
@@ -170,10 +171,10 @@ def _add_operator(bundle: Path, plain: BenchSubject, share: float) -> None:
     """A product on the last hidden state whose operations are that share of the graph's."""
     path = bundle / "backbone.onnx"
     model = onnx.load(path, load_external_data=False)
-    whole = next(e for e in count_metrics(plain, [LENGTH] * BATCH) if e["of"].startswith("backbone"))
+    whole = next(e for e in count_metrics(plain, [LENGTH] * BATCH) if e.of.startswith("backbone"))
     rows = 4  # what count_metrics counts
     hidden, tokens = plain.architecture.hidden_size, rows * LENGTH
-    width = max(1, round(share * whole["values"]["flops"] / (2 * tokens * hidden)))
+    width = max(1, round(share * whole.values["flops"] / (2 * tokens * hidden)))
     node = next(n for n in reversed(model.graph.node) if n.op_type == "LayerNormalization")
     value = node.output[0]
     weight = np.random.default_rng(0).standard_normal((hidden, width)).astype(np.float32) / hidden

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
-from edgepeft.report.quickstart import quickstart_table
+from edgepeft.bench.result.result_file import read_document
+from edgepeft.report.quickstart import QuickstartSummary, quickstart_table
 
 
 def draw(result: Path, picture: Path) -> None:
     """Write the closing table of ``result/quickstart.json`` as SVG."""
-    summary = json.loads((result / "quickstart.json").read_text(encoding="utf-8"))
+    summary = read_document(result / "quickstart.json", QuickstartSummary)
     console = Console(record=True, width=120, file=io.StringIO(), highlight=False, color_system="truecolor")
     console.print(quickstart_table(summary))
     drawn = console.export_svg(title="make quickstart")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from edgepeft.bench.result.profile_facts import profile_facts
 
 from bench.suites import Suite, suite_named
 from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.named import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.modes import setting_of
-from edgepeft.bench.result.profile_facts import profile_facts
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.errors import UsageError
 from edgepeft.host.machine import host_facts

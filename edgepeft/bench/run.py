@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.analysis.instructions import count_instructions
-from edgepeft.bench.analysis.predicted import predicted_document
+from edgepeft.bench.analysis.predicted import predicted_result
 from edgepeft.bench.analysis.profile_ops import profile_all
 from edgepeft.bench.analysis.qemu import Guest, find_guest
 from edgepeft.bench.gate.against import SideBySide
@@ -19,17 +19,23 @@ from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedul
 from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.watch import Watched
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_units
-from edgepeft.bench.planning.plan_requests import plan_requests
+from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
-from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
+from edgepeft.bench.planning.plan_requests import plan_requests
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, torch_installed
-from edgepeft.bench.result.document import result_rows
-from edgepeft.bench.result.facts import calibration_of, host_of, in_force_of, model_of
-from edgepeft.bench.result.profile_facts import arithmetic_notes, profile_facts
-from edgepeft.bench.result.provenance import provenance
-from edgepeft.bench.result.result_file import RESULT_SCHEMA
+from edgepeft.bench.result.commit import commit_under_test, utc_now
+from edgepeft.bench.result.conditions import (
+    arithmetic_notes,
+    calibration_of,
+    host_of,
+    in_force_of,
+    model_of,
+    profile_of,
+)
+from edgepeft.bench.result.rows import result_rows
+from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.host.board import board_name
 from edgepeft.host.energy import Meter
@@ -48,9 +54,9 @@ _COUNTED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """The document, what did not fit the profile's memory, and what was measured, row by row."""
+    """The result, what did not fit the profile's memory, and what was measured, row by row."""
 
-    document: dict[str, Any]
+    result: BenchResult
     failures: tuple[DoesNotFit, ...]
     measured: tuple[Measured, ...] = ()
 
@@ -79,11 +85,11 @@ def run_benchmark(
         progress("preparing the model", 0, 1)
         work = resolve_request(request, profile, scenario, stack)
         if request.mode == "predicted":
-            return _predicted(work)
+            return Outcome(predicted_result(work, _COUNTED), ())
         setting = setting_of(request.mode, profile, start=start_at, root=root, progress=progress)
         if request.bundle is None and scenario.kind is not SampleKind.BATCHES:
             write_random_tokenizer(work.subject.architecture, work.subject.bundle.folder, seed=request.seed)
-        counted = _count(work, progress)
+        metrics, skipped = _count(work, progress)
         units = _units(work, setting.threads)
         if units and units[0].role is UnitRole.REQUESTS and units[0].job:
             work = replace(work, batches=units[0].job.batches)  # of as many texts as a request has
@@ -104,30 +110,26 @@ def run_benchmark(
             watch=lambda worker: Watched(worker, sensors, meter),
             progress=progress,
         )
-        if request.profile_ops:
-            counted["operators"] = profile_all(units, launch)
-        found = _document(work, setting, measured, schedule, counted, meter=meter, root=root)
-    return Outcome(found, tuple(one.failure for one in measured if one.failure), tuple(measured))
+        operators = profile_all(units, launch) if request.profile_ops else None
+        result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter).model_copy(
+            update={
+                "metrics": metrics,
+                **({"instructions_skipped": skipped} if skipped is not None else {}),
+                **({"operators": operators} if operators is not None else {}),
+            }
+        )
+    return Outcome(result, tuple(one.failure for one in measured if one.failure), tuple(measured))
 
 
-def _predicted(work: ResolvedRequest) -> Outcome:
-    """Without running anything."""
-    made = predicted_document(
-        work.subject, work.profile, scenario=work.scenario, lengths=work.lengths, batches=work.batches
-    )
-    made["profile"]["notes"] += work.notes
-    return Outcome({**made, "model": model_of(work.subject), "flops_counted": _COUNTED}, ())
-
-
-def _count(work: ResolvedRequest, progress: ProgressCallback) -> dict[str, Any]:
-    """The document's part on what is counted, not timed."""
+def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[MetricsRecord, ...], str | None]:
+    """What is counted, not timed; and why instructions are not, where they were asked for."""
     request, subject, batch = work.request, work.subject, work.batches[0]
     metrics = count_metrics(subject, batch, seed=request.seed) if request.counted else []
     guest = find_guest() if request.instructions else None
     if isinstance(guest, Guest):
         progress("counting instructions", 0, 1)
         metrics += count_instructions(guest, subject, batch, seed=request.seed)
-    return {"metrics": metrics, **({"instructions_skipped": guest} if isinstance(guest, str) else {})}
+    return tuple(metrics), guest if isinstance(guest, str) else None
 
 
 def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
@@ -149,41 +151,30 @@ def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
     )
 
 
-def _document(
+def _result(
     work: ResolvedRequest,
     setting: Setting,
     measured: Sequence[Measured],
     schedule: Schedule,
-    counted: Mapping[str, Any],
     *,
+    board: str | None,
     meter: Meter | None,
-    root: Path,
-) -> dict[str, Any]:
-    """The result, schema ``edgepeft.bench/1``."""
-    arithmetic = arithmetic_notes(work.profile, work.subject)
-    in_force = in_force_of(measured)
-    return {
-        "schema": RESULT_SCHEMA,
-        "mode": setting.mode,
-        "host": {**host_of(measured), "board": board_name(root)},
-        "profile": profile_facts(work.profile, setting.limits, in_force, [*setting.notes, *arithmetic, *work.notes]),
-        **calibration_of(setting, measured),
-        "model": model_of(work.subject),
-        **provenance(),
-        "flops_counted": _COUNTED,
-        "schedule": asdict(schedule),
-        **counted,
-        "results": result_rows(
-            measured,
-            scenario=work.scenario.name,
-            lengths=work.lengths,
-            architecture=work.subject.architecture,
-            batches=work.batches,
-            setting=setting,
-            meter=meter,
-            rounds=schedule.rounds,
-        ),
-    }
+) -> BenchResult:
+    """What was timed, with its conditions."""
+    notes = [*setting.notes, *arithmetic_notes(work.profile, work.subject), *work.notes]
+    result = BenchResult(
+        mode=setting.mode,
+        host=host_of(measured, board),
+        profile=profile_of(work.profile, setting.limits, in_force_of(measured), notes),
+        model=model_of(work.subject),
+        measured_at=utc_now(),
+        commit=commit_under_test(),
+        flops_counted=_COUNTED,
+        schedule=ScheduleRecord(**asdict(schedule)),
+        results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
+    )
+    calibration = calibration_of(setting, measured)
+    return result if calibration is None else result.model_copy(update={"calibration": calibration})
 
 
 def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -> None:

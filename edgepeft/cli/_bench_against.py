@@ -59,12 +59,12 @@ def measure_against(request: BenchRequest, other: OtherVersion, json: str | None
         side = SideBySide.open(other.name or "", stack, launches=launches)
         progress = stack.enter_context(shown_steps())
         outcome = run_benchmark(request, progress=progress, against=side)
-        slower = side.annotate(outcome.document, outcome.measured, allowed)
-    show_bench_result(outcome.document, json)
+        result, slower = side.annotate(outcome.result, outcome.measured, allowed)
+    show_bench_result(result, json)
     if any(one.interrupted for one in outcome.measured):
         done = max(len(one.series.samples) for one in outcome.measured)
         kept = "shown" if json is None else "in the JSON"
-        messages().print(f"{done} of {outcome.document['schedule']['rounds']} rounds are {kept}; no verdict is given.")
+        messages().print(f"{done} of {result.schedule.rounds} rounds are {kept}; no verdict is given.")
         raise typer.Exit(INTERRUPTED)
     if slower:
         raise ThroughputRegression(

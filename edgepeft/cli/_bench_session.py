@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +11,7 @@ from edgepeft.cli._result import result_file, show_bench_result, shown_steps
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
+    from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bench.run import BenchRequest
 
 __all__ = ["INTERRUPTED", "measure_scenarios"]
@@ -33,14 +34,14 @@ def measure_scenarios(
     if resume and target is None:
         raise UsageError("--resume continues the file of --json; name it.")
 
-    def keep(document: dict[str, Any]) -> None:
+    def keep(result: BenchResult) -> None:
         if target is not None:
-            write_json(target, document)
+            write_json(target, result.to_json())
 
     earlier = earlier_result(target) if resume and target is not None else None
     with shown_steps() as progress:
         session = run_scenarios(request, scenarios, keep=keep, earlier=earlier, progress=progress)
-    show_bench_result(session.document, json)
+    show_bench_result(session.result, json)
     if session.interrupted:
         raise typer.Exit(INTERRUPTED)
     return session.failures

@@ -53,7 +53,7 @@ def command(
         before = summary.read_bytes() if summary.is_file() else b""
         write_atomically(summary, before + ci.step_summary(comparison, allowed).encode())
     if benchmark_json is not None:
-        write_json(benchmark_json, ci.benchmark_json(fresh))
+        write_json(benchmark_json, ci.benchmark_json(fresh.document))
     if json:
         print_json(_document(comparison, allowed))
     else:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from edgepeft.backbones.source import Backbone
+    from edgepeft.bench.result.schema import BenchResult
+    from edgepeft.runtime.manifest import Manifest
 
 __all__ = ["command"]
 
@@ -94,7 +96,7 @@ def _watcher(bars: Progress, row: Any) -> Any:
     return watch
 
 
-def _export(backbone: Backbone, out: Path) -> dict[str, Any]:
+def _export(backbone: Backbone, out: Path) -> Manifest:
     from edgepeft.cli._output import stages
     from edgepeft.cli._quickstart import TASKS
     from edgepeft.exporting.bundle import export_bundle
@@ -102,11 +104,10 @@ def _export(backbone: Backbone, out: Path) -> dict[str, Any]:
 
     deltas = [out / "deltas" / task.name for task in TASKS]
     with stages(1 + len(deltas)) as stage:
-        manifest = export_bundle(backbone, deltas, out / "bundle", texts=check_texts(None), force=True, stage=stage)
-    return manifest.model_dump(mode="json")
+        return export_bundle(backbone, deltas, out / "bundle", texts=check_texts(None), force=True, stage=stage)
 
 
-def _measure(out: Path) -> dict[str, Any]:
+def _measure(out: Path) -> BenchResult:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from edgepeft.bench.run import BenchRequest, run_benchmark
@@ -125,20 +126,20 @@ def _measure(out: Path) -> dict[str, Any]:
             bars.refresh()
 
         outcome = run_benchmark(request, progress=progress)
-    write_json(out / "bench.json", outcome.document)
+    write_json(out / "bench.json", outcome.result.to_json())
     for failure in outcome.failures:
         messages().print(f"note: {failure}", markup=False)
-    return outcome.document
+    return outcome.result
 
 
-def _close(out: Path, manifest: dict[str, Any], bench: dict[str, Any], seconds: dict[str, float]) -> None:
+def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
     from edgepeft.cli._quickstart import TASKS, describe_data
     from edgepeft.report.quickstart import quickstart_summary, quickstart_table
     from edgepeft.resources import write_json
 
     summary = quickstart_summary([describe_data(task) for task in TASKS], manifest, bench, seconds)
-    write_json(out / _SUMMARY, summary)
+    write_json(out / _SUMMARY, summary.to_json())
     console = table_console()
     console.print(quickstart_table(summary))
     console.print(f"\nWritten in {sum(seconds.values()):.0f} s:", markup=False)

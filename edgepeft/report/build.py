@@ -30,17 +30,16 @@ def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> li
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingPackage("a report's pictures need matplotlib: pip install 'edgepeft[train]'.")
     inputs = read_inputs(paths)
+    listed = ", ".join(map(str, paths))
+    made = sections(inputs)
+    if not made:
+        raise DataError(f"nothing was measured in {listed}; there is nothing to report.")
     try:
-        made = sections(inputs)
-        if not made:
-            raise DataError(f"nothing was measured in {', '.join(map(str, paths))}; there is nothing to report.")
-        names = [name for name, _ in inputs.all]
-        files = {"index.html": page(_TITLE, made, names).encode(), "report.md": _markdown(made, inputs).encode()}
+        files = {"index.html": page(_TITLE, made, inputs.names).encode(), "report.md": _markdown(made, inputs).encode()}
         files |= {f"pictures/{one.key}.svg": plain_svg(one) for one in made if one.draw is not None}
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        told = ", ".join(map(str, paths))
+    except (ArithmeticError, ValueError) as error:
         raise DataError(
-            f"one of {told} was edited or cut: {type(error).__name__} {error}. Measure again, or leave it out."
+            f"a figure in {listed} is too large or too small to be drawn ({error}). Measure again, or leave it out."
         ) from error
     with new_folder(out, force=force) as folder:
         for name, content in files.items():
@@ -57,7 +56,7 @@ def _markdown(made: Sequence[Section], inputs: ReportInputs) -> str:
             lines += [f"![{_plain(one.title)}](pictures/{one.key}.svg)", ""]
         lines += [f"- {_plain(note)}" for note in one.notes] + ([""] if one.notes else [])
         lines += [_row(one.header), "|" + "---|" * len(one.header), *(_row(row) for row in one.rows), ""]
-    return "\n".join([*lines, "From " + ", ".join(_plain(name) for name, _ in inputs.all) + ".", ""])
+    return "\n".join([*lines, "From " + ", ".join(map(_plain, inputs.names)) + ".", ""])
 
 
 def _row(cells: Sequence[Cell]) -> str:

@@ -7,12 +7,11 @@ benchmark, README, tool ``customBiggerIsBetter``.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 from xml.etree import ElementTree
 
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.result.statistics import Ratio
 
 __all__ = ["benchmark_json", "junit_xml", "step_summary"]
@@ -24,8 +23,8 @@ def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
     """One test case a row and a figure; a regression is a failure."""
     suite = ElementTree.Element("testsuite", name=name)
     for verdict in comparison.verdicts:
-        case = _case(suite, "throughput", verdict.result.label, verdict.regressed, _told(verdict))
-        ElementTree.SubElement(case, "system-out").text = _printable(_told(verdict))
+        case = _case(suite, "throughput", verdict.result.label, verdict.regressed, _ratios(verdict))
+        ElementTree.SubElement(case, "system-out").text = _printable(_ratios(verdict))
     for metric in comparison.metrics:
         _case(suite, "deterministic", f"{metric.name} of {metric.of}", metric.grown, _changed(metric))
     for label in comparison.missing:
@@ -38,10 +37,10 @@ def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
     return bytes(ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
 
 
-def _case(suite: ElementTree.Element, kind: str, name: str, failed: bool, told: str) -> ElementTree.Element:
+def _case(suite: ElementTree.Element, kind: str, name: str, failed: bool, reason: str) -> ElementTree.Element:
     case = ElementTree.SubElement(suite, "testcase", classname=kind, name=_printable(name))
     if failed:
-        ElementTree.SubElement(case, "failure", message=_printable(told), type="regression")
+        ElementTree.SubElement(case, "failure", message=_printable(reason), type="regression")
     return case
 
 
@@ -94,27 +93,21 @@ def _cell(text: str) -> str:
     return " ".join(escaped.split())
 
 
-def benchmark_json(file: ResultFile) -> list[dict[str, Any]]:
+def benchmark_json(result: BenchResult) -> list[dict[str, str | float]]:
     """Throughput of every row that was measured, for ``customBiggerIsBetter``."""
-    rows = zip(file.results, file.document["results"], strict=True)
     return [
         {
-            "name": result.label,
+            "name": row.label,
             "unit": "instances/min",
-            "value": row["instances_per_minute"],
-            "extra": f"{len(result.samples_s)} samples on {_host(file)}",
+            "value": row.instances_per_minute,
+            "extra": f"{len(row.samples_s)} samples on {result.host.cpu or 'an unnamed host'}",
         }
-        for result, row in rows
-        if result.samples_s and isinstance(row.get("instances_per_minute"), (int, float))
+        for row in result.results
+        if row.samples_s and row.instances_per_minute is not None
     ]
 
 
-def _host(file: ResultFile) -> str:
-    host = file.document.get("host")
-    return str(host.get("cpu", "an unnamed host")) if isinstance(host, dict) else "an unnamed host"
-
-
-def _told(verdict: Verdict) -> str:
+def _ratios(verdict: Verdict) -> str:
     per_gemm = f", per unit of the host's GEMM rate {_interval(verdict.per_gemm)}" if verdict.per_gemm else ""
     return f"new over base throughput {_interval(verdict.ratio)}{per_gemm}"
 

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from edgepeft.bench.result.parts import ProfileRecord
+from edgepeft.bench.result.schema import BenchResult
 
-__all__ = ["conditions_of", "figure_kind", "of_mode"]
+__all__ = ["conditions_of", "figure_kind", "limits_in_force", "of_mode"]
 
 _MODES = {"calibrated": ", calibrated to {}", "measured": ", measured on {}", "predicted": ", predicted for {}"}
 
 
-def figure_kind(document: Mapping[str, Any]) -> str:
+def figure_kind(result: BenchResult) -> str:
     """What kind of figure a throughput is: a reader must not take one for another."""
-    return f"Throughput{of_mode(document)}"
+    return f"Throughput{of_mode(result)}"
 
 
-def of_mode(document: Mapping[str, Any]) -> str:
+def of_mode(result: BenchResult) -> str:
     """What follows a figure's name: nothing for limits, whose speed is the host's."""
-    told = _MODES.get(str(document.get("mode")), "")
-    return told.format((document.get("profile") or {}).get("name"))
+    return _MODES.get(str(result.mode), "").format(result.profile.name)
 
 
-def conditions_of(document: Mapping[str, Any]) -> str:
+def limits_in_force(profile: ProfileRecord) -> str:
+    """The limits that the kernel reported, beside the cores that the profile asks for."""
+    kept, requested = profile.limits.in_force, profile.limits.requested
+    if kept is None:
+        return "limits in force: none"
+    cores = f"{kept.cores} core{'s' * (kept.cores != 1)}"
+    if requested is not None and requested.cores not in (None, kept.cores):
+        cores = f"{kept.cores} of the device's {requested.cores} cores"
+    memory = f"{kept.memory_bytes / 1e6:,.0f} MB" if kept.memory_bytes else "unlimited memory"
+    return f"limits in force: {cores}, {memory} ({kept.backend}; emulation {profile.emulation})"
+
+
+def conditions_of(result: BenchResult) -> str:
     """Profile, limits in force and host, in a sentence; how far a figure about a device can be trusted."""
-    host, profile = document.get("host", {}), document.get("profile", {})
-    kept = (profile.get("limits") or {}).get("in_force")
-    limits = "no limits in force"
-    if kept:
-        memory = f"{kept['memory_bytes'] / 1e6:,.0f} MB" if kept.get("memory_bytes") else "unlimited memory"
-        limits = f"{kept['cores']} cores and {memory} in force ({kept['backend']})"
-    gemm = host.get("gemm_gflops")
-    rate = f", {gemm:.0f} GFLOP/s of GEMM" if gemm else ""
-    return f"Profile {profile.get('name')}: {limits}, on {host.get('cpu')}{rate}.{_trust(document)}"
+    host, profile = result.host, result.profile
+    rate = f", {host.gemm_gflops:.0f} GFLOP/s of GEMM" if host.gemm_gflops else ""
+    return f"Profile {profile.name}, {limits_in_force(profile)}, on {host.cpu}{rate}.{_trust(result)}"
 
 
-def _trust(document: Mapping[str, Any]) -> str:
+def _trust(result: BenchResult) -> str:
     """For what claims to be the device's speed."""
-    if found := document.get("calibration"):
+    if calibration := result.calibration:
         return (
-            f" Calibrated: {found['share']:.1%} of the cores' time, at which the reference "
-            f"({found['reference']}) runs at {found['error']:+.1%} of the device's rate; memory-bound work and "
+            f" Calibrated: {calibration.share:.1%} of the cores' time, at which the reference "
+            f"({calibration.reference}) runs at {calibration.error:+.1%} of the device's rate; memory-bound work and "
             "work on one thread are not."
         )
-    if document.get("mode") != "predicted":
+    if result.mode != "predicted":
         return ""
-    kinds = {(row.get("predicted") or {}).get("calibration") for row in document["results"]}
-    return f" Predicted, nothing ran: {', '.join(sorted(filter(None, kinds)))}."
+    kinds = {row.predicted.calibration for row in result.results if row.predicted}
+    return f" Predicted, nothing ran: {', '.join(sorted(kinds))}."

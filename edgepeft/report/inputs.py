@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from edgepeft.bench.result.result_file import RESULT_SCHEMA as BENCH
-from edgepeft.bench.result.result_file import ResultFile, parsed_result
+from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
+from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow
 from edgepeft.errors import DataError
-from edgepeft.report.quickstart import QUICKSTART_SCHEMA as QUICKSTART
+from edgepeft.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
 
-__all__ = ["ReportInputs", "TaskFacts", "read_inputs", "row_name"]
+__all__ = ["ReportInputs", "TaskFigures", "read_inputs", "row_name"]
 
 
 @dataclass(frozen=True)
-class TaskFacts:
+class TaskFigures:
     """One task beside others: what it weighs, how well it does, how fast it answers."""
 
     task: str
     method: str
-    parameters: float | None
-    n_bytes: float | None
+    parameters: int | None
+    n_bytes: int | None
     score: float | None
     metric: str | None
     per_minute: float | None
@@ -32,56 +31,48 @@ class TaskFacts:
 class ReportInputs:
     """The documents, by kind, with their files' names."""
 
-    bench: Sequence[tuple[str, Mapping[str, Any]]]
-    quickstarts: Sequence[tuple[str, Mapping[str, Any]]]
+    bench: Sequence[tuple[str, BenchResult]]
+    quickstarts: Sequence[tuple[str, QuickstartSummary]]
 
     @property
-    def all(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Every document, in the order given within its kind."""
-        return [*self.bench, *self.quickstarts]
+    def names(self) -> list[str]:
+        """The file of every document, in the order given within its kind."""
+        return [name for name, _ in (*self.bench, *self.quickstarts)]
 
-    def tasks(self) -> list[TaskFacts]:
-        """Tasks of bundles whose manifests tell their training, each once."""
-        found = {fact.task + fact.method: fact for fact in (*self._of_bench(), *self._of_quickstarts())}
-        return list(found.values())
+    def tasks(self) -> list[TaskFigures]:
+        """Tasks of bundles whose manifests describe their training, each once."""
+        return list({one.task + one.method: one for one in (*self._of_bench(), *self._of_quickstarts())}.values())
 
-    def _of_bench(self) -> Iterator[TaskFacts]:
-        for _, document in self.bench:
-            for name, told in document.get("model", {}).get("tasks", {}).items():
+    def _of_bench(self) -> Iterator[TaskFigures]:
+        for _, result in self.bench:
+            for name, task in result.model.tasks.items():
                 rates = [
-                    row["instances_per_minute"]
-                    for row in document["results"]
-                    if (row.get("task"), row.get("workload"), row.get("engine")) == (name, "infer", "onnxruntime")
-                    and row.get("instances_per_minute")
-                    and not row.get("predicted")
+                    row.instances_per_minute
+                    for row in result.results
+                    if (row.task, row.workload, row.engine) == (name, "infer", "onnxruntime")
+                    and row.instances_per_minute
+                    and not row.predicted
                 ]
-                yield TaskFacts(
-                    name,
-                    told["method"],
-                    told.get("trainable_parameters"),
-                    told.get("n_bytes"),
-                    told.get("score"),
-                    told.get("metric"),
-                    rates[0] if rates else None,
-                )
+                weight = (task.trainable_parameters, task.n_bytes)
+                yield TaskFigures(name, task.method, *weight, task.score, task.metric, rates[0] if rates else None)
 
-    def _of_quickstarts(self) -> Iterator[TaskFacts]:
-        for _, document in self.quickstarts:
-            for task in document["tasks"]:
-                rate = task["instances_per_minute"].get("infer onnxruntime")
-                weight = (task["trainable_parameters"], task["delta_bytes"])
-                yield TaskFacts(task["name"], task["method"], *weight, task["score"], task["metric"], rate)
+    def _of_quickstarts(self) -> Iterator[TaskFigures]:
+        for _, summary in self.quickstarts:
+            for task in summary.tasks:
+                rate = task.instances_per_minute.get("infer onnxruntime")
+                weight = (task.trainable_parameters, task.delta_bytes)
+                yield TaskFigures(task.name, task.method, *weight, task.score, task.metric, rate)
 
 
-def row_name(row: Mapping[str, Any]) -> str:
+def row_name(row: BenchRow) -> str:
     """What a row of a result is about, within its workload and engine."""
-    if row.get("variant"):
-        return str(row["variant"])
-    if row.get("peer"):
-        return f"peer {row['peer']}"
-    if row.get("task"):
-        return f"{row['task']} ({row.get('method') or '-'})"
-    return "full fine-tuning" if row.get("workload") == "finetune" else "bare backbone"
+    if row.variant:
+        return row.variant
+    if row.peer:
+        return f"peer {row.peer}"
+    if row.task:
+        return f"{row.task} ({row.method or '-'})"
+    return "full fine-tuning" if row.workload == "finetune" else "bare backbone"
 
 
 def read_inputs(paths: Sequence[Path]) -> ReportInputs:
@@ -89,16 +80,17 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
 
     Raises:
         UsageError: there is no such file.
-        DataError: not JSON, or of a schema that no report is made of.
+        DataError: not JSON, of a schema that no report is made of, or not as its schema has it.
     """
-    found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {BENCH: [], QUICKSTART: []}
+    bench: list[tuple[str, BenchResult]] = []
+    quickstarts: list[tuple[str, QuickstartSummary]] = []
     for path in paths:
-        document = parsed_result(path)
-        schema = str(document.get("schema"))
-        if schema not in found:
-            known = ", ".join(found)
+        schema = schema_of(path)
+        if schema == RESULT_SCHEMA:
+            bench.append((path.name, ResultFile.open(path).document))
+        elif schema == QUICKSTART_SCHEMA:
+            quickstarts.append((path.name, read_document(path, QuickstartSummary)))
+        else:
+            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}"
             raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
-        if schema == BENCH:
-            document = ResultFile.open(path).document  # its samples are looked at
-        found[schema].append((path.name, document))
-    return ReportInputs(found[BENCH], found[QUICKSTART])
+    return ReportInputs(bench, quickstarts)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING
 
+from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.report.conditions import conditions_of, figure_kind, of_mode
-from edgepeft.report.inputs import ReportInputs, TaskFacts, row_name
+from edgepeft.report.inputs import ReportInputs, TaskFigures, row_name
 from edgepeft.report.section import Cell, Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["BLUE", "GREY", "ORANGE", "sections"]
 
@@ -40,22 +44,20 @@ def sections(inputs: ReportInputs) -> list[Section]:
 
 def _throughput(inputs: ReportInputs) -> Iterator[Section]:
     """Bars with intervals, one picture a workload of a file."""
-    for number, (name, document) in enumerate(inputs.bench):
-        for workload in dict.fromkeys(row["workload"] for row in document["results"]):
-            rows = [r for r in document["results"] if r["workload"] == workload and r.get("instances_per_minute")]
+    for number, (name, result) in enumerate(inputs.bench):
+        for workload in dict.fromkeys(row.workload for row in result.results):
+            rows = [row for row in result.results if row.workload == workload and row.instances_per_minute]
             if rows:
-                yield _bars(f"throughput-{number}-{workload}", name, document, workload, rows)
+                yield _bars(f"throughput-{number}-{workload}", name, result, workload, rows)
 
 
-def _bars(
-    key: str, name: str, document: Mapping[str, Any], workload: str, rows: Sequence[Mapping[str, Any]]
-) -> Section:
-    scenarios = len({row.get("scenario") for row in rows}) > 1
-    labels = [f"{row_name(row)}, {row['engine']}" + (f", {row.get('scenario')}" if scenarios else "") for row in rows]
-    values = [(float(row["instances_per_minute"]), *_ends(row)) for row in rows]
-    predicted = document.get("mode") == "predicted"
+def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequence[BenchRow]) -> Section:
+    scenarios = len({row.scenario for row in rows}) > 1
+    labels = [f"{row_name(row)}, {row.engine}" + (f", {row.scenario}" if scenarios else "") for row in rows]
+    values = [(row.instances_per_minute or 0.0, *_ends(row)) for row in rows]
+    predicted = result.mode == "predicted"
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
         for place, (value, low, high) in enumerate(values):
             axis.barh(place, value, height=0.6, color=BLUE if "onnxruntime" in labels[place] else GREY)
@@ -69,14 +71,14 @@ def _bars(
         axis.set_xlabel(f"instances per minute; line: {interval}")
 
     table = [
-        (label, *map(_rounded, value), _rounded((row.get("latency_s") or {}).get("p50"), 1000), _ratio(row))
+        (label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), _ratio(row))
         for label, value, row in zip(labels, values, rows, strict=True)
     ]
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
     return Section(
         key,
-        f"{figure_kind(document)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(document)}",
-        f"{name}. {conditions_of(document)}",
+        f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(result)}",
+        f"{name}. {conditions_of(result)}",
         header,
         table,
         draw,
@@ -85,23 +87,22 @@ def _bars(
     )
 
 
-def _ends(row: Mapping[str, Any]) -> tuple[float | None, float | None]:
+def _ends(row: BenchRow) -> tuple[float | None, float | None]:
     """The rate at the ends of the median's interval, or of the prediction's; none where batches differ in length."""
-    if found := (row.get("predicted") or {}).get("instances_per_minute_interval"):
-        return float(found[0]), float(found[1])
-    rate, seconds = float(row["instances_per_minute"]), row["samples_s"]
-    source = (row.get("lengths") or {}).get("source", "full")
-    if source != "full" or len(seconds) < 2:
+    if row.predicted and row.predicted.instances_per_minute_interval:
+        return row.predicted.instances_per_minute_interval
+    if row.mixed or len(row.samples_s) < 2 or row.instances_per_minute is None:
         return None, None
-    found = ratio_of_medians(seconds, (1.0,))
-    return rate * found.value / found.high, rate * found.value / found.low
+    median = ratio_of_medians(row.samples_s, (1.0,))
+    scale = row.instances_per_minute * median.value
+    return scale / median.high, scale / median.low
 
 
-def _ratio(row: Mapping[str, Any]) -> str:
-    for name, found in (row.get("ratio_to") or {}).items():
+def _ratio(row: BenchRow) -> str:
+    for name, paired in row.ratio_to.items():
         if name in ("backbone", "full") or name.startswith("variant:"):
-            low, high = found["interval"]
-            return f"{found['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+            low, high = paired.interval
+            return f"{paired.ratio:.3f} [{low:.3f}, {high:.3f}]"
     return "-"
 
 
@@ -109,16 +110,16 @@ def _rounded(value: float | None, scale: float = 1.0) -> float | None:
     return None if value is None else round(scale * value, 3)
 
 
-def _storage(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
+def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     """SPARTAN's tables 1 and 2 (storage, throughput) in one picture, the score beside each task."""
     known = [task for task in tasks if task.n_bytes and task.per_minute]
     if not known:
         return
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
         for task in known:
-            size, rate = (task.n_bytes or 0) / 1e6, task.per_minute
+            size, rate = (task.n_bytes or 0) / 1e6, task.per_minute or 0.0
             axis.scatter(size, rate, s=60, color=BLUE)
             score = "" if task.score is None else f"\n{task.metric} {task.score:.3f}"
             axis.annotate(f"{task.task}, {task.method}{score}", (size, rate), (6, 6), textcoords="offset points")
@@ -137,19 +138,18 @@ def _storage(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
     )
 
 
-def _parameters(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
+def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
     """Houlsby's figure 3: parameters trained against the score."""
     known = [task for task in tasks if task.parameters and task.score is not None]
     if not known:
         return
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
         for task in known:
-            axis.scatter(task.parameters, task.score, s=60, color=ORANGE)
-            axis.annotate(
-                f"{task.task}, {task.method}", (task.parameters, task.score), (6, 6), textcoords="offset points"
-            )
+            place = (task.parameters or 0, task.score or 0.0)
+            axis.scatter(*place, s=60, color=ORANGE)
+            axis.annotate(f"{task.task}, {task.method}", place, (6, 6), textcoords="offset points")
         axis.set(xlabel="parameters trained for one task", ylabel="score", xscale="log")
         axis.xaxis.set_major_formatter("{x:,.0f}")  # matplotlib's own writes mathematics, which stays text here
         axis.xaxis.set_minor_formatter("{x:,.0f}")
@@ -167,49 +167,48 @@ def _parameters(tasks: Sequence[TaskFacts]) -> Iterator[Section]:
 
 
 def _operators(inputs: ReportInputs) -> Iterator[Section]:
-    for number, (name, document) in enumerate(inputs.bench):
-        for place, entry in enumerate(document.get("operators", [])):
-            for kind in ("by_type", "by_layer"):
-                told = "operator" if kind == "by_type" else "layer"
-                yield _times(f"operators-{number}-{place}-{told}", name, entry, entry[kind], told)
+    for number, (name, result) in enumerate(inputs.bench):
+        for place, entry in enumerate(result.operators):
+            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
+                yield _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
 
 
-def _times(key: str, name: str, entry: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], told: str) -> Section:
-    shown = groups[:_MOST_OPERATORS] if told == "operator" else groups
+def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
+    shown = groups[:_MOST_OPERATORS] if kind == "operator" else groups
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
         for place, one in enumerate(shown):
-            axis.barh(place, 1000 * one["seconds"], height=0.6, color=BLUE, label="" if place else "time")
+            axis.barh(place, 1000 * one.seconds, height=0.6, color=BLUE, label="" if place else "time")
             axis.plot(
-                [1000 * one["floor_s"]] * 2,
+                [1000 * one.floor_s] * 2,
                 [place - 0.38, place + 0.38],
                 color=ORANGE,
                 linewidth=3,
                 label="" if place else "floor",
             )
-        axis.set_yticks(range(len(shown)), [one["name"] for one in shown])
+        axis.set_yticks(range(len(shown)), [one.name for one in shown])
         axis.invert_yaxis()
         figure.legend(frameon=False, loc="outside upper right", ncols=2)
         axis.set_xlabel("ms for one batch")
 
-    ceilings = entry["ceilings"]
+    ceilings = entry.ceilings
     return Section(
         key,
-        f"Time by {told}: {entry['of']}",
-        f"{name}. {entry['rows']} rows, {entry['tokens']} tokens. The floor is the larger of operations over "
-        f"{ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s and bytes over {ceilings['bytes_per_s'] / 1e9:.1f} GB/s, both "
+        f"Time by {kind}: {entry.of}",
+        f"{name}. {entry.rows} rows, {entry.tokens} tokens. The floor is the larger of operations over "
+        f"{ceilings.flops_per_s / 1e9:.0f} GFLOP/s and bytes over {ceilings.bytes_per_s / 1e9:.1f} GB/s, both "
         "measured in the same run.",
-        (told, "runs", "ms", "GFLOP", "MB", "floor ms", "gap"),
+        (kind, "runs", "ms", "GFLOP", "MB", "floor ms", "gap"),
         [
             (
-                one["name"],
-                one["count"],
-                _rounded(one["seconds"], 1000),
-                _rounded(one["flops"], 1e-9),
-                _rounded(one["bytes"], 1e-6),
-                _rounded(one["floor_s"], 1000),
-                _rounded(one["gap"]),
+                one.name,
+                one.count,
+                _rounded(one.seconds, 1000),
+                _rounded(one.flops, 1e-9),
+                _rounded(one.bytes, 1e-6),
+                _rounded(one.floor_s, 1000),
+                _rounded(one.gap),
             )
             for one in groups
         ],
@@ -220,21 +219,19 @@ def _times(key: str, name: str, entry: Mapping[str, Any], groups: Sequence[Mappi
 
 def _history(inputs: ReportInputs) -> Iterator[Section]:
     """Throughput of what several results measured, by commit."""
-    runs = sorted((d for _, d in inputs.bench if d.get("measured_at")), key=lambda d: str(d["measured_at"]))
+    runs = sorted((one for _, one in inputs.bench if one.measured_at), key=lambda one: str(one.measured_at))
     lines: dict[str, dict[int, float]] = {}
-    for place, document in enumerate(runs):
-        for row in document["results"]:
-            if row.get("instances_per_minute"):
-                what = (
-                    f"{row['workload']} {row['engine']} {row_name(row)}, {row['batch_size']} x {row['sequence_length']}"
-                )
-                lines.setdefault(what + of_mode(document), {})[place] = float(row["instances_per_minute"])
+    for place, result in enumerate(runs):
+        for row in result.results:
+            if row.instances_per_minute:
+                what = f"{row.workload} {row.engine} {row_name(row)}, {row.batch_size} x {row.sequence_length}"
+                lines.setdefault(what + of_mode(result), {})[place] = row.instances_per_minute
     several = {what: line for what, line in lines.items() if len(line) > 1}
     if not several:
         return
-    names = [_commit(document) for document in runs]
+    names = [_commit(result) for result in runs]
 
-    def draw(figure: Any) -> None:
+    def draw(figure: Figure) -> None:
         axis = figure.add_subplot()
         for colour, (what, line) in zip(_SERIES, several.items(), strict=False):
             axis.plot(list(line), list(line.values()), marker="o", color=colour, label=fill(what, 60))
@@ -245,7 +242,7 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
 
     left = f" The first {_MOST_LINES} are drawn." if len(several) > _MOST_LINES else ""
     rows: list[tuple[Cell, ...]] = [
-        (what, names[place], str(runs[place]["measured_at"]), _rounded(rate))
+        (what, names[place], runs[place].measured_at, _rounded(rate))
         for what, line in several.items()
         for place, rate in line.items()
     ]
@@ -260,20 +257,18 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
     )
 
 
-def _commit(document: Mapping[str, Any]) -> str:
-    commit = document.get("commit")
-    return str(commit)[:8] if commit else str(document["measured_at"])[:16]
+def _commit(result: BenchResult) -> str:
+    return result.commit[:8] if result.commit else str(result.measured_at)[:16]
 
 
-def _model(document: Mapping[str, Any]) -> str:
-    model = document.get("model", {})
-    return f"{model.get('name')}{', random weights' if model.get('random_weights') else ''}"
+def _model(result: BenchResult) -> str:
+    return f"{result.model.name}{', random weights' if result.model.random_weights else ''}"
 
 
-def _warnings(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _warnings(rows: Sequence[BenchRow]) -> tuple[str, ...]:
     """Each warning once, with how many rows have one of its kind."""
-    found: dict[str, list[str]] = {}
+    kinds: dict[str, list[str]] = {}
     for row in rows:
-        for warning in row.get("warnings") or ():
-            found.setdefault(str(warning).split(":", 1)[0], []).append(str(warning))
-    return tuple(each[0] + (f" [and {len(each) - 1} more]" if len(each) > 1 else "") for each in found.values())
+        for warning in row.warnings:
+            kinds.setdefault(warning.split(":", 1)[0], []).append(warning)
+    return tuple(each[0] + (f" [and {len(each) - 1} more]" if len(each) > 1 else "") for each in kinds.values())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +9,9 @@ from rich.text import Text
 
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
+from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
 from edgepeft.bench.result.statistics import Ratio
+from edgepeft.report.conditions import limits_in_force
 
 __all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
 
@@ -25,65 +24,65 @@ _MODES = {
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 
 
-def bench_table(document: Mapping[str, Any]) -> RenderableType:
+def bench_table(result: BenchResult) -> RenderableType:
     """Rows, then what they were measured under, then warnings; what was counted, where nothing was timed."""
-    if not document["results"]:
-        return metrics_table(document)
-    table = Table(title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    if not result.results:
+        return metrics_table(result)
+    table = Table(title=_title(result), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("workload", "engine", "what", "method"):
         table.add_column(header, overflow="fold")
     # The last column: inference over the bare backbone's, fine-tuning over that of everything.
     for header in ("inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"):
         table.add_column(header, justify="right", overflow="fold")
-    for row in document["results"]:
+    for row in result.results:
         table.add_row(*(Text(cell) for cell in _cells(row)))
-    operators = [operators_table(entry) for entry in document.get("operators", [])]
-    return Group(table, *_lines(_conditions(document)), *operators, *_lines(_warnings(document), "yellow"))
+    operators = [operators_table(entry) for entry in result.operators]
+    return Group(table, *_lines(_conditions(result)), *operators, *_lines(_warnings(result), "yellow"))
 
 
-def operators_table(entry: Mapping[str, Any]) -> RenderableType:
+def operators_table(entry: ProfiledPass) -> RenderableType:
     """Where one batch's time goes, by operator and by layer."""
-    ceilings = entry["ceilings"]
+    ceilings = entry.ceilings
     title = (
-        f"{entry['of']}, {entry['rows']} rows, {entry['tokens']} tokens: time by operator; ceilings "
-        f"{ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s, {ceilings['bytes_per_s'] / 1e9:.1f} GB/s"
+        f"{entry.of}, {entry.rows} rows, {entry.tokens} tokens: time by operator; ceilings "
+        f"{ceilings.flops_per_s / 1e9:.0f} GFLOP/s, {ceilings.bytes_per_s / 1e9:.1f} GB/s"
     )
-    whole = sum(one["seconds"] for one in entry["by_type"])
+    whole = sum(one.seconds for one in entry.by_type)
     tables = []
-    for heading, groups in (("operator", entry["by_type"]), ("layer", entry["by_layer"])):
+    for heading, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column(heading, overflow="fold")
         for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
             table.add_column(header, justify="right")
         for one in groups:
-            table.add_row(Text(one["name"]), *_operator_cells(one, whole))
+            table.add_row(Text(one.name), *_operator_cells(one, whole))
         tables.append(table)
         title = ""
-    return Group(*tables, Text(f"outside of operators: {1000 * entry['outside_s']:.2f} ms"))
+    return Group(*tables, Text(f"outside of operators: {1000 * entry.outside_s:.2f} ms"))
 
 
-def _operator_cells(one: Mapping[str, Any], whole: float) -> list[str]:
-    gap = "-" if one["gap"] is None else f"{one['gap']:.2f}"
+def _operator_cells(one: OperatorRecord, whole: float) -> list[str]:
+    gap = "-" if one.gap is None else f"{one.gap:.2f}"
     return [
-        f"{one['count']}",
-        f"{1000 * one['seconds']:.2f}",
-        f"{one['seconds'] / whole:.1%}" if whole else "-",
-        f"{one['flops'] / 1e9:.2f}",
-        f"{one['bytes'] / 1e6:.1f}",
-        f"{1000 * one['floor_s']:.2f}",
+        f"{one.count}",
+        f"{1000 * one.seconds:.2f}",
+        f"{one.seconds / whole:.1%}" if whole else "-",
+        f"{one.flops / 1e9:.2f}",
+        f"{one.bytes / 1e6:.1f}",
+        f"{1000 * one.floor_s:.2f}",
         gap,
     ]
 
 
-def metrics_table(document: Mapping[str, Any]) -> RenderableType:
+def metrics_table(result: BenchResult) -> RenderableType:
     """Figures that need no clock: a row for the bundle, the backbone and each task."""
-    names = list(dict.fromkeys(name for entry in document["metrics"] for name in entry["values"]))
-    table = Table("of", title=_title(document), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    names = list(dict.fromkeys(name for entry in result.metrics for name in entry.values))
+    table = Table("of", title=_title(result), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in names:
         table.add_column(name.replace("_", " "), justify="right", overflow="fold")
-    for entry in document["metrics"]:
-        values = [entry["values"].get(name) for name in names]
-        table.add_row(Text(entry["of"]), *("-" if value is None else f"{value:,.0f}" for value in values))
+    for entry in result.metrics:
+        values = [entry.values.get(name) for name in names]
+        table.add_row(Text(entry.of), *("-" if value is None else f"{value:,.0f}" for value in values))
     return table
 
 
@@ -92,20 +91,19 @@ def _lines(texts: list[str], style: str = "") -> list[Text]:
     return [Text(text, style) for text in texts]
 
 
-def _title(document: Mapping[str, Any]) -> str:
-    model = document["model"]
-    random = ", random weights" if model["random_weights"] else ""
-    return f"{model['name']}{random} {_MODES[document.get('mode', 'limits')].format(document['profile']['name'])}"
+def _title(result: BenchResult) -> str:
+    random = ", random weights" if result.model.random_weights else ""
+    return f"{result.model.name}{random} {_MODES[result.mode or 'limits'].format(result.profile.name)}"
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    subject = [row["workload"], row["engine"], _what(row), row["method"] or "-"]
-    if row["instances_per_minute"] is None:
+def _cells(row: BenchRow) -> list[str]:
+    subject = [row.workload, row.engine or "-", _what(row), row.method or "-"]
+    if row.instances_per_minute is None:
         return [*subject, _reason(row), "-", "-", "-", "-"]
-    latency, fraction, peak = row["latency_s"]["p50"], row["gemm_fraction"], row["peak_rss_bytes"]
+    latency, fraction, peak = row.latency_s.p50, row.gemm_fraction, row.peak_rss_bytes
     return [
         *subject,
-        f"{row['instances_per_minute']:,.1f}",
+        f"{row.instances_per_minute:,.1f}",
         "-" if latency is None else f"{1000 * latency:,.1f}",
         "-" if peak is None else f"{peak / 1e6:,.0f}",
         "-" if fraction is None else f"{fraction:.0%}",
@@ -113,143 +111,135 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _compared(row: Mapping[str, Any]) -> str:
+def _compared(row: BenchRow) -> str:
     """The last column's peer; a prompt is compared on rows of its own length."""
-    prompt = row.get("prompt_length")
-    peer = _PER[row["workload"]]
+    prompt = row.prompt_length
+    peer = _PER[row.workload]
     candidates = (f"{peer}+{prompt}", peer, f"pytorch:{peer}")  # PyTorch's full fine-tuning, where it has no own
-    return next((name for name in candidates if name in row["ratio_to"]), peer)
+    return next((name for name in candidates if name in row.ratio_to), peer)
 
 
-def _what(row: Mapping[str, Any]) -> str:
-    if row["peer"]:
-        return f"peer {row['peer']}"
-    if row.get("variant"):
-        return str(row["variant"])
-    if row["task"]:
-        return str(row["task"])
-    if row["workload"] == "finetune":
+def _what(row: BenchRow) -> str:
+    if row.peer:
+        return f"peer {row.peer}"
+    if row.variant:
+        return str(row.variant)
+    if row.task:
+        return str(row.task)
+    if row.workload == "finetune":
         return "full fine-tuning"
-    prompt = row.get("prompt_length")
+    prompt = row.prompt_length
     return f"bare backbone, {prompt} tokens more" if prompt else "bare backbone"
 
 
-def _reason(row: Mapping[str, Any]) -> str:
-    first = row["warnings"][0] if row["warnings"] else "not measured"
+def _reason(row: BenchRow) -> str:
+    first = row.warnings[0] if row.warnings else "not measured"
     return str(first).split(":", 1)[0]
 
 
-def _paired(row: Mapping[str, Any], peer: str) -> str:
+def _paired(row: BenchRow, peer: str) -> str:
     """The median of paired rounds; where batches differ in length, the ratio over all of them."""
-    ratio = row["ratio_to"].get(peer)
-    if ratio is None:
+    paired = row.ratio_to.get(peer)
+    if paired is None:
         return "-"
-    if row["lengths"]["source"] != "full":
-        ratio = ratio["of_totals"]
-    low, high = ratio["interval"]
-    return f"{ratio['ratio']:.3f} [{low:.3f}, {high:.3f}]"
+    ratio = paired.of_totals if row.mixed and paired.of_totals is not None else paired
+    low, high = ratio.interval
+    return f"{ratio.ratio:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _conditions(document: Mapping[str, Any]) -> list[str]:
-    host, profile = document["host"], document["profile"]
-    in_force, first = profile["limits"]["in_force"], document["results"][0]
-    lines = [f"host: {host['cpu']}"]
-    if host["gemm_gflops"]:
-        lines[0] += f", GEMM {host['gemm_gflops']:.0f} GFLOP/s on {first['threads']} threads"
-    if host.get("pytorch_gemm_gflops"):
-        lines[0] += f", PyTorch's {host['pytorch_gemm_gflops']:.0f}"
-    if in_force:
-        memory = in_force["memory_bytes"]
-        allowed = f"{memory / 1e6:,.0f} MB" if memory else "unlimited memory"
-        cores = f"{in_force['cores']} core{'s' if in_force['cores'] != 1 else ''}"
-        lines.append(f"limits in force: {cores}, {allowed} ({in_force['backend']}; emulation {profile['emulation']})")
-    lengths = first["lengths"]
-    lines.append(
-        f"threads {first['threads']}, batch {first['batch_size']}, tokens {first['sequence_length']} "
-        f"({lengths['described']})"
-    )
-    lines += [f"peers: {text}" for text in _peer_ratios(document)]
-    lines += [f"steps: {text}" for text in _step_ratios(document)]
-    lines += [f"predicted: {text}" for text in _predictions(document)]
-    lines += [f"energy: {text}" for text in _energies(document)]
-    lines += [f"against {document['against']['base']}: {text}" for text in _against(document)]
-    return [*lines, *profile["notes"]]
+def _conditions(result: BenchResult) -> list[str]:
+    host, first = result.host, result.results[0]
+    line = f"host: {host.cpu}"
+    if host.gemm_gflops:
+        line += f", GEMM {host.gemm_gflops:.0f} GFLOP/s on {first.threads} threads"
+    if host.pytorch_gemm_gflops:
+        line += f", PyTorch's {host.pytorch_gemm_gflops:.0f}"
+    described = f" ({first.lengths.described})" if first.lengths else ""
+    lines = [line, *([limits_in_force(result.profile)] if result.profile.limits.in_force else [])]
+    lines.append(f"threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}")
+    lines += [f"peers: {text}" for text in _peer_ratios(result)]
+    lines += [f"steps: {text}" for text in _step_ratios(result)]
+    lines += [f"predicted: {text}" for text in _predictions(result)]
+    lines += [f"energy: {text}" for text in _energies(result)]
+    if result.against:
+        lines += [f"against {result.against.base}: {text}" for text in _against(result)]
+    return [*lines, *result.profile.notes]
 
 
-def _predictions(document: Mapping[str, Any]) -> list[str]:
-    return [_prediction(_what(row), row["predicted"]) for row in document["results"] if row.get("predicted")]
+def _predictions(result: BenchResult) -> list[str]:
+    return [_prediction(_what(row), row.predicted) for row in result.results if row.predicted]
 
 
 def _count(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def _prediction(what: str, found: Mapping[str, Any]) -> str:
+def _prediction(what: str, predicted: PredictionRecord) -> str:
     """One row's, with its interval, or why there is none."""
-    least = "" if found["at_least_s"] is None else f", at least {1000 * found['at_least_s']:,.0f} ms at the fp32 peak"
-    if found["latency_s"] is None:
-        return f"{what}: {found['calibration']}{least}"
-    low, high = found["instances_per_minute_interval"]
-    seconds = [1000 * found["latency_s"], *(1000 * end for end in found["interval_s"])]
+    least = "" if predicted.at_least_s is None else f", at least {1000 * predicted.at_least_s:,.0f} ms at the fp32 peak"
+    if predicted.latency_s is None or not predicted.interval_s or not predicted.instances_per_minute_interval:
+        return f"{what}: {predicted.calibration}{least}"
+    low, high = predicted.instances_per_minute_interval
+    seconds = [1000 * predicted.latency_s, *(1000 * end for end in predicted.interval_s)]
     return (
         f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {_count(low)} to "
-        f"{_count(high)} instances a minute, {found['calibration']}{least}"
+        f"{_count(high)} instances a minute, {predicted.calibration}{least}"
     )
 
 
-def _energies(document: Mapping[str, Any]) -> list[str]:
+def _energies(result: BenchResult) -> list[str]:
     return [
-        f"{row['workload']} {row['engine']} {_what(row)}: {row['energy']['joules_per_instance']:.3g} J an instance, "
-        f"{row['energy']['kind']} ({row['energy']['source']})"
-        for row in document["results"]
-        if row.get("energy")
+        f"{row.workload} {row.engine} {_what(row)}: {row.energy.joules_per_instance:.3g} J an instance, "
+        f"{row.energy.kind} ({row.energy.source})"
+        for row in result.results
+        if row.energy
     ]
 
 
-def _peer_ratios(document: Mapping[str, Any]) -> list[str]:
+def _peer_ratios(result: BenchResult) -> list[str]:
     return [
-        f"{row['engine']} {_what(row)} runs at {_paired(row, name)} x {name}"
-        for row in document["results"]
-        for name in row["ratio_to"]
-        if name.startswith("peer:") and not row["peer"]
+        f"{row.engine} {_what(row)} runs at {_paired(row, name)} x {name}"
+        for row in result.results
+        for name in row.ratio_to
+        if name.startswith("peer:") and not row.peer
     ]
 
 
-def _against(document: Mapping[str, Any]) -> list[str]:
+def _against(result: BenchResult) -> list[str]:
     """Throughput over the other version's, from the same rounds."""
     return [
-        f"{row['workload']} {row['engine']} {_what(row)} runs at {found['value']:.3f} [{found['low']:.3f}, "
-        f"{found['high']:.3f}] x its throughput: {found['verdict']}"
-        for row in document["results"]
-        if (found := row.get("against")) is not None
+        f"{row.workload} {row.engine} {_what(row)} runs at {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] x its "
+        f"throughput: {ratio.verdict}"
+        for row in result.results
+        if (ratio := row.against) is not None
     ]
 
 
-def _step_ratios(document: Mapping[str, Any]) -> list[str]:
+def _step_ratios(result: BenchResult) -> list[str]:
     """Fine-tuning with ONNX Runtime beside PyTorch's same step, throughput and memory."""
-    found = []
-    for row in document["results"]:
-        same = row["ratio_to"].get("pytorch")
-        if (row["workload"], row["engine"]) == ("finetune", "onnxruntime") and same is not None:
-            peak = f", peak memory {same['peak_rss']:.2f} of its" if same["peak_rss"] else ""
-            found.append(f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}")
-    return found
+    lines = []
+    for row in result.results:
+        same = row.ratio_to.get("pytorch")
+        if (row.workload, row.engine) == ("finetune", "onnxruntime") and same is not None:
+            peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
+            lines.append(f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}")
+    return lines
 
 
-def _warnings(document: Mapping[str, Any]) -> list[str]:
+def _warnings(result: BenchResult) -> list[str]:
     """Each kind of warning once: what comes before a colon names the kind, the JSON has them all."""
     about: dict[str, list[tuple[str, str]]] = {}
-    for row in document["results"]:
-        for warning in row["warnings"]:
-            label = f"{row['workload']} {row['engine']} {_what(row)}"
+    for row in result.results:
+        for warning in row.warnings:
+            label = f"{row.workload} {row.engine} {_what(row)}"
             about.setdefault(warning.split(":", 1)[0], []).append((warning, label))
-    return [_said_once(found) for found in about.values()]
+    return [_once(warnings) for warnings in about.values()]
 
 
-def _said_once(found: list[tuple[str, str]]) -> str:
+def _once(warnings: list[tuple[str, str]]) -> str:
     """The first of a kind of warning in full, how many others there are."""
-    warning, label = found[0]
-    others = f" and {len(found) - 1} others" if len(found) > 1 else ""
+    warning, label = warnings[0]
+    others = f" and {len(warnings) - 1} others" if len(warnings) > 1 else ""
     return f"{warning} ({label}{others})"
 
 

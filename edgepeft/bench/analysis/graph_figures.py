@@ -7,7 +7,6 @@ its activations follows from their shapes.  The work is the first rows of the be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +15,8 @@ from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace
 from edgepeft.bench.planning.batches import random_batch
 from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.result.parts import Number
+from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import Spec
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
@@ -27,16 +28,16 @@ __all__ = ["count_metrics"]
 _MOST_ROWS = 4  # more of them only repeat what these do
 
 
-def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[dict[str, Any]]:
+def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
     lengths = lengths[:_MOST_ROWS]
     return [
-        {"of": "bundle", "values": _sizes(subject.bundle)},
+        MetricsRecord(of="bundle", values=_sizes(subject.bundle)),
         *(_of_graph(subject, task, lengths, seed) for task in (None, *subject.model.tasks)),
     ]
 
 
-def _sizes(bundle: Bundle) -> dict[str, int]:
+def _sizes(bundle: Bundle) -> dict[str, Number]:
     files = [path for path in bundle.folder.rglob("*") if path.is_file()]
     return {
         "bundle_bytes": sum(path.stat().st_size for path in files),
@@ -45,13 +46,13 @@ def _sizes(bundle: Bundle) -> dict[str, int]:
     }
 
 
-def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> dict[str, Any]:
+def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> MetricsRecord:
     bundle, model = subject.bundle, subject.model
     graph = bundle.graph(task.name if task else None)
     inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
     inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
     executed = trace_plain(graph, bundle.folder, inputs)
-    values = {
+    values: dict[str, Number] = {
         "nodes": len(graph.graph.node),
         "flops": sum(node.flops for node in executed),
         "bytes_moved": sum(node.n_bytes for node in executed),
@@ -60,7 +61,7 @@ def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence
     if task is not None:
         values["delta_bytes"] = bundle.current(task.name, GRAPH).stat().st_size
     what = f"task {task.name} ({task.method})" if task else "backbone"
-    return {"of": f"{what}, {_shape(lengths)}", "values": values}
+    return MetricsRecord(of=f"{what}, {_shape(lengths)}", values=values)
 
 
 def _shape(lengths: Sequence[int]) -> str:

@@ -11,14 +11,15 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from edgepeft.bench.analysis.qemu import CPU, Guest
 from edgepeft.bench.planning.batches import random_batch
 from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import Bundle
 
@@ -44,7 +45,7 @@ for _ in range(runs):
 
 def count_instructions(
     guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
-) -> list[dict[str, Any]]:
+) -> list[MetricsRecord]:
     """Entries for the result's ``metrics``: the backbone and every task on the first of these rows.
 
     Raises:
@@ -61,16 +62,16 @@ def count_instructions(
             _write(folder, bundle, bundle.graph(task), inputs)
             few, many = (guest.count(folder, _SCRIPT, [str(folder), str(runs)]) for runs in (1, 1 + MORE))
         what = f"task {task}" if task else "backbone"
-        told = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
-        entries.append({"of": told, "values": {"instructions": (many - few) / MORE}})
+        of = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
+        entries.append(MetricsRecord(of=of, values={"instructions": (many - few) / MORE}))
     return entries
 
 
-def _write(folder: Path, bundle: Bundle, graph: onnx.ModelProto, inputs: dict[str, Any]) -> None:
+def _write(folder: Path, bundle: Bundle, graph: onnx.ModelProto, inputs: dict[str, NDArray[np.int64]]) -> None:
     """Graph, weights and inputs where the emulated program reads them."""
     write_atomically(folder / "model.onnx", graph.SerializeToString(deterministic=True))
     try:
         os.link(bundle.weights, folder / bundle.weights.name)  # a symbolic link is refused
     except OSError:  # on another file system
         shutil.copyfile(bundle.weights, folder / bundle.weights.name)
-    np.savez(folder / "inputs.npz", **inputs)
+    np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)

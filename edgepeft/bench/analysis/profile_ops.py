@@ -8,76 +8,26 @@ Patterson 2009).  A gap below 1 means that its data came from a cache, which is 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
 from edgepeft.bench.analysis.operator_trace import Executed, read_trace
-from edgepeft.bench.measuring.sampler import Sample
+from edgepeft.bench.measuring.measure import Start
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
+from edgepeft.bench.result.schema import CeilingsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads import copy, gemm
 from edgepeft.errors import UsageError
 
-__all__ = ["Ceilings", "OperatorTime", "by_layer", "by_type", "profile_all", "profile_operators"]
+__all__ = ["by_layer", "by_type", "profile_all", "profile_operators"]
 
 _WARMUP, _RUNS, _PROBES = 2, 10, 5
 
 
-class ProfiledWorker(Protocol):
-    """What is needed of a worker."""
-
-    def ready(self) -> None:
-        """Wait until it can work."""
-
-    def step(self, batch: int) -> Sample:
-        """One unit of work."""
-
-
-Start = Callable[[str, Job], AbstractContextManager[ProfiledWorker]]
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """What this host does at most, on the same threads under the same limits."""
-
-    flops_per_s: float
-    bytes_per_s: float
-
-    def floor_s(self, flops: float, n_bytes: float) -> float:
-        """The least time that this work could take."""
-        return max(flops / self.flops_per_s, n_bytes / self.bytes_per_s)
-
-
-@dataclass(frozen=True)
-class OperatorTime:
-    """A group of operators: how many ran for one batch, their time, work and floor."""
-
-    name: str
-    count: int
-    seconds: float
-    flops: float
-    n_bytes: float
-    floor_s: float
-
-    @property
-    def gap(self) -> float | None:
-        """Time over its floor."""
-        return self.seconds / self.floor_s if self.floor_s > 0 else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            **{"name": self.name, "count": self.count, "seconds": self.seconds, "flops": self.flops},
-            **{"bytes": self.n_bytes, "floor_s": self.floor_s, "gap": self.gap},
-        }
-
-
-def profile_all(units: Sequence[Unit], start: Start) -> list[dict[str, Any]]:
+def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]:
     """The result's ``operators``: the backbone and every task, as ONNX Runtime answers with them.
 
     Raises:
@@ -89,10 +39,10 @@ def profile_all(units: Sequence[Unit], start: Start) -> list[dict[str, Any]]:
     if not jobs:
         raise UsageError("--profile-ops looks into inference with ONNX Runtime, which these options leave out.")
     ceilings = measure_ceilings(jobs[0].threads, start)
-    return [profile_operators(job, start, ceilings) for job in jobs]
+    return tuple(profile_operators(job, start, ceilings) for job in jobs)
 
 
-def profile_operators(job: Job, start: Start, ceilings: Ceilings) -> dict[str, Any]:
+def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> ProfiledPass:
     """One entry, for the first batch of ``job``.
 
     Raises:
@@ -108,30 +58,30 @@ def profile_operators(job: Job, start: Start, ceilings: Ceilings) -> dict[str, A
         executed = read_trace(target)
     runs = _WARMUP + _RUNS
     types, layers = by_type(executed, ceilings, runs), by_layer(executed, ceilings, runs)
-    return {
-        "of": f"task {job.task}" if job.task else "backbone",
-        "rows": len(job.batches[0]),
-        "tokens": sum(job.batches[0]),
-        "runs_s": seconds,
-        "ceilings": {"flops_per_s": ceilings.flops_per_s, "bytes_per_s": ceilings.bytes_per_s},
+    return ProfiledPass(
+        of=f"task {job.task}" if job.task else "backbone",
+        rows=len(job.batches[0]),
+        tokens=sum(job.batches[0]),
+        runs_s=tuple(seconds),
+        ceilings=ceilings,
         # What no operator accounts for: Python, the session's own work, the profiler's.
-        "outside_s": float(np.median(seconds)) - sum(one.seconds for one in types),
-        "by_type": [one.to_json() for one in types],
-        "by_layer": [one.to_json() for one in layers],
-    }
+        outside_s=float(np.median(seconds)) - sum(one.seconds for one in types),
+        by_type=tuple(types),
+        by_layer=tuple(layers),
+    )
 
 
-def measure_ceilings(threads: int, start: Start) -> Ceilings:
+def measure_ceilings(threads: int, start: Start) -> CeilingsRecord:
     """The best of a few steps of each probe: a ceiling is what was reached once."""
     best = {}
     for name, work in (("gemm", gemm.FLOPS_PER_STEP), ("copy", 2 * copy.BYTES_PER_STEP)):  # a copy reads and writes
         with start(f"{name} probe", Job(name, threads)) as worker:
             worker.ready()
             best[name] = work / min(worker.step(0).seconds for _ in range(_PROBES))
-    return Ceilings(best["gemm"], best["copy"])
+    return CeilingsRecord(flops_per_s=best["gemm"], bytes_per_s=best["copy"])
 
 
-def by_type(executed: Sequence[Executed], ceilings: Ceilings, runs: int) -> list[OperatorTime]:
+def by_type(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) -> list[OperatorRecord]:
     """By operator, the one that takes most first."""
     groups: dict[str, list[Executed]] = {}
     for one in executed:
@@ -139,7 +89,7 @@ def by_type(executed: Sequence[Executed], ceilings: Ceilings, runs: int) -> list
     return sorted(_totals(groups, ceilings, runs), key=lambda one: -one.seconds)
 
 
-def by_layer(executed: Sequence[Executed], ceilings: Ceilings, runs: int) -> list[OperatorTime]:
+def by_layer(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) -> list[OperatorRecord]:
     """By layer, in order; a fused operator has no layer in its name and counts to the one before it."""
     groups: dict[str, list[Executed]] = {}
     layer = "embeddings"
@@ -150,16 +100,24 @@ def by_layer(executed: Sequence[Executed], ceilings: Ceilings, runs: int) -> lis
     return list(_totals(groups, ceilings, runs))
 
 
-def _totals(groups: dict[str, list[Executed]], ceilings: Ceilings, runs: int) -> Iterable[OperatorTime]:
+def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: int) -> Iterable[OperatorRecord]:
     for name, members in groups.items():
-        yield OperatorTime(
-            name,
-            sum(len(one.seconds) for one in members) // runs,
-            sum(_per_run(one, runs) for one in members),
-            sum(one.flops * len(one.seconds) / runs for one in members),
-            sum(one.n_bytes * len(one.seconds) / runs for one in members),
-            sum(ceilings.floor_s(one.flops, one.n_bytes) * len(one.seconds) / runs for one in members),
+        seconds = sum(_per_run(one, runs) for one in members)
+        floor = sum(_floor_s(one, ceilings) * len(one.seconds) / runs for one in members)
+        yield OperatorRecord(
+            name=name,
+            count=sum(len(one.seconds) for one in members) // runs,
+            seconds=seconds,
+            flops=sum(one.flops * len(one.seconds) / runs for one in members),
+            bytes=sum(one.n_bytes * len(one.seconds) / runs for one in members),
+            floor_s=floor,
+            gap=seconds / floor if floor > 0 else None,
         )
+
+
+def _floor_s(one: Executed, ceilings: CeilingsRecord) -> float:
+    """The least time that a node's work could take."""
+    return max(one.flops / ceilings.flops_per_s, one.n_bytes / ceilings.bytes_per_s)
 
 
 def _per_run(one: Executed, runs: int) -> float:

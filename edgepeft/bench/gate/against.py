@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from edgepeft.bench.gate.revision import Revision, open_revision
 from edgepeft.bench.measuring.host_load import worse
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
 from edgepeft.bench.measuring.sampler import Series
 from edgepeft.bench.planning.plan import Unit
-from edgepeft.bench.result.facts import in_force_of
+from edgepeft.bench.result.conditions import in_force_of
+from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
 from edgepeft.errors import EdgepeftError, UsageError
 
@@ -29,11 +30,10 @@ __all__ = ["LAUNCHES", "SideBySide", "verdict"]
 
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
 _SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
-_INTERRUPTED = "interrupted"  # in place of a verdict, which part of the rounds does not carry
 _PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
 
 
-def verdict(ratio: Ratio, max_regression: float) -> str:
+def verdict(ratio: Ratio, max_regression: float) -> Literal["slower", "same", "faster"]:
     """``slower``, ``faster`` or ``same``: beyond noise, and by more than the smallest change that matters."""
     if ratio.high < 1.0 and ratio.value < 1.0 - max_regression:
         return "slower"
@@ -137,15 +137,15 @@ class SideBySide:
         return self.bundles.get(folder, folder)
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
-        """What a later launch found goes behind what the first did."""
+        """Append a later launch's samples to the first one's."""
         based = isinstance(one.unit, BaseUnit)
         if based and one.failure is not None:
             raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
-        found, label = self.base if based else own, one.unit.label
-        if label in found:
-            _merge(found[label], one)
+        kept, label = self.base if based else own, one.unit.label
+        if label in kept:
+            _merge(kept[label], one)
         else:
-            found[label] = one
+            kept[label] = one
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
                 setattr(one, name, _copied(getattr(one, name)))
 
@@ -158,24 +158,38 @@ class SideBySide:
             one.in_force = in_force_of([one, base])
             one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
 
-    def annotate(self, document: dict[str, Any], measured: Sequence[Measured], max_regression: float) -> list[str]:
-        """Put each row's verdict beside it, if it was not interrupted; the labels of those that are slower."""
-        slower = []
-        document["against"] = {"asked": self.revision.asked, "base": self.revision.described, "launches": self.launches}
-        document["against"] |= {"max_regression": max_regression, "confidence": CONFIDENCE}
-        for row, one in zip(document["results"], measured, strict=True):
-            base = self._base_of(one)
-            own = [sample.seconds for sample in one.series.samples]
-            theirs = [sample.seconds for sample in base.series.samples] if base else []
-            if not own or len(own) != len(theirs):
-                row["against"] = None
-                continue
-            ratio = paired_ratio(own, theirs)
-            said = _INTERRUPTED if one.interrupted else verdict(ratio, max_regression)
-            row["against"] = {**asdict(ratio), "verdict": said, "base_samples_s": theirs}
-            if said == "slower":
-                slower.append(one.unit.label)
-        return slower
+    def annotate(
+        self, result: BenchResult, measured: Sequence[Measured], max_regression: float
+    ) -> tuple[BenchResult, list[str]]:
+        """The result with each row's verdict beside it, and the labels of the rows that are slower."""
+        rows = [
+            row.model_copy(update={"against": self._judged(one, max_regression)})
+            for row, one in zip(result.results, measured, strict=True)
+        ]
+        record = AgainstRecord(
+            asked=self.revision.asked,
+            base=self.revision.described,
+            launches=self.launches,
+            max_regression=max_regression,
+            confidence=CONFIDENCE,
+        )
+        slower = [
+            one.unit.label
+            for row, one in zip(rows, measured, strict=True)
+            if row.against and row.against.verdict == "slower"
+        ]
+        return result.model_copy(update={"results": tuple(rows), "against": record}), slower
+
+    def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
+        """One unit against the other version's; None where it has no samples of the same rounds."""
+        base = self._base_of(one)
+        own = [sample.seconds for sample in one.series.samples]
+        theirs = [sample.seconds for sample in base.series.samples] if base else []
+        if not own or len(own) != len(theirs):
+            return None
+        ratio = paired_ratio(own, theirs)
+        judged = "interrupted" if one.interrupted else verdict(ratio, max_regression)
+        return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
 
 
 def _copied(series: Series) -> Series:

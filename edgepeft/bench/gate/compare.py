@@ -19,7 +19,8 @@ from math import comb
 
 from edgepeft.bench.gate.deterministic import MetricVerdict, judge_metrics
 from edgepeft.bench.gate.fingerprint import differences
-from edgepeft.bench.result.result_file import THREADS, Key, Result, ResultFile
+from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.schema import BenchRow, RowKey
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError
 
@@ -35,7 +36,7 @@ class Verdict:
     ``too_few``: with so few samples nothing counts as slower.
     """
 
-    result: Result
+    result: BenchRow
     ratio: Ratio
     per_gemm: Ratio | None
     regressed: bool
@@ -97,7 +98,7 @@ def compare_results(
 
 def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
     """Not even per unit of GEMM rate: they are different kinds of figures."""
-    before, now = (file.document.get("mode") for file in (base, new))
+    before, now = (file.document.mode for file in (base, new))
     if before != now:
         raise UsageError(
             f"{base.path} and {new.path} cannot be compared: mode was {before} and is {now}, which are different "
@@ -107,9 +108,9 @@ def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
         raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
 
 
-def _measured(file: ResultFile, normalise: bool) -> dict[Key, Result]:
+def _measured(file: ResultFile, normalise: bool) -> dict[RowKey, BenchRow]:
     """Rows with samples, by what they measured; per unit of GEMM rate, the number of threads drops out."""
-    rows = file.by_key(without={THREADS} if normalise else frozenset())
+    rows = file.by_key(with_threads=not normalise)
     return {key: row for key, row in rows.items() if row.samples_s}
 
 
@@ -132,18 +133,18 @@ def _refuse_other_work(
 
 
 def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:
-    """What differs around the two runs, to be said; refused where times would mean nothing."""
-    found = differences(base, new)
-    if found and not normalise:
+    """What differs around the two runs; refused where times would mean nothing."""
+    conditions = differences(base.document, new.document)
+    if conditions and not normalise:
         raise UsageError(
-            f"{base.path} and {new.path} cannot be compared: {'; '.join(map(str, found))}. Measure both on the same "
-            "host under the same limits with the same packages, or judge per unit of the GEMM rate: --normalise."
+            f"{base.path} and {new.path} cannot be compared: {'; '.join(map(str, conditions))}. Measure both on the "
+            "same host under the same limits with the same packages, or judge per unit of the GEMM rate: --normalise."
         )
-    return [f"{difference} (per unit of the GEMM rate it is judged all the same)" for difference in found]
+    return [f"{difference} (per unit of the GEMM rate it is judged all the same)" for difference in conditions]
 
 
 def _verdict(
-    old: Result, fresh: Result, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
+    old: BenchRow, fresh: BenchRow, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
 ) -> Verdict:
     least = 1.0 - max_regression
     ratio = _ratio(old, fresh)
@@ -168,7 +169,7 @@ def _too_few(n_old: int, n_fresh: int) -> bool:
     return 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
 
 
-def _ratio(old: Result, fresh: Result) -> Ratio:
+def _ratio(old: BenchRow, fresh: BenchRow) -> Ratio:
     """Of medians; of sums over the same batches where batches are not alike."""
     if not old.mixed:
         return ratio_of_medians(old.samples_s, fresh.samples_s)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgepeft.bench.result.result_file import Metrics, ResultFile
+from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.errors import DataError
 
 __all__ = ["ALLOWED", "MetricVerdict", "judge_metrics"]
 
 # How much each may grow, as a share.  Counts may not; a file's size moves with the texts in it; instructions repeat
-# within half a per cent (design.md).  What is not named here may not grow either.
+# within half a per cent.  What is not named here may not grow either.
 ALLOWED = {
     "backbone_graph_bytes": 0.005,
     "bundle_bytes": 0.005,
@@ -56,17 +57,17 @@ def judge_metrics(base: ResultFile, new: ResultFile) -> tuple[list[MetricVerdict
     old, fresh = _by_label(base), _by_label(new)
     verdicts, lacking = [], []
     for label, entry in old.items():
-        found = fresh[label].values if label in fresh else {}
+        now = fresh[label].values if label in fresh else {}
         for name, before in entry.values.items():
-            if name in found:
-                verdicts.append(MetricVerdict(label, name, before, found[name]))
+            if name in now:
+                verdicts.append(MetricVerdict(label, name, before, now[name]))
             elif name != "instructions":  # counted where QEMU is; elsewhere the rest is judged
                 lacking.append(f"{name} of {label}")
     return verdicts, lacking
 
 
-def _by_label(file: ResultFile) -> dict[str, Metrics]:
-    found = {entry.label: entry for entry in file.metrics}
-    if len(found) != len(file.metrics):
+def _by_label(file: ResultFile) -> dict[str, MetricsRecord]:
+    entries = {entry.of: entry for entry in file.document.metrics}
+    if len(entries) != len(file.document.metrics):
         raise DataError(f"{file.path} holds two metrics of one thing; it was put together by hand.")
-    return found
+    return entries

@@ -2,64 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.parts import ProfileLimits
+from edgepeft.bench.result.schema import BenchResult
 
 __all__ = ["Difference", "differences"]
 
-# Facts of which a difference makes throughputs incomparable: (where, key).
-_MUST_AGREE = (
-    ("host", "cpu"),
-    ("host", "isa"),
-    ("host", "cores"),
-    ("profile", "name"),
-    ("profile", "limits"),
-)
 _OWN = "edgepeft"  # its version is what a comparison is about
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One fact that two results do not share."""
+    """One fact that two results do not share, in words."""
 
     what: str
-    before: Any
-    now: Any
+    before: str
+    now: str
 
     def __str__(self) -> str:
         return f"{self.what} was {self.before} and is {self.now}"
 
 
-def differences(base: ResultFile, new: ResultFile) -> list[Difference]:
+def differences(base: BenchResult, new: BenchResult) -> list[Difference]:
     """Processor, instruction set, cores, limits, and the versions of every package but edgepeft itself."""
-    found = [
-        Difference(f"{section} {key}", before, now)
-        for section, key in _MUST_AGREE
-        if (before := _fact(base.document, section, key)) != (now := _fact(new.document, section, key))
-    ]
-    return [*found, *_versions(base.document, new.document)]
+    before, now = _facts(base), _facts(new)
+    facts = [Difference(name, before[name], now[name]) for name in before if before[name] != now[name]]
+    return [*facts, *_versions(base.host.versions, new.host.versions)]
 
 
-def _fact(document: Mapping[str, Any], section: str, key: str) -> Any:
-    found = document.get(section)
-    fact = found.get(key) if isinstance(found, Mapping) else None
-    if key == "limits" and document.get("mode") == "calibrated":
-        return _without_quotas(fact)  # found anew each time, so that the host's speed drops out
-    return fact
+def _facts(result: BenchResult) -> dict[str, str]:
+    """What must agree for throughputs to be comparable."""
+    host, profile = result.host, result.profile
+    limits = _without_quotas(profile.limits) if result.mode == "calibrated" else profile.limits
+    return {
+        "host cpu": str(host.cpu),
+        "host isa": str(host.isa and list(host.isa)),
+        "host cores": str(host.cores and host.cores.to_json()),
+        "profile name": str(profile.name),
+        "profile limits": str(limits.to_json()),
+    }
 
 
-def _without_quotas(limits: Any) -> Any:
-    if not isinstance(limits, Mapping):
-        return limits
-    return {name: _without_quotas(value) for name, value in limits.items() if name != "cpu_quota"}
+def _without_quotas(limits: ProfileLimits) -> ProfileLimits:
+    """A quota is found anew each time, so that the host's speed drops out."""
+    without = {"cpu_quota": None}
+    return ProfileLimits(
+        requested=limits.requested and limits.requested.model_copy(update=without),
+        in_force=limits.in_force and limits.in_force.model_copy(update=without),
+    )
 
 
-def _versions(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Difference]:
-    before, now = (_fact(document, "host", "versions") for document in (base, new))
-    before, now = (found if isinstance(found, Mapping) else {} for found in (before, now))
-    for package in sorted({*before, *now} - {_OWN}, key=str):
+def _versions(before: dict[str, str], now: dict[str, str]) -> Iterator[Difference]:
+    for package in sorted({*before, *now} - {_OWN}):
         if before.get(package) != now.get(package):
-            yield Difference(f"{package}'s version", before.get(package), now.get(package))
+            yield Difference(f"{package}'s version", str(before.get(package)), str(now.get(package)))

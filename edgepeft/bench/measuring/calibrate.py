@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
@@ -116,34 +116,6 @@ class Calibrated:
     def percentiles(self) -> bool:
         """Whether latencies of single steps mean anything."""
         return self.share >= LEAST_SHARE
-
-    def to_json(self) -> dict[str, Any]:
-        """For a result's document."""
-        return {
-            "reference": self.reference,
-            "flops": self.flops,
-            "device_s": self.target_s,
-            "host_s": self.host_s,
-            "achieved_s": self.achieved_s,
-            "error": self.error,
-            "tolerance": CALIBRATION_TOLERANCE,
-            "quota_cores": self.quota,
-            "cores": self.cores,
-            "share": self.share,
-            "percentiles": self.percentiles,
-            "trials": [{"quota_cores": one.quota, "seconds": list(one.seconds)} for one in self.trials],
-            "residuals": [
-                {
-                    "work": one.work,
-                    "unit": one.unit,
-                    "here": one.here,
-                    "device": one.device,
-                    "ratio": one.ratio,
-                    "source": one.source,
-                }
-                for one in self.residuals
-            ],
-        }
 
 
 def calibrate(

@@ -1,64 +1,47 @@
-"""Reading a benchmark's JSON back, suspicious of everything: it may have been edited, cut off or made elsewhere."""
+"""Reading a result back: it may have been edited, cut off or made elsewhere, so the schema checks all of it."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, RowKey
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["RESULT_SCHEMA", "THREADS", "Key", "Metrics", "Result", "ResultFile", "parsed_result"]
+__all__ = ["ResultFile", "read_document", "schema_of"]
 
-Key = tuple[Any, ...]
-_KEY_FIELDS = (
-    "scenario",
-    "workload",
-    "engine",
-    "method",
-    "task",
-    "peer",
-    "prompt_length",
-    "variant",
-    "batch_size",
-    "sequence_length",
-    "threads",
-)
-THREADS = _KEY_FIELDS.index("threads")  # its place in a key
 _MAX_BYTES = 100_000_000
-RESULT_SCHEMA = "edgepeft.bench/1"
+_MUST_BE = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "a number above 0",
+    "greater_than_equal": "a number of 0 or more",
+    "int_type": "a number",
+    "literal_error": "one of the known words",
+    "model_type": "an object",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "value_error": "a finite number",
+}
+_Document = TypeVar("_Document", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class Result:
-    """One row: what it measured (``key``) and its samples, in seconds."""
-
-    key: Key
-    workload: str
-    label: str
-    samples_s: tuple[float, ...]
-    mixed: bool  # batches of unequal length: samples are only comparable batch by batch
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """Figures that do not depend on time, of one task or of the whole bundle."""
-
-    label: str
-    values: Mapping[str, float]
+class _Head(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    schema_name: str | None = Field(default=None, alias="schema")
 
 
 @dataclass(frozen=True)
 class ResultFile:
-    """A checked result; ``document`` is the JSON as it was read."""
+    """A result that was read, with the file's name for messages."""
 
     path: Path
-    document: Mapping[str, Any]
-    results: tuple[Result, ...]
-    metrics: tuple[Metrics, ...] = ()
+    document: BenchResult
 
     @classmethod
     def open(cls, path: Path) -> ResultFile:
@@ -66,121 +49,87 @@ class ResultFile:
 
         Raises:
             UsageError: there is no such file.
-            DataError: not JSON, not this schema, or samples that no clock gives.
+            DataError: not JSON, another schema, or a value that no benchmark writes.
         """
-        document = _parsed(path)
-        rows, counted = document.get("results"), document.get("metrics", [])
-        if not isinstance(rows, list) or not isinstance(counted, list) or not (rows or counted):
+        if (schema := schema_of(path)) != RESULT_SCHEMA:
+            raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {schema!r}{_other_schema(schema)}.")
+        document = read_document(path, BenchResult)
+        if not document.results and not document.metrics:
             raise DataError(f"{path} holds no results; it must come from `edgepeft bench --json`.")
-        results = tuple(_result(row, number, path) for number, row in enumerate(rows))
-        return cls(path, document, results, tuple(_metrics(entry, path) for entry in counted))
+        return cls(path, document)
 
-    def by_key(self, *, without: Collection[int] = ()) -> dict[Key, Result]:
-        """Rows by what they measured; ``without`` are places in the key that are left out.
+    def by_key(self, *, with_threads: bool = True) -> dict[RowKey, BenchRow]:
+        """Rows by what they measured.
 
         Raises:
             DataError: two rows measured the same.
         """
-        found = {
-            tuple(value for place, value in enumerate(result.key) if place not in without): result
-            for result in self.results
-        }
-        if len(found) != len(self.results):
+        rows = {row.key(with_threads=with_threads): row for row in self.document.results}
+        if len(rows) != len(self.document.results):
             raise DataError(f"{self.path} holds two results of one kind; it was put together by hand.")
-        return found
+        return rows
 
     def gemm_gflops(self, workload: str) -> tuple[float, ...]:
-        """The host's GEMM rate in each round, GFLOP/s; empty where it was not measured.
-
-        Raises:
-            DataError: something else than positive numbers stands there.
-        """
-        host = self.document.get("host")
-        rates = host.get("gemm_samples_gflops") if isinstance(host, Mapping) else None
-        values = rates.get(workload) if isinstance(rates, Mapping) else None
-        return _positive(values or [], f"{self.path}: the host's GEMM rates")
+        """The host's GEMM rate in each round, GFLOP/s; empty where it was not measured."""
+        return self.document.host.gemm_samples_gflops.get(workload, ())
 
 
-def parsed_result(path: Path) -> Mapping[str, Any]:
-    """A result's JSON object, of whatever schema.
+def schema_of(path: Path) -> str | None:
+    """The schema that a JSON document names; None where it names none.
+
+    Raises:
+        UsageError, DataError: as ``read_document``.
+    """
+    return read_document(path, _Head).schema_name
+
+
+def read_document(path: Path, schema: type[_Document]) -> _Document:
+    """A JSON file as that schema has it.
 
     Raises:
         UsageError: there is no such file.
-        DataError: it is too large, no JSON, or no object.
+        DataError: it is too large, no JSON, or not of the schema.
     """
     if not path.is_file():
         raise UsageError(f"there is no file {path}; give results of `edgepeft bench --json`.")
     if path.stat().st_size > _MAX_BYTES:
         raise DataError(f"{path} has {path.stat().st_size} bytes; a result has at most {_MAX_BYTES}.")
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}); it must come from `edgepeft bench --json`.") from error
-    if not isinstance(document, Mapping):
-        raise DataError(f"{path} holds a {type(document).__name__}; a result is an object.")
-    return document
+        return schema.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise DataError(_in_words(path, error)) from None
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
-    document = parsed_result(path)
-    if (found := document.get("schema")) != RESULT_SCHEMA:
-        raise DataError(f"{path}: schema {RESULT_SCHEMA!r} is needed, found {found!r}{_other_schema(found)}.")
-    return document
+def _in_words(path: Path, error: ValidationError) -> str:
+    """The first mistake: where it is, what should stand there, what does, and what to do."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        return f"{path} is not JSON or was cut off; it must come from `edgepeft bench --json`."
+    shown = _shown(first["input"])
+    if not first["loc"]:
+        return f"{path} holds {shown}; a result is an object."
+    # A number is checked as int and as float; which of the two failed is the last part of the place.
+    where = ".".join(map(str, first["loc"])).removesuffix(".int").removesuffix(".float")
+    if first["type"] == "missing":
+        wrong = f"{where} is missing"
+    else:
+        wrong = f"{where} must be {_MUST_BE.get(first['type'], 'something else')}, found {shown}"
+    return f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out."
 
 
-def _other_schema(found: object) -> str:
+def _shown(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    try:
+        return repr(value)[:80]
+    except ValueError:  # Python does not print an integer of more than 4300 digits
+        return "a number that is too long"
+
+
+def _other_schema(schema: str | None) -> str:
     """What to do about a file of another version."""
-    name, _, version = str(found).partition("/")
+    name, _, version = str(schema).partition("/")
     if name != RESULT_SCHEMA.partition("/")[0]:
         return ""
     age = "a newer" if version.isdigit() and int(version) > int(RESULT_SCHEMA.partition("/")[2]) else "another"
     return f", which {age} edgepeft wrote; take the baseline anew with this version (bench/baselines/README.md)"
-
-
-def _metrics(entry: Any, path: Path) -> Metrics:
-    """One entry of ``metrics``: what it is of, and its figures."""
-    values = entry.get("values") if isinstance(entry, Mapping) else None
-    if not isinstance(values, Mapping) or not isinstance(entry.get("of"), str):
-        raise DataError(f"{path}: an entry of metrics does not say what it is of, or holds no values.")
-    for name, value in values.items():
-        if not _is_number(value) or value < 0:
-            raise DataError(f"{path}: {name} of {entry['of']} must be a number of 0 or more, found {value!r}.")
-    return Metrics(entry["of"], {str(name): float(value) for name, value in values.items()})
-
-
-def _result(row: Any, number: int, path: Path) -> Result:
-    if not isinstance(row, Mapping):
-        raise DataError(f"{path}: result {number} is not an object.")
-    key = tuple(row.get(name) for name in _KEY_FIELDS)
-    if any(isinstance(value, (list, dict)) for value in key) or not isinstance(row.get("workload"), str):
-        raise DataError(f"{path}: result {number} does not say what it measured.")
-    lengths = row.get("lengths")
-    source = lengths.get("source") if isinstance(lengths, Mapping) else None
-    if "samples_s" not in row:
-        raise DataError(f"{path}: result {number} has no samples_s; without raw samples nothing can be compared.")
-    samples = _positive(row["samples_s"], f"{path}: samples_s of result {number}")
-    label = " ".join(str(value) for value in key if value is not None)
-    return Result((*key, str(source)), row["workload"], label, samples, source not in (None, "full"))
-
-
-def _positive(values: Any, what: str) -> tuple[float, ...]:
-    """Finite numbers above zero, as floats."""
-    if not isinstance(values, list):
-        raise DataError(f"{what} must be a list of numbers, found {type(values).__name__}.")
-    for value in values:
-        if not _is_positive(value):
-            raise DataError(f"{what} must be positive and finite; found {value!r}.")
-    return tuple(float(value) for value in values)
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-def _is_number(value: Any) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # JSON's integers have no limit
-        return False

@@ -1,4 +1,4 @@
-"""Figures derived from raw samples: throughput, percentiles, and ratios with their uncertainty.
+"""Figures derived from raw samples: throughput, percentiles, outliers, drift, and ratios with their uncertainty.
 
 Intervals are percentile bootstraps (Efron and Tibshirani 1993, chapter 13) with a fixed seed, in
 NumPy alone, so that a board can compute them.  All times are in seconds.
@@ -12,19 +12,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.bench.result.schema import StatisticsRecord
+
 __all__ = [
     "CONFIDENCE",
     "Ratio",
+    "drift",
     "instances_per_minute",
+    "outliers",
     "paired_ratio",
     "percentile",
     "ratio_of_medians",
     "ratio_of_totals",
+    "summarised",
 ]
 
 CONFIDENCE = 0.95
 _RESAMPLES = 4000  # the interval's ends then move by less than a tenth of its width between seeds
 _SEED = 20_240_229  # any constant: the same samples must always give the same interval
+_CUT = 3.5  # of the modified z score: Iglewicz and Hoaglin 1993, "How to detect and handle outliers"
+_NORMAL = 0.6745  # the third quartile of a normal distribution: MAD / 0.6745 estimates its deviation
+_LEAST = 5
 
 _Floats = NDArray[np.float64]
 
@@ -115,3 +123,40 @@ def _interval(statistic: Callable[[np.random.Generator], _Floats]) -> tuple[floa
     tail = 100.0 * (1.0 - CONFIDENCE) / 2.0
     low, high = np.percentile(statistic(np.random.default_rng(_SEED)), [tail, 100.0 - tail])
     return float(low), float(high)
+
+
+def outliers(samples: Sequence[float]) -> list[int]:
+    """Places of samples farther from the median than 3.5 deviations, these estimated from the MAD."""
+    values = np.asarray(samples, np.float64)
+    if len(values) < _LEAST:
+        return []
+    away = np.abs(values - np.median(values))
+    spread = np.median(away)
+    if spread == 0.0:
+        return [int(i) for i in np.flatnonzero(away > 0)] if np.count_nonzero(away) < len(values) / 2 else []
+    return [int(i) for i in np.flatnonzero(_NORMAL * away / spread > _CUT)]
+
+
+def drift(samples: Sequence[float]) -> float | None:
+    """How far the time moved from the first sample to the last, as a share of the median: Theil and Sen's slope."""
+    values = np.asarray(samples, np.float64)
+    n = len(values)
+    if n < _LEAST:
+        return None
+    first, second = np.triu_indices(n, 1)
+    slope = np.median((values[second] - values[first]) / (second - first))
+    return float(slope * (n - 1) / np.median(values))
+
+
+def summarised(samples: Sequence[float], *, alike: bool) -> StatisticsRecord:
+    """The samples' median, outliers and drift; their number alone where batches differ in length (not ``alike``)."""
+    if not samples or not alike:
+        return StatisticsRecord(n=len(samples))
+    ratio = ratio_of_medians(samples, (1.0,))  # the median itself, with its bootstrap interval
+    return StatisticsRecord(
+        n=len(samples),
+        median_s=float(np.median(samples)),
+        interval_s=(ratio.low, ratio.high),
+        outliers=tuple(outliers(samples)),
+        drift=drift(samples),
+    )

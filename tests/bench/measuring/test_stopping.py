@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from edgepeft.bench.result.robust import drift, outliers, summarised
 from scipy import stats
 
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.measuring.stopping import half_width, precise, steady
-from edgepeft.bench.result.robust import drift, outliers, summarised
 
 
 def series(seconds, batches=None, warmup=()):

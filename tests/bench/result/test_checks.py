@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import pytest
+from edgepeft.bench.result.caution import HINTS, Caution
+from edgepeft.bench.result.checks import warnings_of
 
 from edgepeft.bench.measuring.host_load import HostLoad, Snapshot, load_between, snapshot
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
-from edgepeft.bench.result.caution import HINTS, Caution
-from edgepeft.bench.result.checks import warnings_of
 from edgepeft.errors import DoesNotFit
 from edgepeft.limits.limited_process import InForce
 

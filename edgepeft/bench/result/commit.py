@@ -1,4 +1,4 @@
-"""When a result was measured, and of which commit: what a history is drawn by."""
+"""The commit that a result was measured of, and the time at which it was."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from pathlib import Path
 
 import edgepeft
 
-__all__ = ["provenance"]
+__all__ = ["commit_under_test", "utc_now"]
 
 _CI = ("GITHUB_SHA", "CI_COMMIT_SHA")  # GitHub's and GitLab's names for the commit under test
 
 
-def provenance(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
-    """``measured_at`` in UTC; ``commit`` as CI says it, else that of the checkout edgepeft runs from, else None."""
-    said = next((environment[name] for name in _CI if environment.get(name)), None)
-    return {"measured_at": datetime.now(UTC).isoformat(timespec="seconds"), "commit": said or _checkout()}
+def commit_under_test(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The commit that CI names, else HEAD of the checkout that edgepeft runs from, else None."""
+    return next((environment[name] for name in _CI if environment.get(name)), None) or _checkout()
+
+
+def utc_now() -> str:
+    """The time in UTC, to the second, as ISO 8601 writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _checkout() -> str | None:

@@ -1,0 +1,154 @@
+"""The conditions of a result: host, profile with its limits, calibration, model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from edgepeft.bench.measuring.calibrate import CALIBRATION_TOLERANCE, settled
+from edgepeft.bench.measuring.measure import Measured
+from edgepeft.bench.measuring.modes import Setting
+from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.result.parts import (
+    GemmRates,
+    LimitsInForce,
+    LimitsRequested,
+    ProfileLimits,
+    ProfileRecord,
+)
+from edgepeft.bench.result.schema import (
+    BenchHost,
+    CalibrationRecord,
+    ModelRecord,
+    ResidualRecord,
+    TaskRecord,
+    TrialRecord,
+)
+from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.host.machine import host_facts, versions
+from edgepeft.host.wheels import bad_wheels
+from edgepeft.limits.limited_process import InForce, Limits
+from edgepeft.prediction import arithmetic
+from edgepeft.profiles.schema import Profile
+from edgepeft.runtime.manifest import TaskEntry
+
+__all__ = ["arithmetic_notes", "calibration_of", "host_of", "in_force_of", "model_of", "profile_of"]
+
+_GRADES = ("none", "partial", "full")
+
+
+def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost:
+    """The host, with the rate of its matrix products (GFLOP/s, float32) between the samples, by engine."""
+    own, pytorch = (_gemm_gflops(measured, engine) for engine in ("onnxruntime", "pytorch"))
+    return BenchHost(
+        **host_facts(),
+        gemm_gflops=_median(own),
+        gemm_samples_gflops=own,
+        pytorch_gemm_gflops=_median(pytorch),
+        pytorch_gemm_samples_gflops=pytorch,
+        board=board,
+    )
+
+
+def _gemm_gflops(measured: Sequence[Measured], engine: str) -> GemmRates:
+    """The host's GEMM rate through an engine in every round of each workload."""
+    probes = [(one.unit.workload, one.pytorch_gemm if engine == "pytorch" else one.gemm) for one in measured]
+    return {
+        workload: tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)
+        for workload, probe in probes
+        if probe.samples
+    }
+
+
+def _median(rates: GemmRates) -> float | None:
+    everything = [rate for workload in rates.values() for rate in workload]
+    return float(np.median(everything)) if everything else None
+
+
+def in_force_of(measured: Sequence[Measured]) -> InForce | None:
+    """Of the first worker, or of the first that lost some of its limits while it ran."""
+    limits = [one.in_force for one in measured if one.in_force]
+    return min(limits, key=lambda one: _GRADES.index(one.emulation), default=None)
+
+
+def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes: Sequence[str] = ()) -> ProfileRecord:
+    """The profile; ``in_force`` is None where no worker got as far as to be limited."""
+    kept = None
+    if in_force:
+        kept = LimitsInForce(
+            backend=in_force.backend,
+            cores=in_force.cores,
+            memory_bytes=in_force.memory_bytes,
+            cpu_quota=in_force.cpu_quota,
+        )
+    return ProfileRecord(
+        name=profile.name,
+        title=profile.title,
+        limits=ProfileLimits(requested=LimitsRequested(**asdict(limits)), in_force=kept),
+        emulation=in_force.emulation if in_force else "none",
+        notes=(*(in_force.notes if in_force else ()), *notes),
+    )
+
+
+def arithmetic_notes(profile: Profile, subject: BenchSubject) -> list[str]:
+    """What the bundle's kinds of weights cost on the profile's processor, and wheels of this host that die there."""
+    manifest = subject.bundle.manifest
+    int8 = manifest.backbone.weights_dtype == "int8"
+    fp16 = any(manifest.tasks[task.name].weights_dtype == "fp16" for task in subject.model.tasks)
+    costs = arithmetic.missing_arithmetic(arithmetic.of_profile(profile), int8=int8, fp16=fp16)
+    wheels = bad_wheels(versions(), profile.isa.absent)
+    return [*costs, *(f"not to be used on the device: {wheel.sentence(profile.name)}" for wheel in wheels)]
+
+
+def calibration_of(setting: Setting, measured: Sequence[Measured]) -> CalibrationRecord | None:
+    """The calibration, with how the reference ran in the rounds themselves; None where the mode has none."""
+    one = setting.calibrated
+    if one is None:
+        return None
+    series = {each.unit.workload: tuple(sample.seconds for sample in each.reference.samples) for each in measured}
+    return CalibrationRecord(
+        reference=one.reference,
+        flops=one.flops,
+        device_s=one.target_s,
+        host_s=one.host_s,
+        achieved_s=one.achieved_s,
+        error=one.error,
+        tolerance=CALIBRATION_TOLERANCE,
+        quota_cores=one.quota,
+        cores=one.cores,
+        share=one.share,
+        percentiles=one.percentiles,
+        trials=tuple(TrialRecord(quota_cores=trial.quota, seconds=trial.seconds) for trial in one.trials),
+        residuals=tuple(ResidualRecord(**asdict(each), ratio=each.ratio) for each in one.residuals),
+        in_rounds_s=series,
+        in_rounds_error={workload: settled(samples, one.target_s) for workload, samples in series.items()},
+    )
+
+
+def model_of(subject: BenchSubject) -> ModelRecord:
+    """Its architecture; of a bundle, the tasks that were measured."""
+    tasks = (
+        {} if subject.random_weights else {task.name: subject.bundle.entry(task.name) for task in subject.model.tasks}
+    )
+    return ModelRecord(
+        name=subject.name,
+        random_weights=subject.random_weights,
+        family=subject.architecture.family,
+        model_type=subject.architecture.model_type,
+        n_parameters=subject.architecture.n_parameters,
+        tasks={task.name: _task(subject.bundle.entry(task.name)) for task in tasks},
+    )
+
+
+def _task(entry: TaskEntry) -> TaskRecord:
+    metric, score = entry.metrics.get("metric"), entry.metrics.get("test")
+    return TaskRecord(
+        method=entry.method,
+        trainable_parameters=entry.trainable_parameters,
+        n_bytes=entry.n_bytes,
+        metric=metric if isinstance(metric, str) else None,
+        score=float(score) if isinstance(score, (int, float)) and math.isfinite(score) else None,
+    )

@@ -1,0 +1,107 @@
+"""What several kinds of result have in common: where they were measured, and under which limits.
+
+Numbers are checked strictly: text is no number, true is not 1, and NaN and infinities are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic.types import Strict
+
+__all__ = ["CoresRecord", "GemmRates", "HostRecord", "LimitsInForce", "LimitsRequested", "Number", "Part", "Positive"]
+__all__ += ["ProfileLimits", "ProfileRecord"]
+
+
+def _finite(value: float) -> float:
+    try:
+        if math.isfinite(value):
+            return value
+    except OverflowError:  # JSON's integers have no limit
+        pass
+    raise ValueError("not finite")
+
+
+Positive = Annotated[float, Field(gt=0)]
+Number = Annotated[int | float, Field(ge=0), AfterValidator(_finite)]  # written as it came: 16 does not become 16.0
+GemmRates = dict[str, tuple[Positive, ...]]  # GFLOP/s in each round, by workload
+
+
+class Part(BaseModel):
+    """A part of a document.  Keys that a later version adds are passed over.
+
+    Every field is written, but for those in ``SOMETIMES``, which are written where they were given.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+    SOMETIMES: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _written(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        absent = self.SOMETIMES - self.model_fields_set
+        return {name: value for name, value in serialise(self).items() if name not in absent}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, as it is written to a file."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+class CoresRecord(Part):
+    """Processors of the host; ``quota``: how many of them a control group allows, None where none does."""
+
+    usable: int | None = None
+    physical: int | None = None
+    logical: int | None = None
+    quota: float | None = None
+
+
+class HostRecord(Part):
+    """The machine that measured, as ``host_facts`` describes it, and the rate of its matrix products meanwhile.
+
+    Rates are in GFLOP/s, float32: the median of all rounds.
+    """
+
+    cpu: str | None = None
+    machine: str | None = None
+    isa: Annotated[tuple[str, ...], Strict(False)] | None = None
+    cores: CoresRecord | None = None
+    memory_bytes: int | None = None
+    system: str | None = None
+    versions: dict[str, str] = Field(default={})
+    gemm_gflops: float | None = None
+
+
+class LimitsRequested(Part):
+    """What the profile asks for; None leaves that resource as the host has it."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+    cpu_quota: float | None = None
+
+
+class LimitsInForce(Part):
+    """What the kernel reports; ``memory_bytes`` and ``cpu_quota`` are None where nothing limits them."""
+
+    backend: str | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    cpu_quota: float | None = None
+
+
+class ProfileLimits(Part):
+    """Limits as requested and as in force; None where no worker got as far as to be limited."""
+
+    requested: LimitsRequested | None = None
+    in_force: LimitsInForce | None = None
+
+
+class ProfileRecord(Part):
+    """The profile, its limits, and what a reader of the figures must know."""
+
+    name: str | None = None
+    title: str | None = None
+    limits: ProfileLimits = ProfileLimits()
+    emulation: str = "none"
+    notes: tuple[str, ...] = ()

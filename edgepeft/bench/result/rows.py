@@ -1,0 +1,204 @@
+"""The rows of a result: raw samples of every unit, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.bench.measuring.measure import Measured
+from edgepeft.bench.measuring.modes import Setting
+from edgepeft.bench.measuring.sampler import Series
+from edgepeft.bench.measuring.watch import throttled_samples
+from edgepeft.bench.planning.lengths import Lengths
+from edgepeft.bench.result.flops import flops_per_instance
+from edgepeft.bench.planning.plan import UnitRole
+from edgepeft.bench.planning.resolve import ResolvedRequest
+from edgepeft.bench.result.energy import energy_of
+from edgepeft.bench.result.schema import BenchRow, BoardRecord, LatencyRecord, LengthsRecord, PairedRatio, RatioRecord
+from edgepeft.bench.result.statistics import (
+    CONFIDENCE,
+    Ratio,
+    instances_per_minute,
+    paired_ratio,
+    percentile,
+    ratio_of_totals,
+    summarised,
+)
+from edgepeft.bench.result.warnings import comparable, warnings_of
+from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
+from edgepeft.host.energy import Meter
+
+__all__ = ["lengths_record", "result_rows", "sequence_length"]
+
+
+def result_rows(
+    measured: Sequence[Measured], work: ResolvedRequest, setting: Setting, *, meter: Meter | None, rounds: int
+) -> tuple[BenchRow, ...]:
+    """One row per unit, ratios to the others of the same workload included.
+
+    ``meter``: the board's energy sensor; ``rounds``: those that were asked for.
+    """
+    rows = (_row(one, work, setting, meter, rounds) for one in measured)
+    return tuple(
+        row.model_copy(update={"ratio_to": _ratios(one, measured)}) for row, one in zip(rows, measured, strict=True)
+    )
+
+
+def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | None, rounds: int) -> BenchRow:
+    unit, series, architecture = one.unit, one.series, work.subject.architecture
+    seconds, sizes = _seconds(series), _batch_sizes(one)
+    return BenchRow(
+        scenario=work.scenario.name,
+        workload=unit.workload,
+        engine=unit.engine,
+        method=unit.method,
+        task=unit.task.name if unit.task else None,
+        peer=unit.peer,
+        prompt_length=unit.prompt_length or None,
+        variant=unit.variant,
+        batch_size=len(work.batches[0]),
+        sequence_length=sequence_length(work.lengths),
+        lengths=lengths_record(work.lengths, work.batches),
+        threads=setting.threads,
+        samples_s=tuple(seconds),
+        warmup_s=tuple(sample.seconds for sample in series.warmup),
+        sample_batches=tuple(series.batches),
+        instances_per_minute=instances_per_minute(sizes, seconds) if seconds else None,
+        statistics=summarised(seconds, alike=bool(comparable(one))),
+        latency_s=_latency(series) if setting.percentiles else LatencyRecord(),
+        peak_rss_bytes=one.peak_rss_bytes,
+        cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
+        flops_per_instance=_flops(one, architecture),
+        gemm_fraction=_gemm_fraction(one, architecture),
+        warnings=tuple(warnings_of(one, rounds)),
+        conditions=_board_conditions(series),
+        throttled=bool(throttled_samples(series)),
+        energy=energy_of(series, sizes, setting.profile if setting.times_are_the_devices else None, meter),
+    )
+
+
+def sequence_length(lengths: Lengths) -> int | float:
+    """Tokens of every text, or their mean."""
+    return lengths.values[0] if lengths.uniform else round(lengths.mean, 2)
+
+
+def lengths_record(lengths: Lengths, batches: Sequence[Sequence[int]]) -> LengthsRecord:
+    """Where the lengths come from, and how much of the padded batches is text."""
+    used = [n for batch in batches for n in batch]
+    padded = sum(len(batch) * max(batch) for batch in batches)
+    return LengthsRecord(
+        source=lengths.source,
+        described=lengths.described,
+        n_batches=len(batches),
+        mean=lengths.mean,
+        max=max(lengths.values),
+        real_token_share=sum(used) / padded if padded else None,
+    )
+
+
+def _batch_sizes(one: Measured) -> list[int]:
+    """Rows of each sample's batch."""
+    job = one.unit.job
+    return [len(job.batches[index]) for index in one.series.batches] if job else []
+
+
+def _seconds(series: Series) -> list[float]:
+    return [sample.seconds for sample in series.samples]
+
+
+def _latency(series: Series) -> LatencyRecord:
+    """Percentiles of single steps; under a quota a sample is the mean of several."""
+    single = [seconds for sample in series.samples for seconds in sample.each or (sample.seconds,)]
+    return LatencyRecord(p50=percentile(single, 50), p90=percentile(single, 90), p99=percentile(single, 99))
+
+
+def _board_conditions(series: Series) -> BoardRecord | None:
+    """The board at the end of each sample; None where it reports nothing."""
+    readings = [sample.conditions for sample in series.samples]
+    if not any(readings):
+        return None
+    return BoardRecord(
+        temperature_c=tuple(one.temperature_c if one else None for one in readings),
+        frequency_mhz=tuple(one.frequency_mhz if one else None for one in readings),
+        throttled=tuple(one.throttled if one else None for one in readings),
+    )
+
+
+def _flops(one: Measured, architecture: Architecture) -> float | None:
+    if one.unit.job is None or one.unit.role is UnitRole.REQUESTS:
+        return None
+    rows = [n for batch in one.unit.job.batches for n in _tokens(one, batch)]
+    return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is UnitRole.FULL)
+
+
+def _tokens(one: Measured, texts: Sequence[int]) -> list[int]:
+    """Tokens that the backbone sees of each text: a task's prompt is put before it."""
+    prompt = one.unit.prompt_length if one.unit.task else 0
+    return [n + prompt for n in texts]
+
+
+def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
+    """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round, or the last before it)."""
+    job = one.unit.job
+    if job is None or one.unit.role is UnitRole.REQUESTS or not 0 < len(one.gemm.samples) <= len(one.series.samples):
+        return None
+    fractions = []
+    full = one.unit.role is UnitRole.FULL
+    share = len(one.gemm.samples) / len(one.series.samples)
+    for number, (sample, batch) in enumerate(zip(one.series.samples, one.series.batches, strict=True)):
+        gemm = one.gemm.samples[int(number * share)]
+        lengths = _tokens(one, job.batches[batch])
+        work = len(lengths) * flops_per_instance(architecture, lengths, one.unit.workload, full=full)
+        fractions.append(work / sample.seconds / (FLOPS_PER_STEP / gemm.seconds))
+    return float(np.median(fractions))
+
+
+def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRatio]:
+    """Throughput over each peer's, with its interval: the median of paired rounds, and of all rounds' sums."""
+    own = _seconds(one.series)
+    if not own or one.failure:
+        return {}
+    ratios = {}
+    for other in measured:
+        name = _peer_name(one, other)
+        if name is not None and len(other.series.samples) == len(own):
+            theirs = _seconds(other.series)
+            paired = paired_ratio(own, theirs)
+            ratios[name] = PairedRatio(
+                ratio=paired.value,
+                interval=(paired.low, paired.high),
+                rounds=paired.rounds,
+                of_totals=_ratio_record(ratio_of_totals(own, theirs)),
+                confidence=CONFIDENCE,
+                peak_rss=_peak_over(one, other),
+            )
+    return ratios
+
+
+def _ratio_record(ratio: Ratio) -> RatioRecord:
+    return RatioRecord(ratio=ratio.value, interval=(ratio.low, ratio.high), rounds=ratio.rounds)
+
+
+def _peak_over(one: Measured, other: Measured) -> float | None:
+    """Peak memory over the other's: below 1 is less."""
+    own, theirs = one.peak_rss_bytes, other.peak_rss_bytes
+    return own / theirs if own and theirs else None
+
+
+def _peer_name(one: Measured, other: Measured) -> str | None:
+    """What ``other`` is to ``one``; None where a ratio would mean nothing."""
+    mine, theirs = one.unit, other.unit
+    if one is other or mine.workload != theirs.workload:
+        return None
+    if theirs.role in (UnitRole.PEER, UnitRole.REQUESTS):
+        return f"peer:{theirs.peer}" if theirs.role is UnitRole.PEER else f"variant:{theirs.variant}"
+    if theirs.engine != mine.engine:
+        same = (theirs.role, theirs.task, theirs.prompt_length) == (mine.role, mine.task, mine.prompt_length)
+        if not same and theirs.role is UnitRole.FULL:
+            return f"{theirs.engine}:full"
+        return theirs.engine if same else None
+    if theirs.role is UnitRole.LENGTHENED:
+        return f"backbone+{theirs.prompt_length}" if mine.task and mine.prompt_length == theirs.prompt_length else None
+    return str(theirs.role) if theirs.role in (UnitRole.BACKBONE, UnitRole.FULL) else None
