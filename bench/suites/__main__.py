@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from bench.suites import suite_names
-from bench.suites._run import SuiteRequest, run_suite
+from bench.suites._run import SuiteRequest, SuiteResult, run_suite
 from bench.suites._table import check_picture, draw_suite, suite_table
 from edgepeft.cli._main import main
 from edgepeft.cli._result import result_file, show_result, shown_steps
@@ -40,16 +40,16 @@ def measure_suite(
     if plot is not None:
         check_picture(plot)
 
-    def keep(document: dict[str, Any]) -> None:
+    def keep(result: SuiteResult) -> None:
         if file is not None:
-            write_json(file, document)
+            write_json(file, result.to_json())
 
     with shown_steps() as progress:
         request = SuiteRequest(suite, profile, backbone, rounds, max_seconds, seed)
-        document = run_suite(request, progress=progress, keep=keep)
-    show_result(document, json, suite_table)
+        result = run_suite(request, progress=progress, keep=keep)
+    show_result(result, json, suite_table)
     if plot is not None:
-        draw_suite(document, plot)
+        draw_suite(result, plot)
 
 
 if __name__ == "__main__":

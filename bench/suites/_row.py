@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import field
 from enum import StrEnum
-from typing import Any
+
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
 
 __all__ = ["SuiteRow", "SuiteVerdict", "Target"]
 
@@ -51,16 +53,13 @@ class SuiteRow:
     interval: tuple[float, float] | None = None
     unit: str = "x"
     target: Target | None = None
-    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[int | float]] = field(default_factory=dict)
     note: str = ""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> SuiteVerdict:
         """Whether the target is met."""
         if self.target is None or self.value is None:
             return SuiteVerdict.NONE
         return self.target.judge(self.value, *(self.interval or (self.value, self.value)))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {**asdict(self), "verdict": str(self.verdict)}

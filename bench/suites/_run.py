@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
-from edgepeft.bench.result.profile_facts import profile_facts
+from pydantic import Field
 
 from bench.suites import Suite, suite_named
+from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.named import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.modes import setting_of
+from edgepeft.bench.result.conditions import profile_of
+from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.errors import UsageError
 from edgepeft.host.machine import host_facts
 from edgepeft.profiles.loader import load_profile
 
-__all__ = ["SUITE_SCHEMA", "SuiteRequest", "run_suite"]
+__all__ = ["SuiteHost", "SuiteModel", "SuiteRequest", "SuiteResult", "run_suite"]
 
-SUITE_SCHEMA = "edgepeft.suite/1"
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 _ROUNDS, _MAX_SECONDS = 30, 600.0
 
@@ -40,14 +42,43 @@ class SuiteRequest:
     seed: int = 0
 
 
+class SuiteHost(HostRecord):
+    """The host, with the GEMM rate in every round of all comparisons, GFLOP/s."""
+
+    gemm_samples_gflops: tuple[Positive, ...] = ()
+
+
+class SuiteModel(Part):
+    """The architecture whose random weights were measured."""
+
+    name: str
+    random_weights: bool = True
+
+
+class SuiteResult(Part):
+    """The whole document, schema ``edgepeft.suite/1``; ``rounds``: the most of a comparison."""
+
+    schema_name: Literal["edgepeft.suite/1"] = Field(default="edgepeft.suite/1", alias="schema")
+    suite: str
+    mode: str | None = None
+    title: str
+    host: SuiteHost
+    profile: ProfileRecord
+    model: SuiteModel
+    threads: int
+    rounds: int
+    seed: int
+    rows: tuple[SuiteRow, ...]
+
+
 def run_suite(
     request: SuiteRequest,
     *,
     progress: ProgressCallback = lambda what, done, total: None,
-    keep: Callable[[dict[str, Any]], object] = lambda document: None,
+    keep: Callable[[SuiteResult], object] = lambda result: None,
     suite: Suite | None = None,
-) -> dict[str, Any]:
-    """Measure a suite; ``keep`` gets the document after every row.  ``suite``: tests bring their own.
+) -> SuiteResult:
+    """Measure a suite; ``keep`` gets the result after every row.  ``suite``: tests bring their own.
 
     Raises:
         UnknownName: no such suite, profile or architecture.
@@ -73,34 +104,29 @@ def run_suite(
             request.seed,
             progress,
         )
-        rows: list[dict[str, Any]] = []
+        rows: list[SuiteRow] = []
 
-        def document() -> dict[str, Any]:
-            return {
-                "schema": SUITE_SCHEMA,
-                "suite": request.suite,
-                "mode": setting.mode,
-                "title": chosen.TITLE,
-                "host": _host(run),
-                "profile": profile_facts(profile, setting.limits, run.in_force, setting.notes),
-                "model": {"name": run.architecture, "random_weights": True},
-                "threads": run.threads,
-                "rounds": run.rounds,
-                "seed": run.seed,
-                "rows": rows,
-            }
+        def result() -> SuiteResult:
+            return SuiteResult(
+                suite=request.suite,
+                mode=setting.mode,
+                title=chosen.TITLE,
+                host=_host(run),
+                profile=profile_of(profile, setting.limits, run.in_force, setting.notes),
+                model=SuiteModel(name=run.architecture),
+                threads=run.threads,
+                rounds=run.rounds,
+                seed=run.seed,
+                rows=tuple(rows),
+            )
 
-        for row in _rows(chosen, run):
+        for row in chosen.measure(run):
             rows.append(row)
-            keep(document())
-        return document()
+            keep(result())
+        return result()
 
 
-def _rows(suite: Suite, run: SuiteRun) -> Iterator[dict[str, Any]]:
-    for row in suite.measure(run):
-        yield row.to_json()
-
-
-def _host(run: SuiteRun) -> dict[str, Any]:
-    rates = [FLOPS_PER_STEP / seconds / 1e9 for seconds in run.gemm]
-    return {**host_facts(), "gemm_gflops": float(np.median(rates)) if rates else None, "gemm_samples_gflops": rates}
+def _host(run: SuiteRun) -> SuiteHost:
+    rates = tuple(FLOPS_PER_STEP / seconds / 1e9 for seconds in run.gemm)
+    gflops = float(np.median(rates)) if rates else None
+    return SuiteHost(**host_facts(), gemm_gflops=gflops, gemm_samples_gflops=rates)

@@ -3,75 +3,79 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.suites._row import SuiteRow, SuiteVerdict
+from bench.suites._run import SuiteResult
 from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.report.conditions import limits_in_force
 
-__all__ = ["check_picture", "draw_panels", "draw_suite", "figure_of", "suite_table"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-_COLOURS = {"met": "green", "unsure": "yellow", "missed": "red", "-": ""}
+__all__ = ["check_picture", "draw_suite", "figure_of", "suite_table"]
+
+_COLOURS = {
+    SuiteVerdict.MET: "green",
+    SuiteVerdict.UNSURE: "yellow",
+    SuiteVerdict.MISSED: "red",
+    SuiteVerdict.NONE: "",
+}
 _FORMATS = (".png", ".svg")
 _WRAPPED = 46  # characters of a bar's name in a line
 _BAR, _TARGET, _WHISKER, _GREY = "#0072b2", "#d55e00", "black", "#777777"  # of Okabe and Ito's palette
 
 
-def suite_table(document: Mapping[str, Any]) -> RenderableType:
+def suite_table(result: SuiteResult) -> RenderableType:
     """Rows, then what they were measured under."""
-    title = f"{document['title']}: {document['model']['name']}, random weights, under {document['profile']['name']}"
+    title = f"{result.title}: {result.model.name}, random weights, under {result.profile.name}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("what", overflow="fold")
     table.add_column("against", overflow="fold")
     for header in ("figure", "promised"):
         table.add_column(header, justify="right")
     table.add_column("")
-    for row in document["rows"]:
-        verdict = Text(row["verdict"], _COLOURS[row["verdict"]])
-        table.add_row(*map(Text, (row["what"], row["peer"] or "-", figure_of(row), _promise(row))), verdict)
-    return Group(table, *map(Text, [*suite_conditions(document), *_notes(document)]))
+    for row in result.rows:
+        verdict = Text(row.verdict, _COLOURS[row.verdict])
+        table.add_row(*map(Text, (row.what, row.peer or "-", figure_of(row), _promise(row))), verdict)
+    return Group(table, *map(Text, [*suite_conditions(result), *_notes(result)]))
 
 
-def figure_of(row: Mapping[str, Any]) -> str:
+def figure_of(row: SuiteRow) -> str:
     """The figure with its interval and unit."""
-    if row["value"] is None:
+    if row.value is None:
         return "-"
-    digits = 3 if row["unit"] in ("x", "s") else 1 if row["unit"] == "MB" else 2
-    shown = f"{row['value']:.{digits}f}"
-    if row["interval"]:
-        low, high = row["interval"]
+    digits = 3 if row.unit in ("x", "s") else 1 if row.unit == "MB" else 2
+    shown = f"{row.value:.{digits}f}"
+    if row.interval:
+        low, high = row.interval
         shown += f" [{low:.{digits}f}, {high:.{digits}f}]"
-    return f"{shown} {row['unit']}"
+    return f"{shown} {row.unit}"
 
 
-def _promise(row: Mapping[str, Any]) -> str:
-    target = row["target"]
-    return "-" if target is None else f"{'at least' if target['at_least'] else 'at most'} {target['value']:g}"
+def _promise(row: SuiteRow) -> str:
+    target = row.target
+    return "-" if target is None else f"{'at least' if target.at_least else 'at most'} {target.value:g}"
 
 
-def suite_conditions(document: Mapping[str, Any]) -> list[str]:
+def suite_conditions(result: SuiteResult) -> list[str]:
     """Host, limits in force, threads and rounds, in words."""
-    host, profile = document["host"], document["profile"]
-    rate = f", GEMM {host['gemm_gflops']:.0f} GFLOP/s" if host["gemm_gflops"] else ""
-    lines = [f"host: {host['cpu']}{rate} on {document['threads']} threads; {document['rounds']} rounds at most"]
-    in_force = profile["limits"]["in_force"]
-    if in_force:
-        memory = f"{in_force['memory_bytes'] / 1e6:,.0f} MB" if in_force["memory_bytes"] else "unlimited memory"
-        lines.append(
-            f"limits in force: {in_force['cores']} cores, {memory} ({in_force['backend']}; emulation "
-            f"{profile['emulation']})"
-        )
-    return [*lines, *profile["notes"]]
+    host, profile = result.host, result.profile
+    rate = f", GEMM {host.gemm_gflops:.0f} GFLOP/s" if host.gemm_gflops else ""
+    lines = [f"host: {host.cpu}{rate} on {result.threads} threads; {result.rounds} rounds at most"]
+    return [*lines, *([limits_in_force(profile)] if profile.limits.in_force else []), *profile.notes]
 
 
-def _notes(document: Mapping[str, Any]) -> list[str]:
-    return [f"{row['what']}: {row['note']}" for row in document["rows"] if row["note"]]
+def _notes(result: SuiteResult) -> list[str]:
+    return [f"{row.what}: {row.note}" for row in result.rows if row.note]
 
 
 def check_picture(path: Path) -> None:
@@ -87,21 +91,21 @@ def check_picture(path: Path) -> None:
         raise MissingPackage("pictures need matplotlib: pip install 'edgepeft[train]'.")
 
 
-def draw_suite(document: Mapping[str, Any], path: Path) -> None:
+def draw_suite(result: SuiteResult, path: Path) -> None:
     """Write a PNG or SVG: one panel for each unit, or memory over the number of tasks.
 
     Raises:
         UsageError: nothing was measured.
     """
-    shown = [row for row in document["rows"] if row["value"] is not None]
+    shown = [row for row in result.rows if row.value is not None]
     if not shown:
         raise UsageError("no row of this suite has a figure to draw.")
     from matplotlib.figure import Figure
 
     from edgepeft import drawing
 
-    curves = [row for row in shown if "tasks" in row["samples"]]
-    ratios = [row for row in shown if row["unit"] == "x" and row not in curves]
+    curves = [row for row in shown if "tasks" in row.samples]
+    ratios = [row for row in shown if row.unit == "x" and row not in curves]
     panels = [part for part in (curves, ratios) if part]
     heights = [6.0 if part is curves else 0.8 + 0.42 * len(part) for part in panels]
     with drawing.styled():
@@ -109,21 +113,16 @@ def draw_suite(document: Mapping[str, Any], path: Path) -> None:
         axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for part, axis in zip(panels, axes, strict=True):
             (_draw_curves if part is curves else _draw_ratios)(axis, part)
-        host = "\n".join(suite_conditions(document)[:2])
-        figure.suptitle(f"{document['title']}, {document['model']['name']}\n{host}", fontsize=9)
+        host = "\n".join(suite_conditions(result)[:2])
+        figure.suptitle(f"{result.title}, {result.model.name}\n{host}", fontsize=9)
         drawing.save_as(figure, path)
 
 
-def draw_panels(figure: Any, rows: list[dict[str, Any]]) -> None:
-    """Rows of one kind on a figure: curves over tasks, or ratios beside their targets."""
-    (_draw_curves if "tasks" in rows[0]["samples"] else _draw_ratios)(figure.add_subplot(), rows)
-
-
-def _draw_curves(axis: Any, rows: list[dict[str, Any]]) -> None:
+def _draw_curves(axis: Axes, rows: Sequence[SuiteRow]) -> None:
     """Memory by the number of tasks, a line for each side."""
-    for peer in dict.fromkeys(row["peer"] for row in rows):
-        own = [row for row in rows if row["peer"] == peer]
-        tasks, used = [row["samples"]["tasks"][0] for row in own], [row["value"] for row in own]
+    for peer in dict.fromkeys(row.peer for row in rows):
+        own = [row for row in rows if row.peer == peer]
+        tasks, used = [row.samples["tasks"][0] for row in own], [row.value or 0.0 for row in own]
         name = "edgepeft, one bundle" if peer is None else f"{peer}: one merged model a task"
         axis.plot(tasks, used, marker="o", label=name, color=_BAR if peer is None else _TARGET)
     axis.set(xlabel="resident tasks", ylabel="memory (PSS), MB", xscale="log", ylim=(0, None))
@@ -132,18 +131,19 @@ def _draw_curves(axis: Any, rows: list[dict[str, Any]]) -> None:
     axis.grid(visible=True, color=_GREY, alpha=0.25)
 
 
-def _draw_ratios(axis: Any, rows: list[dict[str, Any]]) -> None:
+def _draw_ratios(axis: Axes, rows: Sequence[SuiteRow]) -> None:
     """A bar for each ratio with its interval, its target as a line across it."""
     for place, row in enumerate(rows):
-        axis.barh(place, row["value"], height=0.6, color=_BAR)
-        if row["interval"]:
-            low, high = row["interval"]
+        value = row.value or 0.0
+        axis.barh(place, value, height=0.6, color=_BAR)
+        if row.interval:
+            low, high = row.interval
             axis.plot([low, high], [place, place], color=_WHISKER, linewidth=2)
-        if row["target"]:
-            axis.plot([row["target"]["value"]] * 2, [place - 0.42, place + 0.42], color=_TARGET, linewidth=2)
-        ends = [row["value"], *(row["interval"] or ()), *([row["target"]["value"]] if row["target"] else ())]
-        axis.annotate(f"  {row['value']:.2f}", (max(ends), place), va="center")
-    names = [row["what"] + (f", against {row['peer']}" if row["peer"] else "") for row in rows]
+        if row.target:
+            axis.plot([row.target.value] * 2, [place - 0.42, place + 0.42], color=_TARGET, linewidth=2)
+        ends = [value, *(row.interval or ()), *([row.target.value] if row.target else ())]
+        axis.annotate(f"  {value:.2f}", (max(ends), place), va="center")
+    names = [row.what + (f", against {row.peer}" if row.peer else "") for row in rows]
     axis.set_yticks(range(len(rows)), [fill(name, _WRAPPED) for name in names], fontsize=8)
     axis.invert_yaxis()
     axis.set(xlabel="ratio; orange: what is promised")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.errors import UsageError
@@ -13,9 +13,13 @@ from edgepeft.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from edgepeft.bench.result.parts import Part
+    from edgepeft.bench.result.schema import BenchResult
+
 __all__ = ["result_file", "show_bench_result", "show_result", "shown_steps"]
 
 _STDOUT = "-"
+_Result = TypeVar("_Result", bound="Part")
 
 
 def result_file(json: str | None) -> Path | None:
@@ -34,27 +38,25 @@ def result_file(json: str | None) -> Path | None:
     return Path(json)
 
 
-def show_result(
-    document: Mapping[str, Any], json: str | None, table: Callable[[Mapping[str, Any]], RenderableType]
-) -> None:
-    """Print the document alone where ``json`` is standard output; else write it there, and print its table."""
+def show_result(result: _Result, json: str | None, table: Callable[[_Result], RenderableType]) -> None:
+    """Print the result as JSON alone where ``json`` is standard output; else write it there, and print its table."""
     from edgepeft.resources import write_json
 
     if json == _STDOUT:
-        print_json(document)
+        print_json(result.to_json())
         return
     if json is not None:
-        write_json(Path(json), document)
-    table_console().print(table(document))
+        write_json(Path(json), result.to_json())
+    table_console().print(table(result))
 
 
-def show_bench_result(document: dict[str, Any], json: str | None) -> None:
+def show_bench_result(result: BenchResult, json: str | None) -> None:
     """As ``show_result``, of a benchmark's result."""
     from edgepeft.report.tables import bench_table
 
-    if skipped := document.get("instructions_skipped"):
-        messages().print(f"instructions were not counted: {skipped}", markup=False)
-    show_result(document, json, bench_table)
+    if result.instructions_skipped:
+        messages().print(f"instructions were not counted: {result.instructions_skipped}", markup=False)
+    show_result(result, json, bench_table)
 
 
 @contextmanager

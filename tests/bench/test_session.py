@@ -91,14 +91,14 @@ def test_a_scenario_measures_its_own_workloads_only(fake_start):
 
 def test_measuring_stops_when_the_medians_are_known(fake_start):
     outcome = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": None}), start=fake_start(0.1))
-    (row,) = outcome.document["results"]
+    (row,) = outcome.result.to_json()["results"]
     # Samples that are all alike: the least number of rounds.
     assert len(row["samples_s"]) == load_scenario("offline").min_rounds
     assert not any("cut short" in warning for warning in row["warnings"])
 
 
 def test_who_names_a_number_of_rounds_gets_it(fake_start):
-    (row,) = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": 25}), start=fake_start(0.1)).document[
+    (row,) = run_benchmark(BenchRequest(**{**REQUEST.__dict__, "rounds": 25}), start=fake_start(0.1)).result.to_json()[
         "results"
     ]
     assert len(row["samples_s"]) == 25
@@ -107,14 +107,17 @@ def test_who_names_a_number_of_rounds_gets_it(fake_start):
 def test_two_scenarios_are_kept_one_by_one_in_one_document(fake_start):
     kept = []
     session = run_scenarios(
-        REQUEST, ["offline", "single-stream"], keep=lambda d: kept.append(json.dumps(d)), start=fake_start(0.1)
+        REQUEST,
+        ["offline", "single-stream"],
+        keep=lambda one: kept.append(json.dumps(one.to_json())),
+        start=fake_start(0.1),
     )
     assert [[row["scenario"] for row in json.loads(text)["results"]] for text in kept] == [
         ["offline"],
         ["offline", "single-stream"],
     ]
-    assert json.loads(kept[-1]) == json.loads(json.dumps(session.document))
-    assert len(session.document["host"]["gemm_samples_gflops"]["infer"]) == 8
+    assert json.loads(kept[-1]) == json.loads(json.dumps(session.result.to_json()))
+    assert len(session.result.to_json()["host"]["gemm_samples_gflops"]["infer"]) == 8
 
 
 class Stops:
@@ -150,7 +153,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes(fake_start, tmp_path):
     # Offline: 2 + 8 steps to warm up and 4 rounds at most; it stops within the second scenario.
     request = BenchRequest(**{**REQUEST.__dict__, "rounds": 9})
     names = ["offline", "single-stream"]
-    session = run_scenarios(request, names, keep=lambda d: write_json(path, d), start=stops)
+    session = run_scenarios(request, names, keep=lambda one: write_json(path, one.to_json()), start=stops)
     assert session.interrupted
     first = json.loads(path.read_text())
     assert first["completed"] == [["offline", "infer"]]
@@ -159,15 +162,15 @@ def test_an_interrupted_run_keeps_what_it_has_and_resumes(fake_start, tmp_path):
     again = fake_start(0.1)
     resumed = run_scenarios(request, names, earlier=earlier_result(path), start=again)
     assert resumed.completed == [["offline", "infer"], ["single-stream", "infer"]]
-    assert [row["scenario"] for row in resumed.document["results"]] == names
-    assert resumed.document["results"][0] == first["results"][0]
-    assert [len(row["samples_s"]) for row in resumed.document["results"]] == [9, 9]
+    assert [row["scenario"] for row in resumed.result.to_json()["results"]] == names
+    assert resumed.result.to_json()["results"][0] == first["results"][0]
+    assert [len(row["samples_s"]) for row in resumed.result.to_json()["results"]] == [9, 9]
     assert len(again.together) == 2  # one worker and the yardstick: the first scenario was not measured again
 
 
 def test_what_is_complete_is_not_measured_again(fake_start, tmp_path):
     path = tmp_path / "r.json"
-    run_scenarios(REQUEST, ["offline"], keep=lambda d: write_json(path, d), start=fake_start(0.1))
+    run_scenarios(REQUEST, ["offline"], keep=lambda one: write_json(path, one.to_json()), start=fake_start(0.1))
     again = fake_start(0.1)
     run_scenarios(REQUEST, ["offline"], earlier=earlier_result(path), start=again)
     assert again.log == []
@@ -175,7 +178,7 @@ def test_what_is_complete_is_not_measured_again(fake_start, tmp_path):
 
 def test_resuming_with_other_options_is_refused_by_what_differs(fake_start, tmp_path):
     path = tmp_path / "r.json"
-    run_scenarios(REQUEST, ["offline"], keep=lambda d: write_json(path, d), start=fake_start(0.1))
+    run_scenarios(REQUEST, ["offline"], keep=lambda one: write_json(path, one.to_json()), start=fake_start(0.1))
     other = BenchRequest(**{**REQUEST.__dict__, "batch_size": 3})
     with pytest.raises(UsageError, match="batch_size was 2 and is 3"):
         run_scenarios(other, ["offline"], earlier=earlier_result(path), start=fake_start(0.1))
@@ -218,7 +221,7 @@ def several(**more):
 )
 def test_ways_of_asking_are_rows_of_their_own_with_ratios_to_each_other(fake_start, name, sides):
     outcome = run_benchmark(several(scenario=name), start=fake_start(0.1))
-    rows = {row["variant"]: row for row in outcome.document["results"]}
+    rows = {row["variant"]: row for row in outcome.result.to_json()["results"]}
     assert set(rows) == sides
     for told, row in rows.items():
         assert set(row["ratio_to"]) == {f"variant:{other}" for other in sides - {told}}

@@ -7,11 +7,12 @@ import pytest
 
 from edgepeft.bench.planning.subject import random_subject
 from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.runtime.bundle import Bundle
 
-# What design.md demands of the JSON, written down a second time.
+# What the readers of the JSON rely on, written down a second time.
 TOP = {"schema", "mode", "host", "profile", "results"}
 ROW = {
     "scenario",
@@ -63,7 +64,7 @@ def table(document):
     from edgepeft.report.tables import bench_table
 
     console = Console(width=200, file=io.StringIO())
-    console.print(bench_table(document))
+    console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))
     return console.file.getvalue()
 
 
@@ -72,7 +73,7 @@ def rows(document):
 
 
 def test_the_document_has_every_field_of_the_contract(outcome):
-    document = json.loads(json.dumps(outcome[0].document, allow_nan=False))
+    document = json.loads(json.dumps(outcome[0].result.to_json(), allow_nan=False))
     assert document.keys() >= TOP
     assert document["schema"] == "edgepeft.bench/1"
     assert document["mode"] == "limits"
@@ -84,7 +85,7 @@ def test_the_document_has_every_field_of_the_contract(outcome):
 
 
 def test_throughput_follows_from_the_samples(outcome):
-    row = rows(outcome[0].document)["infer", "onnxruntime"]
+    row = rows(outcome[0].result.to_json())["infer", "onnxruntime"]
     assert row["samples_s"] == [0.5] * 10
     assert row["instances_per_minute"] == pytest.approx(4 / 0.5 * 60)
     assert row["latency_s"] == {"p50": 0.5, "p90": 0.5, "p99": None}
@@ -93,7 +94,7 @@ def test_throughput_follows_from_the_samples(outcome):
 
 
 def test_the_share_of_gemm_is_work_over_the_probes_rate(outcome):
-    document = outcome[0].document
+    document = outcome[0].result.to_json()
     row = rows(document)["infer", "onnxruntime"]
     n, d, ff, layers = 16, 384, 1536, 6
     flops = layers * (2 * n * (4 * d * d + 2 * d * ff) + 4 * n * n * d)
@@ -104,7 +105,7 @@ def test_the_share_of_gemm_is_work_over_the_probes_rate(outcome):
 
 
 def test_engines_are_compared_in_their_rounds(outcome):
-    ratio = rows(outcome[0].document)["infer", "onnxruntime"]["ratio_to"]["pytorch"]
+    ratio = rows(outcome[0].result.to_json())["infer", "onnxruntime"]["ratio_to"]["pytorch"]
     assert ratio["ratio"] == pytest.approx(4.0)
     assert ratio["interval"] == [pytest.approx(4.0)] * 2
     assert ratio["rounds"] == 10
@@ -135,7 +136,7 @@ def tuned(fake_start, trainable):
         return 0.5 if "onnxruntime" in label else 3.0 if "full" in label else 1.5
 
     asked = {"backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
-    return bench(fake_start(seconds), bundle=trainable, **asked).document
+    return bench(fake_start(seconds), bundle=trainable, **asked).result.to_json()
 
 
 def test_fine_tuning_with_onnx_runtime_is_compared_with_pytorchs_step_and_with_training_everything(tuned):
@@ -148,7 +149,7 @@ def test_fine_tuning_with_onnx_runtime_is_compared_with_pytorchs_step_and_with_t
 
 def test_pytorchs_gemm_rate_stands_beside_the_hosts(tuned, fake_start):
     assert tuned["host"]["pytorch_gemm_gflops"] == pytest.approx(tuned["host"]["gemm_gflops"] / 2)
-    alone = bench(fake_start(), workloads=("infer",), engines=("onnxruntime",)).document
+    alone = bench(fake_start(), workloads=("infer",), engines=("onnxruntime",)).result.to_json()
     assert alone["host"]["pytorch_gemm_gflops"] is None and alone["host"]["gemm_gflops"] is not None
 
 
@@ -162,7 +163,7 @@ def test_a_bundle_without_training_graphs_is_told_the_command(exported, fake_sta
     asked = {"bundle": exported, "backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
     with pytest.raises(UsageError, match="edgepeft export --trainable"):
         bench(fake_start(), **asked)
-    document = bench(fake_start(), **{**asked, "engines": ()}).document
+    document = bench(fake_start(), **{**asked, "engines": ()}).result.to_json()
     found = [row for row in document["results"] if row["engine"] == "onnxruntime"]
     assert len(found) == 3 and all("export --trainable" in row["warnings"][0] for row in found)
 
@@ -178,26 +179,26 @@ def test_one_kinds_workers_are_closed_before_the_next_are_opened(outcome):
 
 
 def test_random_weights_are_labelled(outcome):
-    assert outcome[0].document["model"]["random_weights"] is True
+    assert outcome[0].result.to_json()["model"]["random_weights"] is True
 
 
 def test_compare_reads_what_bench_writes(outcome, tmp_path):
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(outcome[0].document))
+    path.write_text(json.dumps(outcome[0].result.to_json()))
     file = ResultFile.open(path)
-    assert len(file.results) == 3
+    assert len(file.document.results) == 3
     assert file.gemm_gflops("infer")
 
 
 def test_the_table_shows_limits_threads_and_length(outcome):
-    text = table(outcome[0].document)
-    for part in ("random weights under rpi4", "limits in force: 2 cores", "tokens 16", "480.0"):
+    text = table(outcome[0].result.to_json())
+    for part in ("random weights under rpi4", "limits in force: 2 of the device's 4 cores", "tokens 16", "480.0"):
         assert part in text
 
 
 def test_a_unit_that_does_not_fit_leaves_the_others_measured(fake_start):
     outcome = bench(fake_start(too_large=["infer pytorch backbone"]), workloads=("infer",))
-    found = rows(outcome.document)
+    found = rows(outcome.result.to_json())
     assert found["infer", "pytorch"]["samples_s"] == []
     assert any("does not fit" in warning for warning in found["infer", "pytorch"]["warnings"])
     assert len(found["infer", "onnxruntime"]["samples_s"]) == 10
@@ -214,7 +215,7 @@ def test_real_lengths_run_over_their_batches_and_warm_up_on_the_largest(fake_sta
     assert len(job.batches) == 277 // 32
     assert asked[0] == padded.index(max(padded))
     assert asked[2:] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
-    row = outcome.document["results"][0]
+    row = outcome.result.to_json()["results"][0]
     assert row["lengths"]["source"] == "rte"
     assert row["sequence_length"] == pytest.approx(68.26)
     # Mean over the batches that were made, a remainder of 21 rows left out.
@@ -230,7 +231,7 @@ def test_a_peer_is_a_row_and_a_ratio_of_every_other(tmp_path, fake_start):
         workloads=("infer",),
         engines=("onnxruntime",),
     )
-    bare, other = outcome.document["results"]
+    bare, other = outcome.result.to_json()["results"]
     assert other["peer"] == "optimum"
     assert bare["ratio_to"]["peer:optimum"]["ratio"] == pytest.approx(3.0)
     assert other["ratio_to"]["backbone"]["ratio"] == pytest.approx(1 / 3)
@@ -283,7 +284,7 @@ def test_a_prompt_is_compared_with_the_backbone_on_lengthened_rows(fake_start):
         return 0.25 if "more" in label else 0.5 if "task" in label else 0.125
 
     options = {"methods": ("prompt-r",), "settings": {"length": "7"}, "workloads": ("infer",)}
-    document = bench(fake_start(seconds), engines=("onnxruntime",), **options).document
+    document = bench(fake_start(seconds), engines=("onnxruntime",), **options).result.to_json()
     task, bare, longer = document["results"]
     assert task["ratio_to"]["backbone+7"]["ratio"] == pytest.approx(0.5)
     assert task["ratio_to"]["backbone"]["ratio"] == pytest.approx(0.25)
@@ -329,7 +330,7 @@ def calibrated(start, host_s, monkeypatch, **options):
 
     settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 10, "batch_size": 4, "length": 16}
     asked = {"workloads": ("infer",), "engines": ("onnxruntime",), "mode": "calibrated", **options}
-    return run_benchmark(BenchRequest(**{**settings, **asked}), start=start, start_at=start_at).document
+    return run_benchmark(BenchRequest(**{**settings, **asked}), start=start, start_at=start_at).result.to_json()
 
 
 def test_a_calibrated_result_says_so_everywhere_and_has_no_percentiles_below_a_fifth(fake_start, monkeypatch):
@@ -337,6 +338,9 @@ def test_a_calibrated_result_says_so_everywhere_and_has_no_percentiles_below_a_f
     document = calibrated(start, 0.19, monkeypatch)
     assert document["mode"] == "calibrated"
     assert document["calibration"]["share"] == pytest.approx(0.19 / 1.909)
+    first = document["calibration"]["trials"][0]
+    assert (first["quota_cores"], first["seconds"]) == (2.0, [0.19])
+    assert [one["work"].split()[0] for one in document["calibration"]["residuals"]] == ["memory-bound", "work"]
     assert document["profile"]["limits"]["requested"]["cpu_quota"] == pytest.approx(2 * 0.19 / 1.909)
     (row,) = document["results"]
     assert row["latency_s"] == {"p50": None, "p90": None, "p99": None}
@@ -376,7 +380,7 @@ def test_energy_is_estimated_from_the_devices_power_where_times_are_the_devices(
 
 
 def test_under_limits_alone_no_energy_is_told(outcome):
-    assert {row["energy"] for row in outcome[0].document["results"]} == {None}
+    assert {row["energy"] for row in outcome[0].result.to_json()["results"]} == {None}
 
 
 def test_an_unknown_mode_is_a_usage_error_before_anything_starts(fake_start):

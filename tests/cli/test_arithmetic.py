@@ -75,18 +75,18 @@ def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
 
     document = run_benchmark(
         BenchRequest(profile="rpi4", bundle=made[2], mode="predicted", batch_size=2, length=8)
-    ).document
+    ).result.to_json()
     notes = " ".join(document["profile"]["notes"])
     assert "int8 on rpi4" in notes and "half precision on rpi4" in notes
 
 
 def test_a_wheel_of_this_host_that_dies_on_the_profiles_device_is_named(made, monkeypatch):
     from edgepeft.bench.planning.subject import open_subject
-    from edgepeft.bench.result import profile_facts
+    from edgepeft.bench.result import conditions
     from edgepeft.profiles.loader import load_profile
 
-    monkeypatch.setattr(profile_facts, "versions", lambda: {"onnxruntime": "1.21.0"})
+    monkeypatch.setattr(conditions, "versions", lambda: {"onnxruntime": "1.21.0"})
     subject = open_subject(made[2])
-    notes = profile_facts.arithmetic_notes(load_profile("rpi4"), subject)
+    notes = conditions.arithmetic_notes(load_profile("rpi4"), subject)
     assert any("onnxruntime 1.21.0 dies" in note and "rpi4" in note for note in notes)
-    assert not any("dies" in note for note in profile_facts.arithmetic_notes(load_profile("rpi5"), subject))
+    assert not any("dies" in note for note in conditions.arithmetic_notes(load_profile("rpi5"), subject))

@@ -148,7 +148,7 @@ def bench(folder: Path) -> tuple[list[bytes], Target]:
             "instances_per_minute": 4000.0,
         }
     ]
-    host = {"cpu": "x", "cores": 2, "gemm_gflops": {"infer": [100.0, 101.0, 99.0]}}
+    host = {"cpu": "x", "cores": {"usable": 2}, "gemm_samples_gflops": {"infer": [100.0, 101.0, 99.0]}}
     seed = {"schema": "edgepeft.bench/1", "mode": "limits", "host": host, "profile": {"name": "rpi4"}, "results": rows}
 
     def target(data: bytes) -> str:

@@ -64,6 +64,6 @@ def test_the_summary_says_the_verdict_first(result):
 
 def test_the_benchmark_actions_json_has_its_three_fields(result):
     # README of benchmark-action/github-action-benchmark: an array of objects with name, unit and value.
-    (entry,) = benchmark_json(result("a", 0.5))
+    (entry,) = benchmark_json(result("a", 0.5).document)
     assert entry["value"] == 120.0
     assert (entry["unit"], "infer" in entry["name"]) == ("instances/min", True)

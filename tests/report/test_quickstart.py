@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import copy
+import json
 from io import StringIO
 
 from rich.console import Console
 
+from edgepeft.bench.result.schema import BenchResult
 from edgepeft.report.quickstart import quickstart_summary, quickstart_table
+from edgepeft.runtime.manifest import Manifest
 
 TASK = {"name": "topic", "title": "Topics", "source": "Somebody", "licence": "CC0"}
+HASH = "0" * 64
 ENTRY = {
     "method": "spartan",
+    "labels": ["a", "b"],
+    "head": "linear",
+    "head_reads": "mean",
+    "max_length": 96,
+    "sha256": HASH,
+    "check_sha256": HASH,
     "n_bytes": 1_234_567,
     "trainable_parameters": 300_000,
     "metrics": {"metric": "accuracy", "test": 0.9525, "eval": 0.99, "n_test": 400},
-    "verification": {"max_abs_difference": 2.4e-6, "agreement": 1.0},
+    "verification": {"rows": 64, "max_abs_difference": 2.4e-6, "tolerance": 1e-4, "agreement": 1.0},
 }
-MANIFEST = {"backbone": {"source": "MiniLM"}, "tasks": {"topic": ENTRY}}
+BACKBONE = {
+    "family": "bert",
+    "model_type": "bert",
+    "source": "MiniLM",
+    "sha256": {"graph": HASH, "weights": HASH},
+    "sites": {},
+}
+MANIFEST = Manifest.model_validate({"backbone": BACKBONE, "tasks": {"topic": ENTRY}})
 
 
 def measured(workload, engine, task, rate):
@@ -26,6 +43,7 @@ def measured(workload, engine, task, rate):
         "engine": engine,
         "task": task,
         "peer": None,
+        "samples_s": [],
         "instances_per_minute": rate,
         "threads": 2,
         "batch_size": 32,
@@ -58,7 +76,8 @@ BENCH = {
 
 def shown(bench=BENCH) -> str:
     console = Console(width=160, record=True, file=StringIO())
-    console.print(quickstart_table(quickstart_summary([TASK], MANIFEST, bench, {"train": 60.0})))
+    result = BenchResult.model_validate_json(json.dumps(bench))
+    console.print(quickstart_table(quickstart_summary([TASK], MANIFEST, result, {"train": 60.0})))
     return console.export_text()
 
 
@@ -84,7 +103,7 @@ def test_full_fine_tuning_is_not_taken_for_the_bare_backbone():
 
 
 def test_limits_in_force_are_those_that_were_read_back():
-    assert "2 of the device's 4 cores, 8,000 MB (cgroup v1, emulation partial)" in shown()
+    assert "2 of the device's 4 cores, 8,000 MB (cgroup v1; emulation partial)" in shown()
 
 
 def test_a_machine_without_limits_says_so():

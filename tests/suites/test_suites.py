@@ -202,17 +202,19 @@ class Planned:
 def test_the_document_is_kept_after_every_row(tmp_path):
     kept = []
     request = SuiteRequest("plan", "rpi4", "roberta-base", rounds=4)
-    document = run_suite(request, keep=lambda found: kept.append(json.loads(json.dumps(found))), suite=Planned)
+    result = run_suite(request, keep=lambda one: kept.append(json.loads(json.dumps(one.to_json()))), suite=Planned)
     assert [len(one["rows"]) for one in kept] == [1, 2, 3]
+    document = result.to_json()
+    assert document == kept[-1]
     assert document["schema"] == "edgepeft.suite/1" and document["rounds"] == 4 and document["host"]["cpu"]
     assert [row["verdict"] for row in document["rows"]] == ["met", "-", "-"]
     console = Console(width=120, record=True)
-    console.print(suite_table(document))
+    console.print(suite_table(result))
     text = console.export_text()
     assert "2.000 [1.900, 2.100] x" in text and "at least 1.5" in text and "12.0 MB" in text
     assert "three [bold]x[/bold]: openvino is not installed" in text
     for name in ("a.png", "b.svg"):
-        draw_suite(document, tmp_path / name)
+        draw_suite(result, tmp_path / name)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and "optimum" in (tmp_path / "b.svg").read_text()
 
 
@@ -222,9 +224,9 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
         def measure(run):
             yield SuiteRow("nothing", note="not here")
 
-    document = run_suite(SuiteRequest("plan", "rpi4"), suite=Empty)
+    result = run_suite(SuiteRequest("plan", "rpi4"), suite=Empty)
     with pytest.raises(UsageError, match="no row"):
-        draw_suite(document, tmp_path / "a.png")
+        draw_suite(result, tmp_path / "a.png")
 
 
 def test_suites_are_found_by_their_files():
@@ -268,5 +270,5 @@ def test_a_whole_suite_measures_every_row_or_says_why_not(name, monkeypatch):
     monkeypatch.setattr(scale, "_PROMISED", (9,))
     monkeypatch.setattr(scale, "_THOUSAND", scale._THOUSAND[:20])
     monkeypatch.setattr(sharing, "_SWITCHES", 100)
-    document = suite_run.run_suite(SuiteRequest(name, "rpi4", "all-MiniLM-L6-v2", rounds=2, max_seconds=5))
-    assert all(row["value"] is not None or row["note"] for row in document["rows"]) and len(document["rows"]) > 5
+    result = suite_run.run_suite(SuiteRequest(name, "rpi4", "all-MiniLM-L6-v2", rounds=2, max_seconds=5))
+    assert all(row.value is not None or row.note for row in result.rows) and len(result.rows) > 5

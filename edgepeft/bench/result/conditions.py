@@ -130,9 +130,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
 
 def model_of(subject: BenchSubject) -> ModelRecord:
     """Its architecture; of a bundle, the tasks that were measured."""
-    tasks = (
-        {} if subject.random_weights else {task.name: subject.bundle.entry(task.name) for task in subject.model.tasks}
-    )
+    tasks = () if subject.random_weights else subject.model.tasks
     return ModelRecord(
         name=subject.name,
         random_weights=subject.random_weights,

@@ -51,7 +51,7 @@ def subject(tmp_path_factory):
 
 
 def values(entries, start):
-    return next(entry["values"] for entry in entries if entry["of"].startswith(start))
+    return next(entry.values for entry in entries if entry.of.startswith(start))
 
 
 def test_the_graphs_products_are_those_that_the_architecture_says(subject):

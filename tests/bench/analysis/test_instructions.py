@@ -71,10 +71,10 @@ class Counts(Guest):
 
 def test_an_inferences_instructions_are_what_more_of_them_add(tmp_path):
     subject = random_subject("all-MiniLM-L6-v2", tmp_path, methods=["bitfit"])
-    found = count_instructions(Counts(tmp_path, tmp_path, root(tmp_path / "r")), subject, [8, 8])
-    assert [entry["values"]["instructions"] for entry in found] == [1000.0, 1000.0]
+    entries = count_instructions(Counts(tmp_path, tmp_path, root(tmp_path / "r")), subject, [8, 8])
+    assert [entry.values["instructions"] for entry in entries] == [1000.0, 1000.0]
     assert MORE > 1
-    assert [entry["of"].split(",")[0] for entry in found] == ["backbone", "task bitfit"]
+    assert [entry.of.split(",")[0] for entry in entries] == ["backbone", "task bitfit"]
 
 
 def test_without_an_emulator_the_rest_is_measured_and_the_reason_said(fake_start, monkeypatch):
@@ -88,7 +88,7 @@ def test_without_an_emulator_the_rest_is_measured_and_the_reason_said(fake_start
         counted=True,
         instructions=True,
     )
-    document = run_benchmark(request, start=fake_start()).document
+    document = run_benchmark(request, start=fake_start()).result.to_json()
     assert "qemu-aarch64" in document["instructions_skipped"]
     assert document["metrics"]
 
@@ -97,7 +97,7 @@ def test_without_an_emulator_the_rest_is_measured_and_the_reason_said(fake_start
 @pytest.mark.skipif(isinstance(find_guest(os.environ), str), reason=f"needs QEMU and {ROOT_VARIABLE}")
 def test_counts_repeat_within_half_a_per_cent(tmp_path):
     subject, guest = random_subject("all-MiniLM-L6-v2", tmp_path), find_guest()
-    one, two = (count_instructions(guest, subject, [8])[0]["values"]["instructions"] for _ in range(2))
+    one, two = (count_instructions(guest, subject, [8])[0].values["instructions"] for _ in range(2))
     assert abs(one / two - 1) < 0.005
     # 170 million multiplications and additions of 32 bits, at most 8 in an instruction.
     assert one > 170e6 / 8

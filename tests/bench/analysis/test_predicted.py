@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 
 from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.errors import UsageError
 
@@ -16,7 +18,7 @@ def predicted(**options):
         raise AssertionError(f"{label} was started")
 
     asked = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "batch_size": 4, "length": 16, "mode": "predicted"}
-    return run_benchmark(BenchRequest(**{**asked, **options}), start=start).document
+    return run_benchmark(BenchRequest(**{**asked, **options}), start=start).result.to_json()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def test_the_table_shows_the_interval_and_what_it_is(document):
     from edgepeft.report.tables import bench_table
 
     console = Console(width=250, file=io.StringIO())
-    console.print(bench_table(document))
+    console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))
     text = " ".join(console.file.getvalue().split())
     assert "predicted for rpi4" in text
     assert "uncalibrated, at least 388 ms at the fp32 peak" in text  # 22.35 GFLOP / 57.6 GFLOP/s
@@ -81,8 +83,6 @@ def test_what_cannot_be_predicted_is_a_usage_error(asked):
 
 
 def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
-    import json
-
     from edgepeft.bench.gate.compare import compare_results
 
     path = tmp_path / "p.json"
@@ -102,7 +102,7 @@ def test_a_prompt_is_paid_for_once(tmp_path):
 
     random_subject("electra-small-discriminator", tmp_path, methods=["prompt-r"], settings={"length": "40"})
     asked = {"engines": ("onnxruntime",), "workloads": ("infer",), "batch_size": 2, "length": 16, "mode": "predicted"}
-    rows = run_benchmark(BenchRequest("rpi4", bundle=tmp_path, **asked)).document["results"]
+    rows = run_benchmark(BenchRequest("rpi4", bundle=tmp_path, **asked)).result.to_json()["results"]
     cost = bundle_cost(Bundle(tmp_path), "prompt-r", 2, 16)
     expected = predict_seconds(cost.works, load_profile("rpi4")).seconds
     row = next(row for row in rows if row["method"] == "prompt-r")

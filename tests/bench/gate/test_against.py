@@ -61,8 +61,8 @@ def host(slower, noise=0.0, seed=0):
 def judged(fake_start, base, slower, seed=0, **options):
     side = SideBySide(base)
     outcome = bench(fake_start(host(slower, 0.03, seed)), side, **options)
-    labels = side.annotate(outcome.document, outcome.measured, 0.05)
-    (row,) = outcome.document["results"]
+    result, labels = side.annotate(outcome.result, outcome.measured, 0.05)
+    (row,) = result.to_json()["results"]
     return labels, row
 
 
@@ -102,11 +102,12 @@ def test_a_verdict_needs_an_effect_that_matters_and_is_beyond_noise(value, low, 
 def test_both_versions_do_every_round_and_launches_split_them(fake_start, base):
     start, side = fake_start(0.1), SideBySide(base, launches=3)
     outcome = bench(start, side, rounds=10)
-    (row,) = outcome.document["results"]
-    side.annotate(outcome.document, outcome.measured, 0.05)
+    (row,) = side.annotate(outcome.result, outcome.measured, 0.05)[0].to_json()["results"]
     assert len(row["samples_s"]) == len(row["against"]["base_samples_s"]) == 10
     gemm = [label for label, _ in start.log if "gemm" in label.lower()]
-    assert 3 <= len(gemm) - 3 * len(outcome.document["schedule"]["warmup_batches"]) < 10, "the probe is in fewer rounds"
+    assert 3 <= len(gemm) - 3 * len(outcome.result.to_json()["schedule"]["warmup_batches"]) < 10, (
+        "the probe is in fewer rounds"
+    )
     started = [group for group in start.together if any("of the base" in label for label in group)]
     assert len(started) >= 3
 
@@ -132,7 +133,7 @@ def test_units_that_share_a_probe_get_each_of_its_samples_once(fake_start, base)
     outcome = bench(start, SideBySide(base), methods=("lora", "bitfit"), rounds=40)
     assert len(outcome.measured) == 3
     # Rounds 1 and 11 of either launch's 20; what the probe did besides was warming up.
-    assert len(outcome.document["host"]["gemm_samples_gflops"]["infer"]) == 4
+    assert len(outcome.result.to_json()["host"]["gemm_samples_gflops"]["infer"]) == 4
     assert [len(one.gemm.samples) for one in outcome.measured] == [4, 4, 4]
     assert [len(one.series.samples) for one in outcome.measured] == [40, 40, 40]
     probed = [label for label, _ in start.log if label == "infer onnxruntime gemm"]
@@ -145,15 +146,15 @@ def test_limits_that_a_later_launch_lost_are_reported(fake_start, base, label):
         worker.in_force, worker.notes = replace(worker.in_force, emulation="partial"), ("limits were lost: memory",)
 
     outcome = bench(Nth(fake_start(0.1), label, 2, lose), SideBySide(base))
-    assert outcome.document["profile"]["emulation"] == "partial"
-    (row,) = outcome.document["results"]
+    assert outcome.result.to_json()["profile"]["emulation"] == "partial"
+    (row,) = outcome.result.to_json()["results"]
     assert [warning for warning in row["warnings"] if "limits were lost: memory" in warning]
 
 
 def test_what_others_did_during_a_later_launch_is_warned_of(fake_start, base, monkeypatch):
     loads = iter([HostLoad(0.0, 0.0, 0, 0), HostLoad(1.5, 0.0, 3_000_000, 0)])
     monkeypatch.setattr("edgepeft.bench.measuring.measure.load_between", lambda *arguments: next(loads))
-    (row,) = bench(fake_start(0.1), SideBySide(base)).document["results"]
+    (row,) = bench(fake_start(0.1), SideBySide(base)).result.to_json()["results"]
     assert any("1.50 cores" in warning for warning in row["warnings"])
     assert any("3 MB were swapped" in warning for warning in row["warnings"])
 
@@ -179,8 +180,9 @@ def test_ctrl_c_starts_no_further_launch_and_gives_no_verdict(fake_start, base):
     outcome = bench(start, side)
     assert start.launched == 1
     assert all(one.interrupted for one in outcome.measured)
-    assert side.annotate(outcome.document, outcome.measured, 0.05) == []
-    (row,) = outcome.document["results"]
+    result, slower = side.annotate(outcome.result, outcome.measured, 0.05)
+    assert slower == []
+    (row,) = result.to_json()["results"]
     assert row["against"]["verdict"] == "interrupted"
     assert 0 < len(row["samples_s"]) == len(row["against"]["base_samples_s"]) < 20
 
@@ -188,7 +190,7 @@ def test_ctrl_c_starts_no_further_launch_and_gives_no_verdict(fake_start, base):
 def test_a_workload_that_lacks_its_second_launch_has_no_verdict_either(fake_start, base):
     start, side = cut_off(fake_start(host(2.0)), "finetune pytorch full"), SideBySide(base)
     outcome = bench(start, side, engines=("onnxruntime", "pytorch"), workloads=("infer", "finetune"))
-    assert side.annotate(outcome.document, outcome.measured, 0.05) == []
+    assert side.annotate(outcome.result, outcome.measured, 0.05)[1] == []
     assert {one.unit.workload for one in outcome.measured if one.interrupted} == {"infer", "finetune"}
 
 

@@ -270,7 +270,7 @@ def test_samples_that_no_clock_gives_are_refused(tmp_path, samples):
 
 
 def test_a_row_whose_identity_is_nested_is_refused(result):
-    with pytest.raises(DataError, match="what it measured"):
+    with pytest.raises(DataError, match=r"results\.0\.task must be text, found an object"):
         result(row([1.0], task={"a": 1}))
 
 
@@ -281,9 +281,8 @@ def test_two_rows_of_one_kind_are_refused(result):
 
 
 def test_a_host_rate_that_is_no_number_is_refused(result):
-    good, bad = result(row([1.0] * 3)), result(row([1.0] * 3), gemm=[-1.0])
-    with pytest.raises(DataError, match="GEMM"):
-        compare_results(good, bad, 0.05)
+    with pytest.raises(DataError, match=r"gemm_samples_gflops\.infer\.0 must be a number above 0, found -1\.0"):
+        result(row([1.0] * 3), gemm=[-1.0])
 
 
 def test_a_missing_file_is_a_usage_error(tmp_path):

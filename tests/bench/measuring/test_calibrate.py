@@ -123,14 +123,6 @@ def test_a_profile_without_a_whole_encoder_cannot_be_calibrated():
         calibrate(load_profile("iphone11"), Host(lambda quota: 1.0), cores=2)
 
 
-def test_the_document_has_every_trial():
-    result, _ = found(lambda quota: 0.3 * 2 / quota)
-    document = result.to_json()
-    assert document["trials"][0] == {"quota_cores": 2.0, "seconds": [0.3]}
-    assert document["share"] == pytest.approx(0.3 / REFERENCE)
-    assert [one["work"].split()[0] for one in document["residuals"]] == ["memory-bound", "work"]
-
-
 def test_the_error_in_the_rounds_is_that_of_the_rate():
     assert settled([2.0, 2.0], 1.9) == pytest.approx(-0.05)
     assert settled([], 1.9) is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from boards import pi4, put
 
+from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import BenchRequest, run_benchmark
 
 FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
@@ -15,7 +17,7 @@ FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 def bench(start, root, **options):
     asked = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "rounds": 6, "batch_size": 4, "length": 16}
     asked |= {"workloads": ("infer",), "engines": ("onnxruntime",)}
-    return run_benchmark(BenchRequest(**{**asked, **options}), start=start, root=root).document
+    return run_benchmark(BenchRequest(**{**asked, **options}), start=start, root=root).result.to_json()
 
 
 def table(document):
@@ -24,7 +26,7 @@ def table(document):
     from edgepeft.report.tables import bench_table
 
     console = Console(width=200, file=io.StringIO())
-    console.print(bench_table(document))
+    console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))
     return " ".join(console.file.getvalue().split())
 
 

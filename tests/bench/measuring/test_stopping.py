@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from edgepeft.bench.result.robust import drift, outliers, summarised
 from scipy import stats
 
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.measuring.stopping import half_width, precise, steady
+from edgepeft.bench.result.statistics import drift, outliers, summarised
 
 
 def series(seconds, batches=None, warmup=()):
@@ -76,12 +76,12 @@ def test_drift_is_theil_and_sens_slope_over_the_run():
 
 def test_a_row_describes_its_samples_or_says_that_they_are_not_alike():
     samples = list(np.random.default_rng(3).normal(1.0, 0.05, 60))
-    found = summarised(samples, alike=True)
+    found = summarised(samples, alike=True).to_json()
     expected = stats.bootstrap((samples,), np.median, method="percentile", random_state=np.random.default_rng(0))
     assert found["median_s"] == pytest.approx(np.median(samples))
     assert found["interval_s"][0] == pytest.approx(expected.confidence_interval.low, abs=0.004)
     assert found["interval_s"][1] == pytest.approx(expected.confidence_interval.high, abs=0.004)
-    assert summarised(samples, alike=False) == {
+    assert summarised(samples, alike=False).to_json() == {
         "n": 60,
         "median_s": None,
         "interval_s": None,

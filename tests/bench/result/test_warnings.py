@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from edgepeft.bench.result.caution import HINTS, Caution
-from edgepeft.bench.result.checks import warnings_of
 
 from edgepeft.bench.measuring.host_load import HostLoad, Snapshot, load_between, snapshot
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
+from edgepeft.bench.result.warnings import HINTS, WarningKind, warnings_of
 from edgepeft.errors import DoesNotFit
 from edgepeft.limits.limited_process import InForce
 
@@ -105,8 +104,8 @@ def test_an_interrupted_run_says_so():
 
 
 def test_every_kind_has_a_hint_or_says_itself_what_to_do():
-    silent = {Caution.UNAVAILABLE, Caution.TOO_LARGE}
-    assert set(HINTS) == set(Caution)
+    silent = {WarningKind.UNAVAILABLE, WarningKind.TOO_LARGE}
+    assert set(HINTS) == set(WarningKind)
     assert {kind for kind, hint in HINTS.items() if not hint} == silent
 
 
@@ -114,7 +113,7 @@ def test_warnings_are_of_the_closed_set():
     one = measured([1.0, 3.0] * 3)
     one.failure = DoesNotFit("needs 3 GB")
     one.load = HostLoad(2.0, 1.0, 1, 1)
-    assert kinds(one) <= set(map(str, Caution))
+    assert kinds(one) <= set(map(str, WarningKind))
     assert len(kinds(one)) >= 5
 
 
