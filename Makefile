@@ -77,8 +77,8 @@ types: $(INSTALLED)  ## mypy --strict on edgepeft
 contracts: $(INSTALLED)  ## Which package may import which
 	$(BIN)/lint-imports
 
-generated: $(INSTALLED)  ## Rewrites methods.json and README's table from the methods' own files
-	$(BIN)/python -m edgepeft.methods._catalogue
+generated: $(INSTALLED)  ## Rewrites methods.json, README's table and the JSON Schemas of results from the code
+	$(BIN)/python -m bench.generated
 
 picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 	$(BIN)/python docs/picture.py $(OUT) docs/quickstart.svg
@@ -86,8 +86,8 @@ picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 devices: $(INSTALLED)  ## Rewrites docs/devices.md and its picture from the profiles
 	$(BIN)/python -m bench.published docs
 
-check-generated: $(INSTALLED)  ## Fails when methods.json, README's table or docs/devices.md is out of date
-	$(BIN)/python -m edgepeft.methods._catalogue --check
+check-generated: $(INSTALLED)  ## Fails when one of those files or docs/devices.md is out of date
+	$(BIN)/python -m bench.generated --check
 	$(BIN)/python -m bench.published docs --check
 
 faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root; about an hour)

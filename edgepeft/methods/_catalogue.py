@@ -1,18 +1,13 @@
 """The methods as data, from their own files: ``edgepeft/_data/methods.json`` and the README's table.
 
-    python -m edgepeft.methods._catalogue [--check] [--readme README.md]
-
-A board has no torch to import the methods with, so `edgepeft methods` reads the file that this writes;
-``--check`` writes nothing and exits 1 when a file is not what the methods say.
+A board has no torch to import the methods with, so `edgepeft methods` reads the file, which `make generated` writes.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
 import json
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -21,13 +16,12 @@ from edgepeft.backbones.base import Architecture, table_of
 from edgepeft.backbones.named import config_of
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
-from edgepeft.resources import package_data, write_atomically
+from edgepeft.resources import package_data
 
-__all__ = ["catalogue", "main", "readme_table", "with_table"]
+__all__ = ["catalogue", "generated_files", "readme_table", "with_table"]
 
 COUNTED_ON = ("roberta-base", "bert-base-uncased")
 BEGIN, END = "<!-- methods:begin", "<!-- methods:end -->"
-README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def catalogue() -> dict[str, Any]:
@@ -63,31 +57,13 @@ def with_table(text: str, table: str, where: str) -> str:
     return f"{head}{begin}{comment}{newline}{table}\n{end}{tail}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write or check the generated files; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m edgepeft.methods._catalogue", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
-    parser.add_argument("--readme", type=Path, default=README, help="the file whose table is generated")
-    options = parser.parse_args(arguments)
-    stale = [path for path, content in _generated(options.readme).items() if _content(path) != content]
-    for path in stale:
-        print(f"{path} is {'stale; run: make generated' if options.check else 'written'}", file=sys.stderr)
-        if not options.check:
-            write_atomically(path, _generated(options.readme)[path])
-    return 1 if options.check and stale else 0
-
-
-def _generated(readme: Path) -> dict[Path, bytes]:
-    """What each file should hold."""
+def generated_files(readme: Path) -> dict[Path, str]:
+    """What ``methods.json`` and, where there is one, the README should hold."""
     document = catalogue()
     files = {package_data("methods.json"): json.dumps(document, indent=2, ensure_ascii=False) + "\n"}
     if readme.is_file():
         files[readme] = with_table(readme.read_text(encoding="utf-8"), readme_table(document), str(readme))
-    return {path: text.encode() for path, text in files.items()}
-
-
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    return files
 
 
 def _architecture(name: str) -> Architecture:
@@ -126,7 +102,3 @@ def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is tuple:
         return f"list of {_type_name(typing.get_args(hint)[0])}"
     return getattr(hint, "__name__", str(hint))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

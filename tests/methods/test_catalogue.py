@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from edgepeft.cli._main import app
@@ -31,26 +29,6 @@ def refused(*arguments: str) -> BaseException:
 
 def test_the_shipped_catalogue_is_what_the_methods_say():
     assert json.loads(package_data("methods.json").read_text()) == _catalogue.catalogue()
-
-
-def test_the_check_fails_on_a_stale_file_and_passes_once_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    readme = tmp_path / "README.md"
-    readme.write_text("top\n<!-- methods:begin (generated) -->\nold\n<!-- methods:end -->\nbottom\n")
-    assert _catalogue.main(["--check", "--readme", str(readme)]) == 1
-    assert "make generated" in capsys.readouterr().err
-    assert "old" in readme.read_text()
-    assert _catalogue.main(["--readme", str(readme)]) == 0
-    assert _catalogue.main(["--check", "--readme", str(readme)]) == 0
-    text = readme.read_text()
-    assert text.startswith("top\n<!-- methods:begin (generated) -->\n| method |")
-    assert text.endswith("<!-- methods:end -->\nbottom\n")
-    assert all(f"| `{name}` |" in text for name in methods())
-
-
-def test_a_readme_without_markers_is_refused(tmp_path: Path):
-    (tmp_path / "README.md").write_text("nothing here")
-    with pytest.raises(UsageError, match="methods:begin"):
-        _catalogue.main(["--readme", str(tmp_path / "README.md")])
 
 
 def test_methods_prints_the_catalogue_as_one_json_document():

@@ -1,0 +1,63 @@
+"""Writes the files that are generated from code: methods.json, the README's table, the JSON Schemas of results.
+
+    python -m bench.generated [--check] [--root FOLDER]
+
+``--check`` writes nothing and exits 1 when a file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from bench.suites._run import SuiteResult
+from edgepeft.bench.result.parts import Part
+from edgepeft.bench.result.schema import BenchResult
+from edgepeft.methods import _catalogue
+from edgepeft.report.quickstart import QuickstartSummary
+from edgepeft.resources import write_atomically
+
+__all__ = ["generated_files", "main"]
+
+_DOCUMENTS: dict[str, type[Part]] = {
+    "edgepeft.bench-1": BenchResult,
+    "edgepeft.quickstart-1": QuickstartSummary,
+    "edgepeft.suite-1": SuiteResult,
+}
+_DRAFT = "https://json-schema.org/draft/2020-12/schema"  # the draft that pydantic writes
+
+
+def generated_files(root: Path) -> dict[Path, str]:
+    """What each file should hold; ``root`` has the README and docs/schemas."""
+    schemas = {root / "docs" / "schemas" / f"{name}.json": _json_schema(part) for name, part in _DOCUMENTS.items()}
+    return {**_catalogue.generated_files(root / "README.md"), **schemas}
+
+
+def _json_schema(document: type[Part]) -> str:
+    schema = document.model_json_schema(by_alias=True)
+    schema["required"] = ["schema", *schema["required"]]
+    return json.dumps({"$schema": _DRAFT, **schema}, indent=2, ensure_ascii=False) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write or check the files; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.generated", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
+    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="the repository")
+    options = parser.parse_args(arguments)
+    stale = {path: text.encode() for path, text in generated_files(options.root).items() if _content(path) != text}
+    for path, content in stale.items():
+        print(f"{path} is {'stale; run: make generated' if options.check else 'written'}", file=sys.stderr)
+        if not options.check:
+            write_atomically(path, content)
+    return 1 if options.check and stale else 0
+
+
+def _content(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
