@@ -19,10 +19,10 @@ from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedul
 from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.watch import Watched
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_units
-from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
+from edgepeft.bench.planning.plan_requests import plan_requests
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
-from edgepeft.bench.planning.plan_requests import plan_requests
+from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, torch_installed
 from edgepeft.bench.result.commit import commit_under_test, utc_now

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bench.planning.resolve import ResolvedRequest
@@ -14,6 +13,7 @@ from edgepeft.bench.planning.scenario import SampleKind
 from edgepeft.bench.result.commit import commit_under_test, utc_now
 from edgepeft.bench.result.conditions import arithmetic_notes, host_of, model_of, profile_of
 from edgepeft.bench.result.energy import energy_from_power
+from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.result.rows import lengths_record, sequence_length
 from edgepeft.bench.result.schema import BenchResult, BenchRow, ClassTimeRecord, PredictionRecord
 from edgepeft.bench.result.statistics import summarised

@@ -12,10 +12,10 @@ from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series
 from edgepeft.bench.measuring.watch import throttled_samples
 from edgepeft.bench.planning.lengths import Lengths
-from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.planning.plan import UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
 from edgepeft.bench.result.energy import energy_of
+from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.result.schema import BenchRow, BoardRecord, LatencyRecord, LengthsRecord, PairedRatio, RatioRecord
 from edgepeft.bench.result.statistics import (
     CONFIDENCE,
