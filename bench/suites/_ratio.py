@@ -27,9 +27,9 @@ def ratio_row(
 ) -> SuiteRow:
     """Throughput of ``own`` over that of ``peer``: the median of paired rounds, or of all rounds' sums."""
     compare = ratio_of_totals if of_totals else paired_ratio
-    found = compare(raced[own], raced[peer])
+    ratio = compare(raced[own], raced[peer])
     samples = {label: raced[label] for label in (own, peer)}
-    return SuiteRow(what, peer, found.value, (found.low, found.high), "x", target, samples, note)
+    return SuiteRow(what, peer, ratio.value, (ratio.low, ratio.high), "x", target, samples, note)
 
 
 def geometric_mean(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:

@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True)
 class SuiteRow:
-    """``value`` is None where it could not be measured; ``note`` then says why.
+    """``value`` is None where it could not be measured; ``note`` then has the reason.
 
     ``unit``: "x" (a ratio of throughputs), "bytes ratio", "s", "ms", "MB" or "share".  ``samples``: what each side
     took, by its name, in the order of the rounds.

@@ -114,7 +114,7 @@ def _asked(request: BenchRequest) -> dict[str, JsonValue]:
 def _refuse_other_request(earlier: BenchResult, asked: dict[str, JsonValue]) -> None:
     before = earlier.request
     if before is None:
-        raise UsageError("--resume: the file does not say what was asked; measure anew without --resume.")
+        raise UsageError("--resume: the file does not record what was asked; measure anew without --resume.")
     if other := sorted(name for name in {**before, **asked} if before.get(name) != asked.get(name)):
         changes = ", ".join(f"{name} was {before.get(name)} and is {asked.get(name)}" for name in other)
         raise UsageError(

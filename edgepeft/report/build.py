@@ -51,7 +51,7 @@ def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> li
 def _markdown(made: Sequence[Section], inputs: ReportInputs) -> str:
     lines = [f"# {_TITLE}", ""]
     for one in made:
-        lines += [f"## {_plain(one.title)}", "", _plain(one.told), ""]
+        lines += [f"## {_plain(one.title)}", "", _plain(one.text), ""]
         if one.draw is not None:
             lines += [f"![{_plain(one.title)}](pictures/{one.key}.svg)", ""]
         lines += [f"- {_plain(note)}" for note in one.notes] + ([""] if one.notes else [])

@@ -1,4 +1,4 @@
-"""What a report is made of: results of bench and quickstart, told apart by their schema."""
+"""What a report is made of: results of bench and quickstart, recognised by their schema."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _section(section: Section) -> str:
     warned = f'<ul class="notes">{notes}</ul>' if notes else ""
     return f"""<section id="{section.key}" aria-labelledby="{section.key}-title">
 <h2 id="{section.key}-title">{escape(section.title)}</h2>
-<p>{escape(section.told)}</p>
+<p>{escape(section.text)}</p>
 {picture}
 {warned}
 {_table(section)}

@@ -17,7 +17,7 @@ class Section:
 
     key: str
     title: str
-    told: str
+    text: str
     header: tuple[str, ...]
     rows: Sequence[Sequence[Cell]]
     draw: Callable[[Any], None] | None = None

@@ -26,7 +26,7 @@ _MOST_OPERATORS = 10
 
 
 def sections(inputs: ReportInputs) -> list[Section]:
-    """All that these inputs have something for; those of one title are told apart by their file."""
+    """All sections that these inputs have something for; of equal titles, each names its file."""
     made = [
         *_throughput(inputs),
         *_storage(inputs.tasks()),
@@ -37,7 +37,7 @@ def sections(inputs: ReportInputs) -> list[Section]:
     titles = [one.title for one in made]
     several = {title for title in titles if titles.count(title) > 1}
     return [
-        replace(one, title=f"{one.title} ({one.told.partition('. ')[0]})") if one.title in several else one
+        replace(one, title=f"{one.title} ({one.text.partition('. ')[0]})") if one.title in several else one
         for one in made
     ]
 

@@ -259,8 +259,8 @@ def test_the_kinds_of_throughput_are_never_taken_for_one_another(files):
     titles = ["Throughput: inf", "Throughput, calibrated to rpi4: inf", "Throughput, predicted for rpi4: inf"]
     assert [any(title.startswith(start) for title in made) for start in titles] == [True] * 3
     calibrated, predicted = (next(one for title, one in made.items() if word in title) for word in ("calib", "predic"))
-    assert "8.8% of the cores' time" in calibrated.told and "+3.5%" in calibrated.told
-    assert "nothing ran: uncalibrated" in predicted.told
+    assert "8.8% of the cores' time" in calibrated.text and "+3.5%" in calibrated.text
+    assert "nothing ran: uncalibrated" in predicted.text
     assert predicted.rows[0][1:4] == (37.0, 15.0, 75.0)
     history = [one for one in sections(inputs) if one.key == "history"]
     assert history == []  # three kinds of one figure are no history

@@ -1,7 +1,7 @@
 """Instructions per inference on a Cortex-A72, counted under QEMU: a figure that no other load can move.
 
 The program that opens the model and answers ``MORE`` times more has so many instructions more.  Caches, bandwidth and
-what a processor does at once are not in it: it gates, and says nothing about time.
+what a processor does at once are not in it: the figure gates changes, and is no measure of time.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import onnx
@@ -35,6 +35,21 @@ _PRODUCTS = {
     "MatMulIntegerToFloat",
     "DynamicQuantizeMatMul",
 }
+
+
+class _Arguments(TypedDict):
+    node_index: str
+    op_name: str
+    input_type_shape: list[dict[str, list[int]]]
+    output_type_shape: list[dict[str, list[int]]]
+
+
+class _Event(TypedDict):
+    """A node of ONNX Runtime's profile; ``dur`` in microseconds."""
+
+    name: str
+    dur: float
+    args: _Arguments
 
 
 @dataclass(frozen=True)
@@ -84,9 +99,9 @@ class Executed:
 
     @property
     def layer(self) -> int | None:
-        """The layer that its name says."""
-        found = _LAYER.search(self.name)
-        return int(found.group(1)) if found else None
+        """The layer in its name."""
+        match = _LAYER.search(self.name)
+        return int(match.group(1)) if match else None
 
 
 def read_trace(path: Path) -> list[Executed]:
@@ -96,17 +111,17 @@ def read_trace(path: Path) -> list[Executed]:
         ValueError: it is no profile of such a run.
     """
     events = json.loads(path.read_text(encoding="utf-8"))
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    kernels: dict[tuple[str, str], list[_Event]] = {}
     for event in events:
         if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL):
             key = (event["args"]["node_index"], event["name"].removesuffix(_KERNEL))
-            found.setdefault(key, []).append(event)
-    if not found:
+            kernels.setdefault(key, []).append(event)
+    if not kernels:
         raise ValueError("ONNX Runtime's profile names no node")
-    return [_executed(name, runs) for (_, name), runs in found.items()]
+    return [_executed(name, runs) for (_, name), runs in kernels.items()]
 
 
-def _executed(name: str, runs: Sequence[Mapping[str, Any]]) -> Executed:
+def _executed(name: str, runs: Sequence[_Event]) -> Executed:
     facts = runs[0]["args"]
     return Executed(
         name,

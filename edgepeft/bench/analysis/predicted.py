@@ -1,4 +1,4 @@
-"""``bench --mode predicted``: nothing runs; graphs are counted, and the profile's roofline says how long they take."""
+"""``bench --mode predicted``: nothing runs; times follow from the graphs' operations and the profile's roofline."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class Guest:
     @property
     def runtime(self) -> str:
         """onnxruntime's version there."""
-        found = sorted(self.packages.glob("onnxruntime-*.dist-info"))
-        return found[0].name.removeprefix("onnxruntime-").removesuffix(".dist-info") if found else "unknown"
+        folders = sorted(self.packages.glob("onnxruntime-*.dist-info"))
+        return folders[0].name.removeprefix("onnxruntime-").removesuffix(".dist-info") if folders else "unknown"
 
     def prepare(self, work: Path) -> None:
         """Build the plugin, and lay the processor's description over the root.
@@ -133,12 +133,12 @@ class Guest:
 def _plugin_api() -> int:
     """The version of the plugin interface to name: 1 up to QEMU 8.1, from 8.2 on 2 is the least that is taken."""
     done = subprocess.run([_QEMU, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"version (\d+)\.(\d+)", done.stdout)
-    return 2 if found and (int(found[1]), int(found[2])) >= (8, 2) else 1
+    version = re.search(r"version (\d+)\.(\d+)", done.stdout)
+    return 2 if version and (int(version[1]), int(version[2])) >= (8, 2) else 1
 
 
 def find_guest(environment: Mapping[str, str] = os.environ) -> Guest | str:
-    """What can be emulated here; a string says what is missing."""
+    """What can be emulated here; else, as text, what is missing."""
     for program, package in ((_QEMU, "qemu-user"), ("cc", "gcc")):
         if shutil.which(program) is None:
             return f"{program} is not installed (Debian: apt install {package})"

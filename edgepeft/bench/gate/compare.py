@@ -4,8 +4,8 @@ The ratio is new throughput over base throughput, of medians, with a 95 % bootst
 batches differ in length, of the sums over the same batches.  A result has regressed when the whole
 interval lies below 1 - max_regression.  The same code moves by 7 % between runs minutes apart on a
 shared host, so where both files hold the host's GEMM rate, the ratio per unit of that rate must lie
-below as well: a host that was slower for everything is not a regression (it is said).  Of two samples
-and two, chance puts the new ones last in one case of six: so few are not judged (that is said, too).
+below as well: a host that was slower for everything is not a regression, but noted.  Of two samples
+and two, chance puts the new ones last in one case of six: so few are not judged, but noted.
 
 Results of other processors, cores, limits or versions are refused, unless ``normalise``: then the ratio
 per unit of the GEMM rate alone is judged.
@@ -187,7 +187,9 @@ def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> li
     for workload in dict.fromkeys(verdict.result.workload for verdict in verdicts):
         speeds = base.gemm_gflops(workload), new.gemm_gflops(workload)
         if not all(speeds):
-            notes.append(f"{workload}: no GEMM rate in both files; a slower host cannot be told from slower code")
+            notes.append(
+                f"{workload}: no GEMM rate in both files; a slower host would look like slower code"
+            )
             continue
         host = 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value
         if abs(host - 1.0) > _HOST_MOVED:

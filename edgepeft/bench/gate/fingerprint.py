@@ -46,7 +46,7 @@ def _facts(result: BenchResult) -> dict[str, str]:
 
 
 def _without_quotas(limits: ProfileLimits) -> ProfileLimits:
-    """A quota is found anew each time, so that the host's speed drops out."""
+    """Calibration finds another quota each time, so that the host's speed drops out."""
     without = {"cpu_quota": None}
     return ProfileLimits(
         requested=limits.requested and limits.requested.model_copy(update=without),

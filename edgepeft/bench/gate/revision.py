@@ -41,7 +41,7 @@ random_subject(asked.pop("name"), Path(asked.pop("folder")), **asked)
 
 @dataclass(frozen=True)
 class Revision:
-    """A version of edgepeft: the folder that goes on the path, and what its workers can be told."""
+    """A version of edgepeft: the folder that goes on the path, and the fields of a job that its workers know."""
 
     asked: str
     described: str

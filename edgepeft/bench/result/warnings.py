@@ -43,8 +43,8 @@ class WarningKind(StrEnum):
 
 
 HINTS = {
-    WarningKind.UNAVAILABLE: "",  # says itself what to install
-    WarningKind.TOO_LARGE: "",  # says itself what to make smaller
+    WarningKind.UNAVAILABLE: "",  # its text names what to install
+    WarningKind.TOO_LARGE: "",  # its text names what to make smaller
     WarningKind.CUT_SHORT: "raise --max-seconds",
     WarningKind.FEW_SAMPLES: "raise --rounds",
     WarningKind.NO_PERCENTILE: "raise --rounds; a percentile needs a sample above it",
@@ -199,7 +199,7 @@ def _seconds(one: Measured) -> list[float]:
 
 
 def _spread(seconds: Sequence[float]) -> float:
-    """Between the quartiles, of the median; 0 for too few to say."""
+    """Between the quartiles, of the median; 0 where there are too few."""
     if len(seconds) < _MIN_SAMPLES:
         return 0.0
     low, middle, high = np.percentile(seconds, [25, 50, 75])
