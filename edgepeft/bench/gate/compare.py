@@ -187,9 +187,7 @@ def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> li
     for workload in dict.fromkeys(verdict.result.workload for verdict in verdicts):
         speeds = base.gemm_gflops(workload), new.gemm_gflops(workload)
         if not all(speeds):
-            notes.append(
-                f"{workload}: no GEMM rate in both files; a slower host would look like slower code"
-            )
+            notes.append(f"{workload}: no GEMM rate in both files; a slower host would look like slower code")
             continue
         host = 1.0 / ratio_of_medians((1.0,), (1.0,), *speeds).value
         if abs(host - 1.0) > _HOST_MOVED:
