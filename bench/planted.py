@@ -53,9 +53,9 @@ def main() -> None:
                 kind = KINDS[repeat % 2]
                 began = time.monotonic()
                 share = percent / 100 / (cost if kind == "operator" else 1.0)
-                found = _one(plain, share, step_s if kind == "sleep" else None, arguments, seed=repeat)
-                rows.append({"percent": percent, "kind": kind, "seconds": time.monotonic() - began, **found})
-                print(f"{percent:3d} % {kind:8s} {found['verdict']:6s} {found['value']:.3f}", file=sys.stderr)
+                outcome = _one(plain, share, step_s if kind == "sleep" else None, arguments, seed=repeat)
+                rows.append({"percent": percent, "kind": kind, "seconds": time.monotonic() - began, **outcome})
+                print(f"{percent:3d} % {kind:8s} {outcome['verdict']:6s} {outcome['value']:.3f}", file=sys.stderr)
                 if arguments.json:
                     write_json(
                         arguments.json,
@@ -100,8 +100,8 @@ def _step_seconds(subject: BenchSubject) -> float:
 
 def _operator_cost(subject: BenchSubject, arguments: argparse.Namespace) -> float:
     """Share of a step's time over share of its operations: one large product runs faster than a graph."""
-    found = [float(str(_one(subject, TRIED, None, arguments, seed=seed)["value"])) for seed in range(3)]
-    return (1 / float(np.median(found)) - 1) / TRIED
+    ratios = [float(str(_one(subject, TRIED, None, arguments, seed=seed)["value"])) for seed in range(3)]
+    return (1 / float(np.median(ratios)) - 1) / TRIED
 
 
 def _one(
@@ -208,9 +208,9 @@ def _table(rows: list[dict[str, object]]) -> str:
         for kind in (*KINDS, "both"):
             own = [row for row in rows if row["percent"] == percent and kind in ("both", row["kind"])]
             if own:
-                found = sum(row["verdict"] == "slower" for row in own)
+                slower = sum(row["verdict"] == "slower" for row in own)
                 ratio = float(np.median([float(str(row["value"])) for row in own]))
-                lines.append(f"| {percent} % | {kind} | {len(own)} | {found} | {ratio:.3f} |")
+                lines.append(f"| {percent} % | {kind} | {len(own)} | {slower} | {ratio:.3f} |")
     return "\n".join(lines)
 
 

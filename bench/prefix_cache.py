@@ -48,11 +48,11 @@ class Side:
     def step(self, chosen: list[int]) -> float:
         """One update; its loss."""
         start = time.perf_counter()
-        found = self.engine.gradients(self.tensors, chosen, [mask[: len(chosen)] for mask in self.masks])
-        clip(found.gradients, 1.0)
-        self.optimizer.update(self.tensors, found.gradients)
+        result = self.engine.gradients(self.tensors, chosen, [mask[: len(chosen)] for mask in self.masks])
+        clip(result.gradients, 1.0)
+        self.optimizer.update(self.tensors, result.gradients)
         self.seconds.append(time.perf_counter() - start)
-        return found.loss
+        return result.loss
 
 
 def random_rows(bundle: Bundle, n: int, length: int, seed: int) -> Encoded:

@@ -32,12 +32,12 @@ _GIB = 2**30
 _LEAST_MEMORY, _LEAST_DISK = 1 * _GIB, 2 * _GIB  # a base-size backbone: 0.5 GB of weights, 0.8 GB packed
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _RAYON = ("RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS")
-_TRIED = 64 << 20  # bytes of a limit that is only tried, on nobody
+_TRIED = 64 << 20  # bytes of a limit that is only tried, without a process under it
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what is so, and what to do about it."""
+    """The outcome of one check, and what to do about it."""
 
     check: str
     status: Severity
@@ -47,19 +47,19 @@ class Finding:
 
 def findings(root: Path = ROOT) -> list[Finding]:
     """Every check, in the order of the list; a check that fails itself is a finding too."""
-    found: list[Finding] = []
+    everything: list[Finding] = []
     for check in _CHECKS:
         try:
-            found += check(root)
+            everything += check(root)
         except (OSError, ValueError, EdgepeftError, psutil.Error) as error:
-            found.append(Finding(check.__name__.strip("_"), "warning", f"could not be looked at: {error}"))
-    return found
+            everything.append(Finding(check.__name__.strip("_"), "warning", f"could not be looked at: {error}"))
+    return everything
 
 
 def _processor(root: Path) -> Iterator[Finding]:
     proc = root / "proc"
     board, profile = board_name(root), profile_of_board(root)
-    flags = " ".join(isa_flags(proc)) or "no flags told"
+    flags = " ".join(isa_flags(proc)) or "no flags known"
     yield Finding("processor", "ok", f"{cpu_model(proc)} ({flags})")
     if board is not None:
         known = f"bench --profile {profile.name} measures here" if profile else "no shipped profile is its own"
@@ -77,12 +77,12 @@ def _wheels(root: Path) -> Iterator[Finding]:
     for wheel in bad:
         yield Finding("wheels", "bad", wheel.sentence(cpu_model(proc)))
     if not bad:
-        told = ", ".join(f"{name} {version}" for name, version in installed.items())
-        yield Finding("wheels", "ok", f"{told}: none is known to die on this processor")
+        packages = ", ".join(f"{name} {version}" for name, version in installed.items())
+        yield Finding("wheels", "ok", f"{packages}: none is known to die on this processor")
 
 
 def _control_groups(root: Path) -> Iterator[Finding]:
-    """Which ways of limiting work, tried with a small limit on nobody."""
+    """Which ways of limiting work, tried with a small limit and no process under it."""
     ways: dict[str, Callable[[Limits, None], Placement]] = {
         "cgroup v2": lambda limits, cpus: cgroup_v2.prepare(limits, cpus, root / "proc"),
         "cgroup v1": lambda limits, cpus: cgroup_v1.prepare(limits, cpus, root / "proc"),
@@ -97,8 +97,8 @@ def _control_groups(root: Path) -> Iterator[Finding]:
                 refused.append(str(reason) if quota is None else "")
                 continue
             if quota is None:
-                said, advice = "memory can be limited, a CPU quota cannot", "bench --mode calibrated needs a quota."
-                yield Finding("control groups", "warning", f"{name}: {said}", advice)
+                state, advice = "memory can be limited, a CPU quota cannot", "bench --mode calibrated needs a quota."
+                yield Finding("control groups", "warning", f"{name}: {state}", advice)
             else:
                 yield Finding("control groups", "ok", f"{name}: memory, cores and CPU quota can be limited")
             return
@@ -178,17 +178,19 @@ def _condition(root: Path) -> Iterator[Finding]:
     if not now.known:
         yield Finding("condition", "note", "neither temperature, clock nor throttling can be read here")
         return
-    told = []
+    readings = []
     if now.temperature_c is not None:
-        told.append(f"{now.temperature_c:.0f} C")
+        readings.append(f"{now.temperature_c:.0f} C")
     if now.frequency_mhz is not None:
-        told.append(f"{now.frequency_mhz:.0f} MHz")
+        readings.append(f"{now.frequency_mhz:.0f} MHz")
     if now.throttled:
         advice = "Cool the board, or give it a better power supply: it is slower than its profile."
-        yield Finding("condition", "warning", f"{', '.join(told)}; throttles now: {', '.join(now.throttled)}", advice)
+        yield Finding(
+            "condition", "warning", f"{', '.join(readings)}; throttles now: {', '.join(now.throttled)}", advice
+        )
     else:
         yield Finding(
-            "condition", "ok", ", ".join([*told, "not throttled" if now.throttled is not None else ""]).strip(", ")
+            "condition", "ok", ", ".join([*readings, "not throttled" if now.throttled is not None else ""]).strip(", ")
         )
     governor = groups.read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor == "powersave":

@@ -32,7 +32,7 @@ PRODUCTS = frozenset({OperatorClass.MATRIX, OperatorClass.CONV, OperatorClass.CO
 
 
 class GraphKind(StrEnum):
-    """What a whole graph mostly does; a rate that was fitted on one kind says nothing of another."""
+    """What a whole graph mostly does; a rate that was fitted on one kind does not hold for another."""
 
     MATRIX = "matrix"
     CONV = "conv"

@@ -72,7 +72,7 @@ def check_devices(profiles: Sequence[Profile], folder: Path) -> None:
     """See that the page in ``folder`` is what ``write_devices`` writes now.
 
     Raises:
-        EdgepeftError: it is not; the message says what to run.
+        EdgepeftError: it is not; the message names the command to run.
     """
     page = folder / PAGE
     expected = devices_page(profiles, {how: check_predictions(profiles, how) for how in _TITLES})
@@ -90,19 +90,27 @@ def devices_page(profiles: Sequence[Profile], checked: dict[LeftOut, list[Checke
 
 
 def _profile_row(profile: Profile) -> str:
-    found = predict_seconds(encoder(**_ROBERTA), profile)
+    predicted = predict_seconds(encoder(**_ROBERTA), profile)
     memory = f"{profile.memory.value:g} {profile.memory.unit}"
     if profile.memory.variants:
         memory += f" (of {', '.join(f'{size:g}' for size in profile.memory.variants)})"
-    cells = (profile.name, profile.title, profile.cores.value, memory, profile.grade, _rate(found), found.calibration)
+    cells = (
+        profile.name,
+        profile.title,
+        profile.cores.value,
+        memory,
+        profile.grade,
+        _rate(predicted),
+        predicted.calibration,
+    )
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _rate(found: Predicted) -> str:
-    if found.seconds is None or found.interval is None:
-        return "-" if found.at_least is None else f"at most {60 / found.at_least:.0f}"
-    low, high = found.interval
-    return f"{60 / found.seconds:.0f} ({60 / high:.0f} to {60 / low:.0f})"
+def _rate(predicted: Predicted) -> str:
+    if predicted.seconds is None or predicted.interval is None:
+        return "-" if predicted.at_least is None else f"at most {60 / predicted.at_least:.0f}"
+    low, high = predicted.interval
+    return f"{60 / predicted.seconds:.0f} ({60 / high:.0f} to {60 / low:.0f})"
 
 
 def _summary(checked: Iterable[Checked]) -> list[str]:
@@ -136,7 +144,7 @@ def _is_close(one: Checked) -> bool:
 
 
 def _rows(checked: dict[LeftOut, list[Checked]]) -> list[str]:
-    """One a latency, both ways; encoders that differ in width only are summed up above."""
+    """One row for each latency, predicted both ways; encoders that differ in width only are summed up above."""
     by_point = {_key(one): one for one in checked["model"]}
     lines = [
         "The 60 WMT encoders are in the tables above only.",
@@ -182,15 +190,15 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
 
     from edgepeft import drawing
 
-    shown = [one for found in checked.values() for one in found if one.predicted.seconds is not None]
+    shown = [one for rows in checked.values() for one in rows if one.predicted.seconds is not None]
     names = list(dict.fromkeys(one.device for one in shown))
     colours = dict(zip(names, _COLOURS, strict=False))
     with drawing.styled():
         figure = Figure(figsize=(11, 5.6), layout="constrained")
-        for axis, (how, found) in zip(figure.subplots(1, 2, sharey=True), checked.items(), strict=True):
-            _draw(axis, [one for one in found if one.predicted.seconds is not None], colours)
-            count = sum(one in shown for one in found)
-            axis.set(title=f"{_TITLES[how]}\n{count} of {len(found)} latencies can be predicted", xlabel="measured, ms")
+        for axis, (how, rows) in zip(figure.subplots(1, 2, sharey=True), checked.items(), strict=True):
+            _draw(axis, [one for one in rows if one.predicted.seconds is not None], colours)
+            count = sum(one in shown for one in rows)
+            axis.set(title=f"{_TITLES[how]}\n{count} of {len(rows)} latencies can be predicted", xlabel="measured, ms")
         figure.axes[0].set(ylabel="predicted, ms")
         handles = figure.axes[1].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)

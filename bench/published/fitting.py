@@ -73,7 +73,7 @@ def fit(points: Sequence[Point]) -> Calibration:
     """seconds = FLOPs / rate + overhead, by least squares of the relative error; all of one kind and runtime.
 
     Fewer than ten give no overhead, and the geometric mean of their rates.  The error is that of each point from the
-    others: what a fit says of its own points flatters it.
+    others: a fit's error on its own points is too small.
     """
     rate, overhead = _line(points)
     first = points[0]

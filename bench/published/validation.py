@@ -51,7 +51,7 @@ class Checked:
 
 def check_predictions(profiles: Iterable[Profile], left_out: LeftOut) -> list[Checked]:
     """Every latency whose graph is known, device by device."""
-    key, found = _KEYS[left_out], []
+    key, checked = _KEYS[left_out], []
     for profile in profiles:
         points = points_of(profile)
         for hidden in dict.fromkeys(map(key, points)):
@@ -59,8 +59,8 @@ def check_predictions(profiles: Iterable[Profile], left_out: LeftOut) -> list[Ch
             blind = profile.model_copy(update={"calibrations": fit_rates(kept)})
             for point in points:
                 if key(point) == hidden:
-                    found.append(Checked(profile.name, point, left_out, _predict(blind, point)))
-    return found
+                    checked.append(Checked(profile.name, point, left_out, _predict(blind, point)))
+    return checked
 
 
 def _predict(profile: Profile, point: Point) -> Predicted:

@@ -26,7 +26,7 @@ class Suite(Protocol):
 
 def suite_names() -> list[str]:
     """Every suite, by name."""
-    return sorted(found.name for found in pkgutil.iter_modules(__path__) if not found.name.startswith("_"))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def suite_named(name: str) -> Suite:

@@ -43,7 +43,7 @@ def write_bundle(
     delta_weights: DeltaDtype = "fp32",
     seed: int = 0,
 ) -> Path:
-    """A bundle of the named architecture in ``folder``, which is made; the same seed gives the same weights.
+    """Make a bundle of the named architecture in the new ``folder``; the same seed gives the same weights.
 
     Raises:
         UnknownName: no such architecture, method or hyperparameter.
@@ -100,10 +100,10 @@ def _written(folder: Path, task: str, model: onnx.ModelProto, entry: TaskEntry) 
 
 
 def _quantised(backbone: Backbone, graph: onnx.ModelProto) -> dict[str, str]:
-    """The 8-bit weights instead of the checkpoint; ``graph`` reads them then.  What the manifest says of it."""
+    """Replace the checkpoint with 8-bit weights and have ``graph`` read them; return the manifest's fields."""
     from edgepeft.exporting.weights import write_weights
 
-    told = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
-    told["weights"] = write_weights(graph, backbone, backbone.folder, "int8")
+    fields = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
+    fields["weights"] = write_weights(graph, backbone, backbone.folder, "int8")
     backbone.weights.unlink()
-    return told
+    return fields

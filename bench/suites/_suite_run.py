@@ -72,7 +72,7 @@ class SuiteRun:
         weights: WeightsDtype = "fp32",
         delta_weights: DeltaDtype = "fp32",
     ) -> Path:
-        """A bundle of random weights, made at the first call; its weights are packed in the cache."""
+        """Make a bundle of random weights at the first call and pack its weights in the cache; return its folder."""
         folder = self.work / name
         if not folder.exists():
             self.progress(f"making {name}", 0, 1)
@@ -85,7 +85,7 @@ class SuiteRun:
         return folder
 
     def peer(self, name: str) -> Path | str:
-        """A peer's model of the same weights as ``bundle``'s; a string says why there is none."""
+        """A peer's model of the same weights as ``bundle``'s; a string is the reason why there is none."""
         module, package, file = _PEERS[name]
         out = self.work / f"peer-{name}"
         result = out / file
@@ -115,7 +115,7 @@ class SuiteRun:
 
     @contextmanager
     def worker(self, label: str, job: Job) -> Iterator[WorkerProcess]:
-        """A worker that is loaded."""
+        """Start a worker and wait until it is loaded."""
         with WorkerProcess(label, job, self.limits) as worker:
             worker.ready()
             self.in_force = worker.in_force
@@ -124,7 +124,7 @@ class SuiteRun:
     def race(
         self, what: str, racers: Mapping[str, Racer], *, rounds: int | None = None, warmup: int = 2
     ) -> dict[str, list[float]]:
-        """Seconds of each side in every round, in an order shuffled anew; "gemm" is the host's yardstick."""
+        """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick."""
         everyone = {**racers, "gemm": Racer(Job("gemm", self.threads))}
         with ExitStack() as stack:
             sides: dict[str, _Side] = {}
@@ -144,7 +144,7 @@ class SuiteRun:
         return {label: _seconds(one) for label, one in series.items()}
 
     def command(self, arguments: Sequence[str]) -> float:
-        """Wall seconds from the start to the end of ``edgepeft ARGUMENTS``.
+        """Run ``edgepeft ARGUMENTS``; return the wall seconds from its start to its end.
 
         Raises:
             EdgepeftError: it failed.

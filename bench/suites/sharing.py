@@ -71,13 +71,13 @@ def _two_processes(run: SuiteRun, bundle: Path) -> SuiteRow:
 
 def _disk(run: SuiteRun) -> Iterator[SuiteRow]:
     whole = _size(run.bundle("bare"), "model.safetensors")
-    for head, told in (("linear", "linear heads"), (None, "heads of the backbone's kind")):
+    for head, kind in (("linear", "linear heads"), (None, "heads of the backbone's kind")):
         nine = [Structure("pfeiffer", _ALIKE, head=head)]
         fp32 = run.bundle(f"nine-{head}", nine)
         small = run.bundle(f"nine-{head}-int8", nine, weights="int8", delta_weights="fp16")
         for folder, stored, most in ((fp32, "fp32", 1.10), (small, "int8 backbone, fp16 deltas", 0.32)):
             samples = {"bundle": [_size(folder) / _MB], "one fp32 model": [whole / _MB]}
-            what = f"disk of 9 tasks with {told}, {stored}, over one fp32 model"
+            what = f"disk of 9 tasks with {kind}, {stored}, over one fp32 model"
             yield SuiteRow(what, value=_size(folder) / whole, target=Target(most, at_least=False), samples=samples)
 
 

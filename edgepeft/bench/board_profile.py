@@ -1,7 +1,7 @@
-"""A profile of the board one stands on: ``edgepeft profiles new NAME --measure``.
+"""Measures a profile of the board that this runs on: ``edgepeft profiles new NAME --measure``.
 
-Rates are medians of a few steps, each in a worker of its own with nothing limited. The board is looked at
-meanwhile: one that throttles gets a profile of its throttled self, and that is said in the file.
+Rates are medians of a few steps, each in a worker of its own with nothing limited. The board's sensors
+are read meanwhile: the profile of a board that throttles says so in its ``about``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _BASE_NEEDS = 1_600_000_000
 
 @dataclass
 class _Bench:
-    """Starts workers and keeps what the board was like."""
+    """Starts workers, and keeps their samples with the board's condition."""
 
     start: StartFree
     sensors: Sensors
@@ -59,7 +59,7 @@ class _Bench:
     seen: Series = field(default_factory=Series)
 
     def samples(self, label: str, job: Job, batches: Sequence[int] = (0,)) -> Iterator[list[Sample]]:
-        """The steps on each of ``batches``, after one that does not count."""
+        """Samples of the steps on each of ``batches``, after one that does not count."""
         with self.start(label, job) as worker:
             watched = Watched(worker, self.sensors, self.meter)
             for batch in batches:
@@ -81,10 +81,10 @@ def measured_profile(
     root: Path = ROOT,
     progress: ProgressCallback = lambda what, done, total: None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The profile's document and what its reader must know.
+    """Measure this board; the profile's document, and notes on it.
 
     Raises:
-        UsageError: a name that is no profile's, or is a shipped one's.
+        UsageError: a shipped profile has that name.
         EdgepeftError: a worker failed.
     """
     if name in known_profiles():
@@ -121,8 +121,8 @@ def _started(label: str, job: Job) -> AbstractContextManager[Any]:
 
 
 def _figure(value: Any, unit: str, source: str, title: str = "") -> dict[str, Any]:
-    told = {"title": title} if title else {}
-    return {"value": value, "unit": unit, "kind": "measured", **told, "source": source}
+    titled = {"title": title} if title else {}
+    return {"value": value, "unit": unit, "kind": "measured", **titled, "source": source}
 
 
 def _flags(root: Path, made: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _flags(root: Path, made: str) -> dict[str, Any]:
 def _figures(
     bench: _Bench, cores: int, root: Path, sources: tuple[str, str], progress: ProgressCallback
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each figure as it is measured; ``sources``: by us, and by us with ONNX Runtime."""
+    """Each figure as it is measured; ``sources``: wording without and with ONNX Runtime's version."""
     made, with_runtime = sources
     for done, (key, threads) in enumerate((("gemm_one_core", 1), ("gemm_all_cores", cores))):
         progress(f"products on {threads} core(s)", done, 6)
@@ -175,7 +175,7 @@ def _reference(bench: _Bench, cores: int, source: str, progress: ProgressCallbac
 
 
 def _calibration(figures: dict[str, Any], source: str) -> dict[str, Any]:
-    """What predictions multiply with: the products' rate, beside which bytes and operators take time of their own."""
+    """The rate of products, which predictions start from; bytes and operators take time of their own."""
     return {
         "runtime": _RUNTIME,
         "precision": "fp32",
@@ -190,11 +190,13 @@ def _calibration(figures: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _throttling(seen: Series) -> list[str]:
-    found = throttled_samples(seen)
-    if not found:
+    throttled = throttled_samples(seen)
+    if not throttled:
         return []
-    reasons = ", ".join(dict.fromkeys(reason for sample in found for reason in sample))
-    return [f"The board throttled in {len(found)} of {len(seen.samples)} samples ({reasons}); cooled, it is faster."]
+    reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))
+    return [
+        f"The board throttled in {len(throttled)} of {len(seen.samples)} samples ({reasons}); cooled, it is faster."
+    ]
 
 
 def _median(taken: Sequence[Sample]) -> float:

@@ -63,14 +63,14 @@ def command(
 
 
 def _said(comparison: Comparison, base: Path, allowed: float) -> str:
-    found = []
+    sentences = []
     if comparison.regressions:
         labels = "; ".join(verdict.result.label for verdict in comparison.regressions)
-        found.append(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}")
+        sentences.append(f"slower than {base} by more than {allowed:.1%} beyond noise: {labels}")
     if comparison.grown:
         labels = "; ".join(f"{each.name} of {each.of} {each.change:+.2%}" for each in comparison.grown)
-        found.append(f"does more than {base}: {labels}")
-    return ". ".join(found) + "."
+        sentences.append(f"does more than {base}: {labels}")
+    return ". ".join(sentences) + "."
 
 
 def _document(comparison: Comparison, allowed: float) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def command(
 
 def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[str, str]]:
     """``["lora.rank=8"]`` -> ``{"lora": {"rank": "8"}}``; with one method its name may be left out."""
-    found: dict[str, dict[str, str]] = {name: {} for name in methods}
+    by_method: dict[str, dict[str, str]] = {name: {} for name in methods}
     for key, value in settings_of(pairs).items():
         owner, dot, name = key.partition(".")
         if not dot and len(methods) > 1:
@@ -66,10 +66,10 @@ def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[
                 f"write for example --set {methods[0]}.{key}={value}."
             )
         owner, name = (owner, name) if dot else (methods[0], key)
-        if owner not in found:
+        if owner not in by_method:
             raise UsageError(f"--set {key}={value} is for {owner}; the methods to count are {', '.join(methods)}.")
-        found[owner][name] = value
-    return found
+        by_method[owner][name] = value
+    return by_method
 
 
 def _architecture(backbone: str) -> tuple[Architecture, str]:

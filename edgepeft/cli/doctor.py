@@ -34,32 +34,32 @@ def command(
     from edgepeft.cli._output import print_json, table_console
     from edgepeft.doctor import findings
 
-    found = findings()
+    rows = findings()
     held: list[TrialResult] = []
     if try_limits:
         from edgepeft.limits import trial
 
         held = trial.try_limits()
     if as_json:
-        document = {"findings": [asdict(one) for one in found]}
+        document = {"findings": [asdict(one) for one in rows]}
         print_json({**document, "limits": [asdict(one) for one in held]} if try_limits else document)
     else:
         console = table_console()
-        console.print(_table(found))
+        console.print(_table(rows))
         if held:
             console.print(_limits(held))
-    bad = [one.found for one in found if one.status == "bad"]
+    bad = [one.found for one in rows if one.status == "bad"]
     if bad:
         raise EdgepeftError(" ".join(bad))
 
 
-def _table(found: list[Finding]) -> Table:
+def _table(rows: list[Finding]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table("check", "", "found", "to do", box=box.SIMPLE_HEAD)
-    for one in found:
+    for one in rows:
         cells = (one.check, one.status, one.found, one.advice)
         table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
     return table

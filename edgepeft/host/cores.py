@@ -31,8 +31,8 @@ def affinity_of(pid: int) -> tuple[int, ...]:
 def cpu_quota(proc: Path = groups.PROC) -> float | None:
     """Cores' worth of time that control groups (v1 or v2) give this process; None if unlimited."""
     own = groups.groups_of("self", proc)
-    found = (quota.tightest_v2(own.get(groups.UNIFIED)), quota.tightest_v1(own.get("cpu")))
-    return min((cores for cores in found if cores is not None), default=None)
+    quotas = (quota.tightest_v2(own.get(groups.UNIFIED)), quota.tightest_v1(own.get("cpu")))
+    return min((cores for cores in quotas if cores is not None), default=None)
 
 
 def usable_cores(proc: Path = groups.PROC) -> int:
@@ -70,8 +70,8 @@ def _rank(cpu: int, allowed: Iterable[int], cpus: Path) -> int:
 
 def _numbers(text: str) -> set[int]:
     """``0-1,8`` -> {0, 1, 8}."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers

@@ -1,4 +1,4 @@
-"""Energy that a board says it takes: a counter, or a power sensor that is read while the work runs.
+"""Energy that a board's own meter gives: a counter, or a power sensor that is read while the work runs.
 
 Counters: Linux's powercap (Intel's and AMD's RAPL) and ``energy1_input`` of a monitor at a shunt. Power: such a
 monitor's ``power1_input``, or voltage times current of an INA3221, which the Jetsons have at their input
@@ -41,8 +41,8 @@ class Meter:
         self._counter = _counter(root)
         self._power: Callable[[], float | None] | None = None
         self.source = self._counter and "counter " + self._counter[0]
-        if self._counter is None and (found := _power(root, vcgencmd or shutil.which("vcgencmd"))) is not None:
-            self.source, self._power = found
+        if self._counter is None and (power := _power(root, vcgencmd or shutil.which("vcgencmd"))) is not None:
+            self.source, self._power = power
 
     def __enter__(self) -> Self:
         self.joules = None
@@ -119,7 +119,7 @@ def _product(millivolts: float | None, milliamperes: float | None) -> float | No
 
 
 def _pmic(vcgencmd: str) -> float | None:
-    """Watts over all rails of which both current and voltage are told."""
+    """Watts over all rails of which both current and voltage are given."""
     try:
         done = subprocess.run(
             [vcgencmd, "pmic_read_adc"],

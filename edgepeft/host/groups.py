@@ -70,7 +70,7 @@ def _lines(path: Path) -> list[str]:
 
 def _mounts(proc: Path) -> dict[str, tuple[str, Path]]:
     """Controller -> (the group that is mounted, where), from mountinfo; UNIFIED for version 2."""
-    found: dict[str, tuple[str, Path]] = {}
+    mounts: dict[str, tuple[str, Path]] = {}
     for line in _lines(proc / "self" / "mountinfo"):
         before, _, after = line.partition(" - ")
         kind, *rest = after.split()
@@ -79,8 +79,8 @@ def _mounts(proc: Path) -> dict[str, tuple[str, Path]]:
         _, _, _, root, point, *_ = before.split()
         controllers = [UNIFIED] if kind == "cgroup2" else rest[-1].split(",")
         for controller in controllers:
-            found.setdefault(controller, (_unescape(root), Path(_unescape(point))))
-    return found
+            mounts.setdefault(controller, (_unescape(root), Path(_unescape(point))))
+    return mounts
 
 
 def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
@@ -93,13 +93,13 @@ def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
         lines = _lines(proc / str(pid) / "cgroup")
     except OSError:  # not Linux, or the process is gone
         return {}
-    found = {}
+    folders = {}
     for line in lines:
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             if controller in mounts and (folder := _folder(path, *mounts[controller])) is not None:
-                found[controller] = folder
-    return found
+                folders[controller] = folder
+    return folders
 
 
 def _folder(path: str, root: str, point: Path) -> Path | None:
@@ -121,7 +121,7 @@ def write(path: Path, value: object) -> None:
     """Write a control file, which must exist: a missing one means a missing controller.
 
     Raises:
-        OSError: EBUSY, EINVAL, EACCES, ... as the kernel says.
+        OSError: EBUSY, EINVAL, EACCES, ... as the kernel has it.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC)
     try:
@@ -169,19 +169,19 @@ def make_child(own: Path) -> Path:
 
 
 def leftovers(proc: Path = PROC) -> list[Path]:
-    """Groups inside the own ones that an edgepeft left which was killed outright."""
+    """Groups that a killed edgepeft process left inside this process's own ones."""
     return sorted({folder for own in groups_of("self", proc).values() for folder in _left_in(own)})
 
 
 def _left_in(own: Path) -> list[Path]:
-    found = []
+    left = []
     for folder in own.glob(f"{_PREFIX}-*-*"):
         _, owner, rest = folder.name.split("-", 2)
-        # Numbers of another process namespace say nothing here: only an empty group is surely nobody's then.
+        # Numbers of another process namespace mean other processes here: only an empty group is surely left over.
         ours = rest.partition(".")[0] == _namespace() or not read(folder / "cgroup.procs")
         if owner.isdigit() and not psutil.pid_exists(int(owner)) and ours:
-            found.append(folder)
-    return found
+            left.append(folder)
+    return left
 
 
 def _namespace() -> str:
@@ -193,13 +193,13 @@ def _namespace() -> str:
 
 
 def _sweep(own: Path) -> None:
-    """Remove what killed runs left, and what still runs there: a worker without its parent works for nobody."""
+    """Remove what killed runs left, and what still runs there: a worker without its parent has no reader."""
     for folder in _left_in(own):
         remove(folder)
 
 
 def remove(folder: Path, *, attempts: int = 100) -> None:
-    """Kill whoever is in the group and remove it; waits up to a second for the kernel to let go."""
+    """Kill every process in the group and remove it; waits up to a second for the kernel to finish."""
     for _ in range(attempts):
         for pid in (read(folder / "cgroup.procs") or "").split():
             if int(pid) not in (0, os.getpid()):  # 0: a process of another namespace

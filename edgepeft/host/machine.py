@@ -12,9 +12,9 @@ import psutil
 
 from edgepeft import __version__
 from edgepeft.host import groups
-from edgepeft.host.cores import cpu_quota, thread_count, usable_cores
+from edgepeft.host.cores import cpu_quota, usable_cores
 
-__all__ = ["cpu_model", "host_facts", "isa_flags", "memory_bytes", "thread_count", "usable_cores", "versions"]
+__all__ = ["cpu_model", "host_facts", "isa_flags", "memory_bytes", "versions"]
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 
@@ -39,16 +39,16 @@ _ARM_PARTS = {
 
 def _cpuinfo(proc: Path) -> dict[str, str]:
     """The first processor's entry of /proc/cpuinfo, and what follows the last one."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for line in (groups.read(proc / "cpuinfo") or "").splitlines():
         key, separator, value = line.partition(":")
         if separator:
-            found.setdefault(key.strip(), value.strip())
-    return found
+            entries.setdefault(key.strip(), value.strip())
+    return entries
 
 
 def cpu_model(proc: Path = groups.PROC) -> str:
-    """The processor's name; on ARM the core's and, where it says so, the board's."""
+    """The processor's name; on ARM the core's and, where /proc/cpuinfo has it, the board's."""
     info = _cpuinfo(proc)
     if "model name" in info:
         return info["model name"]
@@ -76,14 +76,14 @@ def memory_bytes(proc: Path = groups.PROC) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Version of edgepeft, Python and whatever of the stack is installed; nothing is imported for it."""
-    found = {"edgepeft": __version__, "python": platform.python_version()}
+    """Version of edgepeft, Python and whatever of the stack is installed; nothing is imported."""
+    installed = {"edgepeft": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def host_facts() -> dict[str, Any]:

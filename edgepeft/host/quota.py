@@ -26,22 +26,22 @@ def _up(folder: Path | None) -> Iterator[Path]:
 
 def tightest_v1(folder: Path | None) -> float | None:
     """The quota that decides in a version 1 group, in cores; None if unlimited."""
-    found = []
+    quotas = []
     for group in _up(folder):
         quota = int(groups.read(group / "cpu.cfs_quota_us") or "-1")
         if quota > 0:
-            found.append(quota / int(groups.read(group / "cpu.cfs_period_us") or _PERIOD_US))
-    return min(found, default=None)
+            quotas.append(quota / int(groups.read(group / "cpu.cfs_period_us") or _PERIOD_US))
+    return min(quotas, default=None)
 
 
 def tightest_v2(folder: Path | None) -> float | None:
     """The quota that decides in a version 2 group, in cores; None if unlimited."""
-    found = []
+    quotas = []
     for group in _up(folder):
         quota, _, period = (groups.read(group / "cpu.max") or "max").partition(" ")
         if quota != "max":
-            found.append(int(quota) / int(period))
-    return min(found, default=None)
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
 
 
 def throttled(folder: Path | None) -> tuple[int, int] | None:

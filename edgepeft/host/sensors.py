@@ -38,7 +38,7 @@ _CPU_COOLING = re.compile(r"cpufreq|^Processor$|cpu", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Conditions:
-    """One reading; None where the board does not say. ``throttled``: the reasons, empty where there is none."""
+    """One reading; None where the board has no such sensor. ``throttled``: the reasons, empty where there is none."""
 
     temperature_c: float | None
     frequency_mhz: float | None
@@ -46,7 +46,7 @@ class Conditions:
 
     @property
     def known(self) -> bool:
-        """Whether the board says anything at all."""
+        """Whether the board has any of these sensors."""
         return (self.temperature_c, self.frequency_mhz, self.throttled) != (None, None, None)
 
 
@@ -73,11 +73,11 @@ class Sensors:
 
     def _temperature(self) -> float | None:
         """The hottest of the zones at the processor, else of all, in degrees Celsius."""
-        found: dict[bool, list[float]] = {True: [], False: []}
+        by_kind: dict[bool, list[float]] = {True: [], False: []}
         for zone in self._root.glob("sys/class/thermal/thermal_zone*"):
             if (milli := number(zone / "temp")) is not None:
-                found[bool(_CPU_ZONE.search(groups.read(zone / "type") or ""))].append(milli / 1000)
-        return max(found[True] or found[False], default=None)
+                by_kind[bool(_CPU_ZONE.search(groups.read(zone / "type") or ""))].append(milli / 1000)
+        return max(by_kind[True] or by_kind[False], default=None)
 
     def _frequency(self) -> float | None:
         """The median of the processors' clocks, in MHz."""

@@ -1,4 +1,4 @@
-"""Wheels that are known to die on a processor, refused by name: a SIGILL in a compiled library says nothing.
+"""Wheels that are known to die on a processor, refused by name: a SIGILL in a compiled library comes without a message.
 
 Tried on a Cortex-A72 (no LSE atomics, ``atomics`` in the kernel's names): onnxruntime 1.21.0 and torch 2.10.0 execute
 such instructions without asking whether they are there.
@@ -28,7 +28,7 @@ class BadWheel:
     instead: str
 
     def sentence(self, processor: str) -> str:
-        """What happens there and what to do."""
+        """The message: what happens there, and what to do."""
         return (
             f"{self.package} {self.version} dies with an illegal instruction on {processor}, which is Armv8.0 "
             f"(no {self.needs}). Install another: pip install '{self.instead}'."
@@ -52,7 +52,7 @@ def bad_wheels(installed: Mapping[str, str], missing: Collection[str]) -> list[B
 
 
 def refuse_bad_wheels(*packages: str, proc: Path = groups.PROC) -> None:
-    """Call before the packages are imported.
+    """Refuse packages that would kill this process; call it before they are imported.
 
     Raises:
         EdgepeftError: one of them would kill this process.

@@ -1,4 +1,4 @@
-"""From what was asked and what was read back to what a result may claim."""
+"""Judges limits: from the requested and the read-back ones to what a result may claim."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def judge(limits: Limits, placement: Placement, report: LauncherReport, refused:
     if limits.cpu_quota is not None:
         grades.append(quota is not None and abs(quota - limits.cpu_quota) <= _QUOTA_STEP)
         if not grades[-1]:
-            found = "none" if quota is None else f"{quota:g}"
-            notes.append(f"a quota of {limits.cpu_quota:g} cores was asked for, {found} is in force")
+            in_force = "none" if quota is None else f"{quota:g}"
+            notes.append(f"a quota of {limits.cpu_quota:g} cores was asked for, {in_force} is in force")
     if refused and placement.backend != "cgroup v1":  # without version 2, version 1 is the ordinary way
         notes.append(f"not used: {'; '.join(refused)}")
     anything = any(grades) or _restricts(limits, report, placement)
@@ -54,20 +54,20 @@ def _cores(asked: int, inside: int, notes: list[str]) -> int:
     return inside
 
 
-def _memory(asked: int, found: int | None, notes: list[str]) -> tuple[int | None, bool]:
+def _memory(asked: int, in_force: int | None, notes: list[str]) -> tuple[int | None, bool]:
     """Bytes in force, and whether they are those asked for (limits are kept in whole pages)."""
     host = psutil.virtual_memory().total
     if host < asked:
         notes.append(f"the host has {host} bytes of memory, the profile {asked}: it ends earlier than the device")
-        found = host if found is None else min(found, host)
-        return found, False
-    if found is None:
+        in_force = host if in_force is None else min(in_force, host)
+        return in_force, False
+    if in_force is None:
         notes.append("memory is not limited")
         return None, False
-    if abs(found - asked) >= mmap.PAGESIZE:
-        notes.append(f"{asked} bytes of memory were asked for, {found} are in force")
-        return found, False
-    return found, True
+    if abs(in_force - asked) >= mmap.PAGESIZE:
+        notes.append(f"{asked} bytes of memory were asked for, {in_force} are in force")
+        return in_force, False
+    return in_force, True
 
 
 def _restricts(limits: Limits, report: LauncherReport, placement: Placement) -> bool:

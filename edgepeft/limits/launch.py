@@ -1,4 +1,4 @@
-"""Start a program through the launcher: it enters the limits, reports, waits for a word, becomes the work.
+"""Starts a program through the launcher, which enters the limits, reports, waits for a byte, and becomes the work.
 
 The work starts only after the parent has read back what is in force, so a backend that turns out
 not to hold is given up before anything ran under it.
@@ -77,7 +77,7 @@ class Launch:
         """What the launcher sees inside the limits; it waits for :meth:`go` now.
 
         Raises:
-            Unavailable: it could not enter, or said nothing.
+            Unavailable: it could not enter, or did not report.
             NoMemoryToStart: the limit is too small for itself.
         """
         seen = self._next()
@@ -98,7 +98,7 @@ class Launch:
             NoMemoryToStart: the program cannot even be loaded.
             UsageError: there is no such program.
         """
-        with contextlib.suppress(BrokenPipeError):  # it died meanwhile: the next line tells
+        with contextlib.suppress(BrokenPipeError):  # it died meanwhile: the next line finds that out
             os.write(self._go, b"g")
         failure = self._next()  # the end of the pipe is the good case: it closes with the exec
         if failure is None:
@@ -122,7 +122,7 @@ class Launch:
     def _gone(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)  # a kill for memory is counted by then
-        # A scope's counters went with it; nobody else kills a launcher in its first milliseconds.
+        # A scope's counters went with it; nothing else kills a launcher in its first milliseconds.
         if self._placement.oom_kills() or self.process.poll() == -signal.SIGKILL:
             raise NoMemoryToStart
 
@@ -137,7 +137,7 @@ class Launch:
                     stream.close()
 
     def release(self) -> None:
-        """Let the keeper go, and with it the place it kept."""
+        """End the keeper, and with it the place that it kept."""
         self._close_ours()
 
     def _close_ours(self) -> None:

@@ -1,4 +1,4 @@
-"""Enter the limits, report what is seen there, become the work: ``launcher.py SPEC PROGRAM ARGUMENTS...``.
+"""Enters the limits, reports what is seen there, becomes the work: ``launcher.py SPEC PROGRAM ARGUMENTS...``.
 
 Run as a file by ``python -I -S``, so it uses the standard library alone and starts in a few
 milliseconds whatever the work's environment is. SPEC is JSON: ``report_fd``, ``go_fd``, ``keeper_fd``,
@@ -50,7 +50,7 @@ def _cpus() -> list[int]:
 
 
 def _leave_keeper(descriptor: int) -> None:
-    """A process that ends when the parent closes its pipe: a scope lives as long as somebody is in it."""
+    """Start a process that ends when the parent closes its pipe: a scope lives as long as a process is in it."""
     # Through a shell that ends at once: the work must not find a child that it did not start.
     script = "exec 3<&0; cat <&3 >/dev/null 2>&1 &"
     subprocess.run(["sh", "-c", script], stdin=descriptor, start_new_session=True, check=True)
@@ -73,7 +73,7 @@ def _tell(descriptor: int, document: dict[str, Any]) -> None:
 
 
 def main(spec_text: str, argv: list[str]) -> int:
-    """Enter, report, wait for the word, exec. Returns only if the work could not be started (127)."""
+    """Enter, report, wait for a byte, exec. Returns only if the work could not be started (127)."""
     spec = json.loads(spec_text)
     report_fd, go_fd = int(spec["report_fd"]), int(spec["go_fd"])
     os.set_inheritable(report_fd, False)

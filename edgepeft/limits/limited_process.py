@@ -38,7 +38,7 @@ BACKENDS: tuple[Prepare, ...] = (
 
 _LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in
 
-# What a program says when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
+# What a program prints when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
 # dynamic linker, ONNX Runtime, torch.
 _OUT_OF_MEMORY = (
     "memoryerror",
@@ -54,7 +54,7 @@ _OUT_OF_MEMORY = (
 class LimitedProcess:
     """A program running under limits; a context manager that leaves nothing behind.
 
-    ``in_force`` says what limits it, ``popen`` is the running process. Leaving the block kills the
+    ``in_force`` is what limits it, ``popen`` the running process. Leaving the block kills the
     program if it still runs, and removes its groups; the counters stay readable afterwards.
 
     Raises:
@@ -75,6 +75,19 @@ class LimitedProcess:
         text: bool = False,
         backends: Sequence[Prepare] = BACKENDS,
     ):
+        """Start it.
+
+        Args:
+            argv: The program and its arguments.
+            limits: Cores, memory and quota.
+            env: As for :class:`subprocess.Popen`, like ``cwd``, ``stdin``, ``stdout``, ``stderr`` and ``text``.
+            cwd: The folder to start in.
+            stdin: A pipe by default.
+            stdout: A pipe by default.
+            stderr: This process's own by default.
+            text: Whether the pipes carry text.
+            backends: Ways to limit, tried in order.
+        """
         self.limits = limits
         self._launch: Launch | None = None
         self._final: tuple[int, int | None] | None = None
@@ -123,7 +136,7 @@ class LimitedProcess:
         return self._launch.process
 
     def change_quota(self, cores: float) -> float:
-        """Give the running program another quota; the one read back, which a group around it may hold lower.
+        """Give the running program another quota; return the one in force, lower where a group around it is tighter.
 
         Raises:
             EdgepeftError: it has none that could be changed, or the kernel refuses.
@@ -179,7 +192,7 @@ class LimitedProcess:
         return self._resident_peak
 
     def raise_if_out_of_memory(self, stderr: str = "") -> None:
-        """Call when the program failed; ``stderr`` (its last words) tells under RLIMIT_AS.
+        """Call when the program failed; ``stderr`` (its last words) is the evidence under RLIMIT_AS.
 
         Raises:
             DoesNotFit: it was stopped for memory.
@@ -188,7 +201,7 @@ class LimitedProcess:
             raise self._error()
 
     def _was_refused(self, words: str) -> bool:
-        """Whether the program got no more address space, as far as it says or can be told."""
+        """Whether the program got no more address space, by its own words or by how it ended."""
         allowed = self._placement.address_space_bytes
         if allowed is None:
             return False

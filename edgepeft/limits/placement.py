@@ -1,4 +1,4 @@
-"""What is asked of a child process, what is in force on it, and what a backend has to offer.
+"""Requested limits, limits in force, and the interface of a backend.
 
 A backend is one file with a ``prepare`` function. It makes whatever holds the limits (a cgroup, a
 systemd scope, nothing) and returns a :class:`Placement`: how the launcher enters it, how the parent
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class InForce:
-    """The limits as read back from the kernel, which is not always what was asked.
+    """The limits as read back from the kernel, which are not always the requested ones.
 
     ``cores``: processors the child may run on. ``memory_bytes``: None where nothing limits it.
     ``emulation``: "full" if cores and memory are both exactly as asked, "none" if neither holds.
@@ -120,7 +120,7 @@ class Placement:
         raise Unavailable(f"{self.backend} has no CPU quota")
 
     def throttled(self) -> tuple[int, int] | None:
-        """Periods of the quota, and in how many of them it was used up; None where nobody counts."""
+        """Periods of the quota, and in how many of them it was used up; None where they are not counted."""
         return None
 
     def holds(self, pid: int) -> bool:

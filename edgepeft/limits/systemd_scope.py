@@ -38,13 +38,13 @@ class Scope(Placement):
 
     def entered(self, report: LauncherReport) -> None:
         """Find the scope's memory group, version 2's or 1's."""
-        found = groups.groups_of(report.pid, self.proc)
-        self.files = groups.V1 if "memory" in found else groups.V2
-        folder = found.get("memory", found.get(groups.UNIFIED))
+        own = groups.groups_of(report.pid, self.proc)
+        self.files = groups.V1 if "memory" in own else groups.V2
+        folder = own.get("memory", own.get(groups.UNIFIED))
         if folder is None or self.unit not in folder.name:
             raise Unavailable("systemd-run started the child outside its scope")
         self.folder = folder
-        self.cpu_folder = found.get("cpu")
+        self.cpu_folder = own.get("cpu")
 
     def memory_in_force(self, report: LauncherReport) -> int | None:
         """The smallest limit from the scope's group up."""
@@ -57,7 +57,7 @@ class Scope(Placement):
         return quota.tightest_v2(self.folder)
 
     def change_quota(self, cores: float) -> None:
-        """Ask systemd: what it does not know of, it may undo."""
+        """Set it through systemd, which may undo what others set."""
         command = [shutil.which("systemctl") or "systemctl", "set-property", "--runtime"]
         user = [] if os.geteuid() == 0 else ["--user"]
         _probe([*command, *user, f"{self.unit}.scope", f"CPUQuota={_percent(cores)}"])
@@ -120,7 +120,7 @@ def _properties(limits: Limits, cpus: Sequence[int] | None) -> list[str]:
 
 
 def _percent(cores: float) -> str:
-    """Of one core, to the tenth that systemd knows (systemd.resource-control(5))."""
+    """Of one core, to the tenth, which is systemd's precision (systemd.resource-control(5))."""
     return f"{100 * cores:.1f}%".replace(".0%", "%")
 
 
@@ -132,5 +132,5 @@ def _probe(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{Path(command[0]).name} does not answer ({type(error).__name__})") from error
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise Unavailable(f"{Path(command[0]).name} refused: {said[0]}")
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise Unavailable(f"{Path(command[0]).name} refused: {lines[0]}")

@@ -67,10 +67,10 @@ def try_limits(
         EdgepeftError: no backend works.
     """
     cores = usable_cores()
-    found = [_memory(backends)]
-    found += [_cores(number, backends) for number in sorted({1, cores})]
-    found += [_share(share * cores, backends, seconds) for share in shares]
-    return found
+    results = [_memory(backends)]
+    results += [_cores(number, backends) for number in sorted({1, cores})]
+    results += [_share(share * cores, backends, seconds) for share in shares]
+    return results
 
 
 def _memory(backends: Sequence[Prepare]) -> TrialResult:

@@ -17,7 +17,7 @@ _HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
 
 @dataclass(frozen=True)
 class Processor:
-    """A device's name, and what its arithmetic is known to lack."""
+    """A device's name, and which arithmetic it is known to lack."""
 
     name: str
     lacks_dot_product: bool
@@ -26,14 +26,14 @@ class Processor:
 
 
 def of_profile(profile: Profile) -> Processor:
-    """As the profile says; what it says nothing about is not held against it."""
+    """The processor of a profile; an instruction that the profile does not mention counts as there."""
     absent, present = set(profile.isa.absent), set(profile.isa.value)
     no_dot, no_half = (bool(absent & set(names)) and not present & set(names) for names in (_DOT, _HALF))
     return Processor(profile.name, no_dot, no_half, profile)
 
 
 def of_host(proc: Path = groups.PROC) -> Processor:
-    """This host, if it is an Arm one: on others ONNX Runtime's 8-bit kernels have ways of their own."""
+    """This host, if it is an Arm one: on others ONNX Runtime has other 8-bit kernels."""
     flags = set(isa_flags(proc))
     arm = "asimd" in flags
     return Processor(cpu_model(proc), arm and not flags & set(_DOT), arm and not flags & set(_HALF))
@@ -41,18 +41,18 @@ def of_host(proc: Path = groups.PROC) -> Processor:
 
 def missing_arithmetic(processor: Processor, *, int8: bool, fp16: bool) -> list[str]:
     """A sentence for each kind of weights that is stored and that the processor has no arithmetic for."""
-    found = []
+    costs = []
     if int8 and processor.lacks_dot_product:
-        found.append(
+        costs.append(
             f"int8 on {processor.name}: it has no dot product ({_DOT[0]}), so 8-bit numbers are widened before they "
             f"are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
         )
     if fp16 and processor.lacks_half:
-        found.append(
+        costs.append(
             f"half precision on {processor.name}: it has no fp16 arithmetic ({_HALF[0]}), so values are widened to "
             "fp32 when they are loaded. The file is half the size; neither time nor memory is saved."
         )
-    return found
+    return costs
 
 
 def _published(profile: Profile | None) -> str:

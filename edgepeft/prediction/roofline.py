@@ -2,7 +2,7 @@
 
 Products take the longer of their FLOPs over the calibrated rate and their weights over the memory bandwidth (Williams,
 Waterman and Patterson, 2009, "Roofline", doi:10.1145/1498765.1498785).  The rate is the profile's calibration row for
-the runtime, the precision and the kind of graph.  Without one for the runtime, another's is taken and the result says
+the runtime, the precision and the kind of graph.  Without one for the runtime, another's is taken and the result states
 "uncalibrated"; without any of that kind of graph there is no latency at all, only the least that it can be.
 """
 
@@ -57,7 +57,7 @@ class Predicted:
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """For a document."""
+        """Plain data for a document."""
         return {
             "latency_s": self.seconds,
             "interval_s": self.interval,
@@ -77,7 +77,7 @@ def predict_seconds(
     precision: str = "fp32",
     threads: int | None = None,
 ) -> Predicted:
-    """One run of ``works`` on the device, all cores unless ``threads`` says less."""
+    """Predict one run of ``works`` on the device, on all cores unless ``threads`` is smaller."""
     kind, speed = graph_kind_of(works), bandwidth(profile)
     at_least = _at_least(works, profile) if precision == "fp32" else None
     notes: list[str] = []
@@ -125,7 +125,7 @@ def _classes(
     rate = row.value * 1e9 * scale
     # A whole model's rate has its products' waits for memory in it, as far as they were not the most of its time.
     waits = row.whole and _reading(works, speed) > product_flops(works) / rate
-    found: dict[OperatorClass, ClassTime] = {}
+    times: dict[OperatorClass, ClassTime] = {}
     for kind in OperatorClass:
         own = [work for work in works if work.kind is kind]
         if not own or kind is OperatorClass.NONE:
@@ -138,8 +138,8 @@ def _classes(
                 seconds, bound = 0.0, "in the rate"
         else:
             seconds, bound = _apart(own, row, rate, speed)
-        found[kind] = ClassTime(len(own), flops, n_bytes, seconds, bound)
-    return found
+        times[kind] = ClassTime(len(own), flops, n_bytes, seconds, bound)
+    return times
 
 
 def _apart(works: Sequence[Work], row: Calibration, rate: float, speed: float | None) -> tuple[float, _Bound]:
@@ -200,7 +200,7 @@ def _row(profile: Profile, works: Sequence[Work], asked: _Asked, notes: list[str
 
 
 def _threads(row: Calibration, profile: Profile) -> int:
-    """A runtime that is not told takes all cores."""
+    """The number of threads; a runtime takes all cores by default."""
     return row.threads or profile.cores.value
 
 

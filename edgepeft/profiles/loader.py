@@ -1,4 +1,4 @@
-"""Find and read profiles: shipped ones by name, a user's own by the path of its file."""
+"""Finds and reads profiles: shipped ones by name, a user's own by the path of its file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def known_profiles() -> tuple[str, ...]:
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
-    """A shipped profile by name, or the file at a path that ends in ``.toml``; ``rpi4:memory=2GB`` is its variant.
+    """Read a shipped profile by name, or the file at a path that ends in ``.toml``; ``rpi4:memory=2GB`` is its variant.
 
     Raises:
         UnknownName: no shipped profile of that name.
@@ -45,16 +45,16 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     asked, colon, settings = str(name_or_path).partition(":")
     if asked.endswith(_SUFFIX):
-        found = _read(_at_home(Path(asked)))
+        profile = _read(_at_home(Path(asked)))
     elif asked in known_profiles():
-        found = _read(data_folder("profiles") / f"{asked}{_SUFFIX}")
+        profile = _read(data_folder("profiles") / f"{asked}{_SUFFIX}")
     else:
         raise UnknownName("profile", asked, known_profiles())
-    return with_settings(found, settings.split(",")) if colon else found
+    return with_settings(profile, settings.split(",")) if colon else profile
 
 
 def _at_home(path: Path) -> Path:
-    """``~`` as the user's home; a user who is not there, or has none, leaves the path as it is."""
+    """``~`` as the user's home; an unknown user, or one without a home, leaves the path as it is."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -80,9 +80,9 @@ def _read(path: Path) -> Profile:
 
 def _explain(error: ValidationError) -> str:
     """The first three things wrong, each as ``key: what``."""
-    found = error.errors(include_url=False)
-    parts = [_sentence(dict(one)) for one in found[:3]]
-    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    mistakes = error.errors(include_url=False)
+    parts = [_sentence(dict(one)) for one in mistakes[:3]]
+    more = f"; and {len(mistakes) - 3} more" if len(mistakes) > 3 else ""
     return "; ".join(dict.fromkeys(parts)) + more
 
 

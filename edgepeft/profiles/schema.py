@@ -1,6 +1,6 @@
 """What a profile file may say. Every figure carries value, unit, kind and source.
 
-The kind says how far a figure can be trusted: ``measured`` on the device by somebody who is named,
+The kind says how far a figure can be trusted: ``measured`` on the device by a named source,
 ``spec`` from a data sheet or the paper that is reproduced, ``derived`` by arithmetic that the source
 states, ``unsourced`` general knowledge, the only kind that may go without a source.
 """

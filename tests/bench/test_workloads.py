@@ -96,7 +96,7 @@ def test_tuning_a_delta_moves_no_tensor_of_the_model(bundle, loaded):
 def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
     deltas = []
     fresh = _torch.job_delta
-    monkeypatch.setattr(_torch, "fresh_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
+    monkeypatch.setattr(_torch, "job_delta", lambda *a: deltas.append(fresh(*a)) or deltas[0])
     prepared = finetune_pytorch.prepare(job(bundle, "x", **TASK))
     before = copied(deltas[0])
     prepared.step(0)
@@ -134,7 +134,7 @@ def test_both_engines_take_the_same_step(bundle, monkeypatch):
         deltas.append(delta)
         return delta
 
-    monkeypatch.setattr(_torch, "fresh_delta", started)
+    monkeypatch.setattr(_torch, "job_delta", started)
     finetune_pytorch.prepare(job(bundle, "x", **TASK)).step(0)
     assert gradients.keys() == seen["found"].gradients.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())

@@ -2,7 +2,7 @@
 
 A quota scales all work alike, so one iteration with t the seconds of a pass is q <- q t / t_device, repeated until
 the mean of several passes is within ``TOLERANCE`` of the device's, twice in a row. What scales alike stays unlike
-where host and device are: memory bandwidth and what one thread gets are measured afterwards, and told.
+where host and device are: memory bandwidth and what one thread gets are measured afterwards and reported.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ class Residual:
         return self.here / self.device
 
     def sentence(self) -> str:
-        """For people."""
+        """The residual in words."""
         return f"{self.work}: {self.here:.3g} {self.unit} here, {self.device:.3g} on the device (x {self.ratio:.2f})"
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """The quota that was found, and what it was found from. ``host_s``: a pass without a quota."""
+    """The quota and the trials that led to it. ``host_s``: seconds of a pass without a quota."""
 
     quota: float
     cores: int
@@ -109,7 +109,7 @@ class Calibrated:
 
     @property
     def error(self) -> float:
-        """Of the rate: above 0 this host, so limited, is faster than the device."""
+        """Relative error of the rate: above 0 this host, so limited, is faster than the device."""
         return self.target_s / self.achieved_s - 1
 
     @property
@@ -136,13 +136,17 @@ def calibrate(
     name = f"{reference.model}, {reference.runtime} {reference.precision}".strip()
     progress(f"calibrating: {name}", 0, _MOST_TRIALS)
     with start("the reference", Job("reference", cores, settings=reference.shapes), float(cores)) as worker:
-        trials = [_trial(worker, worker.change_quota(float(cores)), warm=1)]  # less where a group around us says so
+        trials = [
+            _trial(worker, worker.change_quota(float(cores)), warm=1)
+        ]  # less where a group around this process has less
         host = trials[0].mean
         _refuse_slow_host(profile, target, host, reference.flops)
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
     quota = trials[-1].quota
-    residuals = [found for measure in (_memory, _one_thread) if (found := measure(profile, start, quota)) is not None]
+    residuals = [
+        residual for measure in (_memory, _one_thread) if (residual := measure(profile, start, quota)) is not None
+    ]
     return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), tuple(residuals))
 
 
@@ -207,7 +211,7 @@ def _memory(profile: Profile, start: StartAt, quota: float) -> Residual | None:
 
 
 def _one_thread(profile: Profile, start: StartAt, quota: float) -> Residual | None:
-    """The reference on one thread, which a quota gives what it gives all of them, where the device's is known."""
+    """The reference on one thread, where the device's is known: a quota gives one thread as much as all."""
     reference = profile.reference
     assert reference is not None  # the caller has looked
     asked = (reference.model, reference.runtime, reference.precision, 1)
@@ -226,5 +230,5 @@ def _one_thread(profile: Profile, start: StartAt, quota: float) -> Residual | No
 
 
 def settled(samples: Sequence[float], target: float) -> float | None:
-    """The error of the device's rate in the reference's passes of the rounds themselves; None without any."""
+    """Relative error of the rate in passes of the reference that ran in the rounds; None without any."""
     return target / (sum(samples) / len(samples)) - 1 if samples else None

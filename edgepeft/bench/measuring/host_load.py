@@ -37,7 +37,7 @@ class HostLoad:
 
 
 def snapshot(clock: Callable[[], float] = time.monotonic, sys: Path = _SYS) -> Snapshot:
-    """The counters now; what a system does not count is 0."""
+    """Read the counters; what a system does not count is 0."""
     times = psutil.cpu_times()._asdict()
     try:
         swap = psutil.swap_memory()
@@ -49,9 +49,9 @@ def snapshot(clock: Callable[[], float] = time.monotonic, sys: Path = _SYS) -> S
 
 
 def _heat(sys: Path) -> int:
-    found = sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
+    counters = sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
     events = 0
-    for path in found:
+    for path in counters:
         try:
             events += int(path.read_text())
         except (OSError, ValueError):
@@ -60,7 +60,7 @@ def _heat(sys: Path) -> int:
 
 
 def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | None:
-    """What was not ours: ``own_s`` CPU seconds were.  None where no time passed, or the clock went backwards."""
+    """The load of others: ``own_s`` CPU seconds were ours.  None where no time passed, or the clock went backwards."""
     seconds = after.at - before.at
     if seconds <= 0:
         return None
@@ -73,7 +73,7 @@ def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | 
 
 
 def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
-    """Of two stretches of one measurement: the larger of the rates, the sum of the counts."""
+    """Join two stretches of one measurement: the larger of the rates, the sum of the counts."""
     if one is None or other is None:
         return one or other
     return HostLoad(

@@ -26,7 +26,7 @@ ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds
 
 
 class Worker(Protocol):
-    """What ``WorkerProcess`` offers; tests bring their own."""
+    """The part of ``WorkerProcess`` that is used here; tests bring their own."""
 
     notes: tuple[str, ...]
 
@@ -41,10 +41,10 @@ class Worker(Protocol):
         """One unit of work."""
 
     def throttle(self) -> None:
-        """Let a quota that waited hold from now on."""
+        """Put the waiting quota in force."""
 
     def finish(self) -> int:
-        """End; peak resident bytes."""
+        """End the worker; return its peak resident size in bytes."""
 
 
 Start = Callable[[str, Job], AbstractContextManager[Worker]]
@@ -66,7 +66,7 @@ class Schedule:
     probe_every: int = 1  # rounds, of the GEMM probes
 
     def rule(self, group: Sequence[Measured]) -> Rule:
-        """When to stop early; what a batch weighs is its number of tokens."""
+        """When to stop early; a batch's weight is its number of tokens."""
         jobs = [one.unit.job for one in group if one.unit.job]
         work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
         if self.precision is None or self.min_rounds is None:
@@ -102,9 +102,9 @@ def measure_units(
     watch: Watch = lambda worker: worker,
     progress: ProgressCallback = lambda what, done, total: None,
 ) -> list[Measured]:
-    """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` looks at the board.
+    """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` adds sensors to workers.
 
-    A unit that does not fit the memory limit is left out from then on and says so in ``failure``.
+    A unit that does not fit the memory limit is left out from then on; ``failure`` holds the reason.
 
     Raises:
         EdgepeftError: a worker ended for another reason.
@@ -170,16 +170,16 @@ def _throttle(workers: Iterable[Worker]) -> None:
 
 def _probes(workload: str, group: Sequence[Measured], threads: int, reference: Job | None) -> dict[str, Measured]:
     """What runs beside the units, by the field of ``Measured`` that takes its samples."""
-    found = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", threads))}
+    probes = {"gemm": Unit(workload, "onnxruntime", UnitRole.GEMM, job=Job("gemm", threads))}
     if any(one.unit.engine == "pytorch" for one in group):
-        found["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", threads))
+        probes["pytorch_gemm"] = Unit(workload, "pytorch", UnitRole.GEMM, job=Job("gemm_pytorch", threads))
     if reference is not None:
-        found["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=reference)
-    return {name: Measured(unit) for name, unit in found.items()}
+        probes["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=reference)
+    return {name: Measured(unit) for name, unit in probes.items()}
 
 
 def _cpu_seconds(series: Iterable[Series]) -> float:
-    """Of all steps."""
+    """CPU seconds of all steps."""
     return sum(sample.cpu_seconds * sample.repeats for one in series for sample in (*one.warmup, *one.samples))
 
 

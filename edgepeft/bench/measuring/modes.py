@@ -90,15 +90,15 @@ def setting_of(
     threads = thread_count(limits.cores)
     if mode == "limits":
         return Setting("limits", profile, limits, threads, (_NO_SPEED,))
-    found = calibrate(profile, start or _start, cores=threads, progress=progress)
-    if found.quota < found.cores:
-        limits = replace(limits, cpu_quota=found.quota)
-    return Setting("calibrated", profile, limits, threads, _said(profile, found), found)
+    calibrated = calibrate(profile, start or _start, cores=threads, progress=progress)
+    if calibrated.quota < calibrated.cores:
+        limits = replace(limits, cpu_quota=calibrated.quota)
+    return Setting("calibrated", profile, limits, threads, _calibration_notes(profile, calibrated), calibrated)
 
 
 @contextmanager
 def _start(label: str, job: Job, quota: float) -> Iterator[CalibrationWorker]:
-    """A worker of calibration itself: its speed matters, so its memory is not limited."""
+    """Start a worker for calibration: its speed is measured, its memory is not limited."""
     with WorkerProcess(label, job, Limits(cores=job.threads, cpu_quota=quota), throttled=False) as worker:
         if worker.in_force.cpu_quota is None:
             why = "; ".join(worker.in_force.notes) or worker.in_force.backend
@@ -111,18 +111,19 @@ def _start(label: str, job: Job, quota: float) -> Iterator[CalibrationWorker]:
         yield worker
 
 
-def _said(profile: Profile, found: Calibrated) -> tuple[str, ...]:
-    """What a reader of a calibrated result must know."""
+def _calibration_notes(profile: Profile, calibrated: Calibrated) -> tuple[str, ...]:
+    """Notes of a calibrated result."""
     notes = [
-        f"calibrated: under a quota of {found.quota:.3f} cores ({found.share:.1%} of {found.cores}) this host takes "
-        f"{found.achieved_s:.3g} s for {found.reference}, the device {found.target_s:.3g} s ({found.error:+.1%} of its "
-        f"rate, {CALIBRATION_TOLERANCE:.0%} allowed); without the quota {found.host_s:.3g} s",
-        *(f"not calibrated: {residual.sentence()}" for residual in found.residuals),
+        f"calibrated: under a quota of {calibrated.quota:.3f} cores ({calibrated.share:.1%} of {calibrated.cores}) "
+        f"this host takes {calibrated.achieved_s:.3g} s for {calibrated.reference}, the device "
+        f"{calibrated.target_s:.3g} s ({calibrated.error:+.1%} of its rate, {CALIBRATION_TOLERANCE:.0%} allowed); "
+        f"without the quota {calibrated.host_s:.3g} s",
+        *(f"not calibrated: {residual.sentence()}" for residual in calibrated.residuals),
     ]
     runtime = profile.reference.runtime if profile.reference is not None else ""
     if "onnx" not in runtime.lower():
         notes.append(f"uncalibrated for ONNX Runtime: the device's reference was measured with {runtime}")
-    if not found.percentiles:
+    if not calibrated.percentiles:
         notes.append(f"under a quota below {LEAST_SHARE:.0%} a step mostly waits: throughput only, no percentiles")
     notes.append("PyTorch's rows and ratios to them are not to be believed under a quota: its threads wait in a loop")
     return tuple(notes)

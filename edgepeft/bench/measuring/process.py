@@ -1,4 +1,4 @@
-"""The parent's side of a worker: started under the profile's limits, asked one thing at a time."""
+"""The parent's side of a worker: started under the profile's limits, sent one request at a time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WorkerProcess:
         """``throttled``: a quota holds from the start; else it waits for ``throttle``, as loading is not measured."""
         self.label = label
         self._limits = limits
-        # Its standard error, in a file: a pipe that nobody reads would block it.
+        # Its standard error, in a file: a full pipe without a reader would block it.
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = LimitedProcess(
             # -P: a checkout in the current folder must not come before the package that is meant.
@@ -68,24 +68,24 @@ class WorkerProcess:
         self.notes = tuple(self._answer()["notes"])
 
     def throttle(self) -> None:
-        """From now on the quota holds that the limits asked for, and a step is the mean over ``_SPAN_S``."""
+        """Put the quota of the limits in force; from now on a step is the mean over ``_SPAN_S``."""
         if self._waiting is not None:
             self.change_quota(self._waiting)
             self._waiting, self._span = None, _SPAN_S
 
     def change_quota(self, cores: float) -> float:
-        """Another quota; the one in force."""
+        """Set another quota; return the one in force."""
         return self._process.change_quota(cores)
 
     def step(self, batch: int) -> Sample:
-        """One unit of work on batch ``batch``."""
+        """Do one unit of work on batch number ``batch``."""
         self._ask(json.dumps({"step": batch, "span_s": self._span}))
         answer = self._answer()
         each = tuple(map(float, answer.get("each", ())))
         return Sample(float(answer["seconds"]), float(answer["cpu_seconds"]), each, int(answer.get("repeats", 1)))
 
     def finish(self) -> int:
-        """End it in good order; its peak resident size in bytes."""
+        """End the worker in good order; return its peak resident size in bytes."""
         if (lost := self._process.lost()) is not None:
             self.notes = (*self.notes, f"limits were lost: {lost}")
             self._in_force = replace(self._in_force, emulation="partial", notes=(*self._in_force.notes, lost))
@@ -132,7 +132,7 @@ class WorkerProcess:
         return EdgepeftError(f"the benchmark of {self.label} failed: {message}")
 
     def _ended(self) -> EdgepeftError:
-        """Why there is no answer."""
+        """The error that explains why no answer came."""
         status = self._process.popen.wait()
         self._said.seek(0)
         words = self._said.read().strip()

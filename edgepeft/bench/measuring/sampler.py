@@ -1,9 +1,9 @@
 """Rounds: every unit once per round, in a shuffled order, never two at the same time.
 
 Neighbours in time see the same host, so ratios are taken within a round; the order is shuffled so
-that none always follows the same other, and nobody follows itself: a step whose weights are still
-in the cache takes two thirds of one that comes after another's.  The clock is a parameter: tests
-bring their own.
+that no unit always follows the same other, and none follows itself: a step whose weights are still
+in the cache takes two thirds of one that comes after another unit's.  The clock is a parameter, which
+tests replace.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Sample:
 
 
 class Steppable(Protocol):
-    """What can be asked to do one unit of work on batch number ``batch``."""
+    """A worker, as far as the rounds use it."""
 
     def step(self, batch: int) -> Sample:
-        """Do it and return what it cost."""
+        """Do one unit of work on batch number ``batch``; return what it cost."""
 
 
 @dataclass
 class Series:
     """All samples of one unit, in order; sample i worked on batch ``batches[i]``.
 
-    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``interrupted``: somebody
-    pressed Ctrl-C; what is here was done before.
+    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``interrupted``:
+    Ctrl-C was pressed; what is here was done before.
     """
 
     warmup: list[Sample] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Series:
 def round_orders(
     names: Sequence[str], rounds: int, seed: int, seldom: Collection[str] = (), every: int = 1
 ) -> Iterator[list[str]]:
-    """One permutation of ``names`` per round, the same for the same seed; none begins with who ended the last.
+    """Yield a permutation of ``names`` per round, the same for the same seed; none begins with the last one's end.
 
     Names in ``seldom`` take part in the first of ``every`` rounds.
     """
@@ -135,10 +135,22 @@ def sample_rounds(
 ) -> dict[str, Series]:
     """Warm up, then measure ``rounds`` rounds; round r works on batch r modulo ``n_batches``.
 
-    A round that has begun is finished, so every unit has the same number of samples; no new one
-    begins once ``max_seconds`` have passed since the first (one is always done), or ``rule`` is content.
-    After Ctrl-C, what was measured is returned.  ``warmed`` is called before the first round.  Units named in
-    ``seldom`` take part in the first of ``every`` rounds.
+    A round that has begun is finished, so every unit has the same number of samples.  After Ctrl-C, what was
+    measured is returned.
+
+    Args:
+        units: What is measured, by name.
+        n_batches: Batches that a unit has.
+        warmup_batches: The batches to warm up on, in order.
+        rounds: At most so many; at least one.
+        max_seconds: No new round begins once so many have passed since the first.
+        seed: Of the order within rounds.
+        clock: Seconds; tests bring their own.
+        warmed: Called before the first round.
+        progress: Called with the rounds done and those in all.
+        rule: When to stop earlier.
+        seldom: Units that take part in the first of ``every`` rounds only.
+        every: See ``seldom``.
     """
     rule = rule or Rule()
     series = {name: Series() for name in units}
@@ -174,7 +186,7 @@ def sample_rounds(
 
 
 def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
-    """Whole rounds only, so that ratios stay within rounds."""
+    """Keep whole rounds only, so that ratios stay within rounds."""
     always = [one for name, one in series.items() if name not in seldom and one.failure is None]
     whole = min((len(one.samples) for one in always), default=0)
     for one in series.values():

@@ -1,4 +1,4 @@
-"""When measuring may end: every median is known well enough.  And when warming up may: steps no longer get faster.
+"""When measuring may end (every median is known well enough), and when warming up may (steps no longer get faster).
 
 The interval of a median comes from order statistics (binomial; Conover 1999, section 3.2), which is cheap enough to
 ask after every round; the reported interval is a bootstrap.
@@ -30,7 +30,7 @@ def half_width(samples: Sequence[float]) -> float:
 
 
 def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
-    """Whether all medians are known within ``precision``; ``work``: what each batch weighs against the others."""
+    """Whether all medians are known within ``precision``; ``work``: batch number -> relative size."""
     alive = [one for one in series.values() if one.failure is None]
     return all(half_width(_per_work(one, work)) <= precision for one in alive)
 
@@ -40,7 +40,7 @@ def _per_work(series: Series, work: Mapping[int, float]) -> list[float]:
 
 
 def steady(series: Mapping[str, Series]) -> bool:
-    """Whether nobody's last warm-up step was much slower than its best before; two are needed to say."""
+    """Whether every unit's last warm-up step was about as fast as its best before; two steps are needed."""
     alive = [one for one in series.values() if one.failure is None]
     return all(_is_steady([sample.seconds for sample in one.warmup]) for one in alive)
 

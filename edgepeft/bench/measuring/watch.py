@@ -31,6 +31,6 @@ class Watched:
 
 
 def throttled_samples(series: Series) -> list[tuple[str, ...]]:
-    """Why, of each sample during which the board throttled."""
+    """The reasons, of each sample during which the board throttled."""
     readings = (sample.conditions.throttled for sample in series.samples if sample.conditions is not None)
     return [reasons for reasons in readings if reasons]

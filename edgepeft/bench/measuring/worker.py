@@ -24,7 +24,7 @@ from typing import IO, Any
 __all__ = ["main", "peak_rss_bytes", "serve"]
 
 _PERIOD_S = 0.1  # of a quota
-_MOST_EACH = 200  # single steps of a span that are told; their mean is of all
+_MOST_EACH = 200  # single steps of a span that are reported; the mean is of all
 
 # What the allocators of Python, ONNX Runtime, PyTorch and the loader say when an address-space limit is hit.
 _OUT_OF_MEMORY = re.compile(
@@ -86,7 +86,7 @@ def _timed(step: Callable[[int], None], batch: int) -> dict[str, float]:
 
 
 def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, Any]:
-    """The mean of steps that follow each other for ``span`` seconds, as they do when a quota is the usual state.
+    """Repeat the step for ``span`` seconds, as under a quota that holds all the time; the mean of the steps.
 
     A worker that has waited has a whole period's quota left, and a short step would be over before it is used up:
     that time is spun away first.
@@ -104,8 +104,8 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
         each.append(ended - before)
     n = len(each)
     used = time.process_time() - cpu
-    told = each[:: -(-n // _MOST_EACH)]
-    return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": told, "repeats": n}
+    reported = each[:: -(-n // _MOST_EACH)]
+    return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": reported, "repeats": n}
 
 
 def _described(error: Exception) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _described(error: Exception) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Keep the reply channel to ourselves, then serve."""
+    """Keep the reply channel apart from standard output, then serve."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which keeps what was measured

@@ -18,7 +18,7 @@ Batches = tuple[tuple[int, ...], ...]  # token counts: [batch][row]
 
 
 def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
-    """Consecutive batches in arrival order; a remainder smaller than a batch is left out.
+    """Cut lengths into batches in arrival order; a remainder smaller than a batch is left out.
 
     Every sample then answers the same number of texts.  Fewer texts than one batch are one batch.
 
@@ -34,7 +34,7 @@ def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
 
 
 def random_batch(lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: int) -> dict[str, NDArray[np.int64]]:
-    """Random ids and mask, both [batch, longest], padded on the right with ``pad_id``.
+    """Draw random ids and their mask, both [batch, longest], padded on the right with ``pad_id``.
 
     Ids come from the upper part of the vocabulary, where no family keeps its special tokens.
     """

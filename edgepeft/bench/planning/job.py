@@ -1,4 +1,4 @@
-"""What one worker is told: which workload, on what model, with which batches.  Plain data, sent as JSON."""
+"""One worker's order: which workload, on what model, with which batches.  Plain data, sent as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ StepFunction = Callable[[int], None]  # does one unit of work on batch number i
 
 @dataclass(frozen=True)
 class Prepared:
-    """A workload that is loaded: its step, and what a reader of its figures must know."""
+    """A workload that is loaded: its step, and what the result says about it."""
 
     step: StepFunction
     notes: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Job:
     ``workload`` is the name of a file in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
     of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
     ``cache``: sessions map the user's prepacked weights.
-    ``package``: the folder of another version of edgepeft, whose worker it is for; the worker itself is not told.
+    ``package``: the folder of another version of edgepeft, whose worker it is for; it is not sent to the worker.
     """
 
     workload: str
@@ -57,19 +57,19 @@ class Job:
         return _batch(self.batches[index], self.vocab_size, self.pad_id, self.seed + index)
 
     def to_json(self) -> str:
-        """One line of JSON; fields that say nothing are left out, so that another version need not know them."""
+        """One line of JSON; fields at their default are left out, so that older versions can read it."""
         document = asdict(self)
         del document["package"]
         return json.dumps({name: value for name, value in document.items() if value != _default(name)})
 
     def known_to(self, names: Collection[str], version: str) -> Job:
-        """Itself, where a worker that knows these fields can do it.
+        """Check that a worker of another version, whose Job has the fields ``names``, can do this job; return it.
 
         Raises:
-            UsageError: it asks for something that the other version does not have.
+            UsageError: it has a field that the other version lacks.
         """
-        said = json.loads(self.to_json())
-        if unknown := sorted(said.keys() - set(names)):
+        sent = json.loads(self.to_json())
+        if unknown := sorted(sent.keys() - set(names)):
             raise UsageError(f"--against {version}: its workers know no {', '.join(unknown)}; leave that option out.")
         return self
 
@@ -82,11 +82,11 @@ class Job:
 
 
 def _default(name: str) -> Any:
-    """A field's default; MISSING for those that must be said.  ``batches`` is one: older versions read it always."""
-    found = Job.__dataclass_fields__[name]
+    """A field's default; MISSING for those that are always sent.  ``batches`` is one: older versions require it."""
+    declared = Job.__dataclass_fields__[name]
     if name == "batches":
         return MISSING
-    return found.default if found.default_factory is MISSING else found.default_factory()
+    return declared.default if declared.default_factory is MISSING else declared.default_factory()
 
 
 @cache

@@ -23,7 +23,7 @@ _MAX_ROWS = 1_000_000  # a longer list is a mistake, and would be sent to every 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Token counts of texts in arrival order, and in words where they come from."""
+    """Token counts of texts in arrival order, and a description of where they come from."""
 
     values: tuple[int, ...]
     source: str
@@ -40,12 +40,12 @@ class Lengths:
         return len(set(self.values)) == 1
 
     def clamped(self, max_length: int) -> Lengths:
-        """Longer texts cut to ``max_length``, as ``edgepeft run`` would."""
+        """The same with longer texts cut to ``max_length``, as ``edgepeft run`` would."""
         return Lengths(tuple(min(n, max_length) for n in self.values), self.source, self.described)
 
 
 def full_length(length: int, batch_size: int) -> Lengths:
-    """One batch of rows that are all ``length`` tokens long."""
+    """Lengths of one batch of rows that are all ``length`` tokens long."""
     return Lengths((length,) * batch_size, "full", f"every row {length} tokens, no padding")
 
 
@@ -59,7 +59,7 @@ def _shipped_folder() -> Path:
 
 
 def load_lengths(name_or_file: str, *, seed: int = 0) -> Lengths:
-    """Lengths from a shipped list's name or from a file.
+    """Read lengths from a shipped list, by name, or from a file.
 
     Raises:
         UnknownName: neither a file nor a shipped list.
@@ -90,8 +90,8 @@ def _from_toml(path: Path, source: str, seed: int) -> Lengths:
         raise DataError(f"{path} is not valid TOML: {error}.") from error
     if "lengths" in document:
         values = _checked(document["lengths"], path)
-        told = [str(document[key]) for key in ("rows", "tokenizer") if key in document]
-        return Lengths(values, source, "; ".join([str(document.get("title", path.name)), *told]))
+        facts = [str(document[key]) for key in ("rows", "tokenizer") if key in document]
+        return Lengths(values, source, "; ".join([str(document.get("title", path.name)), *facts]))
     if "histogram" in document:
         values = _from_histogram(document["histogram"], path, seed)
         return Lengths(values, source, f"histogram of {path.name}, {len(values)} rows, shuffled by the seed")

@@ -23,7 +23,7 @@ class UnitRole(StrEnum):
     FULL = "full"
     PEER = "peer"
     GEMM = "gemm"
-    REQUESTS = "requests"  # what a sample is, ``variant`` says
+    REQUESTS = "requests"  # ``variant`` names what a sample is
     REFERENCE = "reference"  # a profile's, while its quota holds
 
 
@@ -31,7 +31,7 @@ class UnitRole(StrEnum):
 class BenchedTask:
     """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
 
-    ``trains_everything``: as its method says; fine-tuning it already is what the others are compared with.
+    ``trains_everything``: its method trains all weights, so it is itself what other tasks are compared with.
     """
 
     name: str
@@ -55,7 +55,7 @@ class BenchedModel:
 
 @dataclass(frozen=True)
 class Unit:
-    """One row of the result.  ``job`` is None where it cannot be measured; ``unavailable`` says why."""
+    """One row of the result.  ``job`` is None where it cannot be measured; ``unavailable`` is the reason."""
 
     workload: str
     engine: str
@@ -96,7 +96,19 @@ def plan_units(
     missing: Mapping[str, str] | None = None,
     cache: bool = True,
 ) -> list[Unit]:
-    """Every unit of the benchmark.  ``missing``: engine -> why it cannot be used here."""
+    """List every unit of the benchmark.
+
+    Args:
+        model: The bundle's folder and tasks.
+        engines: "onnxruntime", "pytorch" or both.
+        workloads: "infer", "finetune" or both.
+        batches: Token counts of the texts, [batch][row].
+        threads: Of each worker.
+        seed: Of token ids.
+        peers: ONNX files of other encoders.
+        missing: Engine -> why it cannot be used here.
+        cache: Whether sessions map the prepacked weights of the user's cache.
+    """
     common: dict[str, Any] = {
         "bundle": str(model.folder),
         "batches": batches,
@@ -120,7 +132,7 @@ def plan_units(
 
 
 def _engines(workload: str, engines: Sequence[str], missing: Mapping[str, str]) -> list[str]:
-    """Those asked for; fine-tuning with ONNX Runtime is read beside PyTorch's, wherever that is installed."""
+    """The requested engines; beside fine-tuning with ONNX Runtime PyTorch's is measured, where it is installed."""
     beside = workload == "finetune" and "onnxruntime" in engines and "pytorch" not in {*engines, *missing}
     return [*engines, "pytorch"] if beside else list(engines)
 

@@ -1,4 +1,4 @@
-"""What is measured where a sample is a request to a running program, not a batch: by the scenario's kind."""
+"""Plans scenarios whose sample is a request to a running program instead of a batch, by the scenario's kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEAST = 3  # tokens of a text: two special ones and a word
 def plan_requests(
     scenario: Scenario, model: BenchedModel, *, lengths: Sequence[int], rows: int, threads: int, seed: int, cache: bool
 ) -> list[Unit]:
-    """The units of a scenario whose kind is not ``batches``.
+    """List the units of a scenario whose kind is not ``batches``.
 
     Raises:
         UsageError: the bundle has too few tasks, or no tokenizer.
@@ -67,7 +67,7 @@ def _together(
     names = _several(scenario, tasks)
     batches = _cut(tokens, max(1, rows // len(names)) * len(names))
     ways = {"one mixed batch": "mixed", "task after task": "each"}
-    return [_unit(told, batches, [_ask(how, names, batch) for batch in batches], common) for told, how in ways.items()]
+    return [_unit(way, batches, [_ask(how, names, batch) for batch in batches], common) for way, how in ways.items()]
 
 
 def _switching(
@@ -81,8 +81,8 @@ def _switching(
     batches = batches[: len(batches) // len(names) * len(names)]
     sides = {"another task each time": names, "the same task": names[:1]}
     return [
-        _unit(told, batches, [_ask("one", [turn[i % len(turn)]], batch) for i, batch in enumerate(batches)], common)
-        for told, turn in sides.items()
+        _unit(side, batches, [_ask("one", [turn[i % len(turn)]], batch) for i, batch in enumerate(batches)], common)
+        for side, turn in sides.items()
     ]
 
 

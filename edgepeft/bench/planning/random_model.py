@@ -75,7 +75,7 @@ def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: in
 
 
 def texts_of(lengths: Sequence[int], *, seed: int = 0) -> list[str]:
-    """One text for each number of tokens, special ones included, for any tokenizer of ``write_random_tokenizer``.
+    """Make a text for each number of tokens, special ones included, for tokenizers of ``write_random_tokenizer``.
 
     Raises:
         ValueError: fewer tokens than a text has at least.

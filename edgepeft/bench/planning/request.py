@@ -1,4 +1,4 @@
-"""What a benchmark is asked for, and what of that makes no sense."""
+"""The request for a benchmark, and which combinations of options are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = ("limits", "calibrated", "predicted")
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """What was asked; None takes the scenario's value, empty everything there is."""
+    """The options; None stands for the scenario's value, an empty tuple for everything there is."""
 
     profile: str
     bundle: Path | None = None
@@ -44,10 +44,10 @@ class BenchRequest:
 
 
 def check_request(request: BenchRequest) -> None:
-    """Refuse what makes no sense, before anything is made.
+    """Refuse options that contradict each other, before anything is made.
 
     Raises:
-        UsageError: it names the options.
+        UsageError: the message names the options.
     """
     for kind, asked, known in (
         ("engine", request.engines, ENGINES),

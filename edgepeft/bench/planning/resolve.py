@@ -36,7 +36,7 @@ class ResolvedRequest:
 
 
 def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
-    """The model and its batches; a random model is removed when ``stack`` closes.
+    """Open or make the model and cut its batches; a random model is removed when ``stack`` closes.
 
     Raises:
         UsageError: lengths, tasks or workloads that there are not.
@@ -49,7 +49,7 @@ def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario,
 
 
 def _lengths(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
-    """Lengths that the model takes, and what to say about them."""
+    """Lengths that the model takes, and notes on them."""
     prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
     longest = subject.architecture.max_length - prompt
     source = request.lengths or (scenario.lengths if request.length is None else None)
@@ -60,8 +60,8 @@ def _lengths(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -
         return full_length(length, request.batch_size or scenario.batch_size), []
     lengths = load_lengths(source, seed=request.seed)
     cut = sum(n > longest for n in lengths.values)
-    said = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
-    return lengths.clamped(longest), [said] if cut else []
+    note = f"{cut} texts are longer than {subject.name} takes and were cut to {longest} tokens{_beside(prompt)}"
+    return lengths.clamped(longest), [note] if cut else []
 
 
 def _beside(prompt: int) -> str:
@@ -69,7 +69,7 @@ def _beside(prompt: int) -> str:
 
 
 def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
-    """In the scenario's order."""
+    """The lengths in the scenario's order."""
     return sorted(lengths) if scenario.order is Order.SORTED else lengths
 
 
@@ -98,7 +98,7 @@ def _subject(request: BenchRequest, stack: ExitStack) -> BenchSubject:
 
 
 def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:
-    """Where nothing but fine-tuning with ONNX Runtime was asked for, see that there is something to fine-tune."""
+    """Refuse a request for fine-tuning with ONNX Runtime alone where no task can be fine-tuned with it."""
     reasons = [task.untrainable for task in subject.model.tasks]
     if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or None in reasons:
         return
@@ -109,7 +109,7 @@ def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:
 
 
 def workloads_of(request: BenchRequest) -> tuple[str, ...]:
-    """What will be measured: the scenario's workloads that were asked for.
+    """The scenario's workloads that the request names.
 
     Raises:
         UnknownName: no such scenario.

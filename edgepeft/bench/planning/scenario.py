@@ -1,6 +1,6 @@
-"""Scenarios are data: ``bench/scenarios/<name>.toml`` says how work arrives and how long to measure.
+"""Scenarios are data: ``bench/scenarios/<name>.toml`` defines how work arrives and how long to measure.
 
-Names are those of MLPerf Inference where it has the scenario (``mlperf`` says which).
+Names are those of MLPerf Inference where it has the scenario (``mlperf`` names it).
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Scenario(BaseModel):
 
 def scenario_names() -> list[str]:
     """The shipped scenarios."""
-    return sorted(found.stem for found in data_folder("bench/scenarios").glob("*.toml"))
+    return sorted(path.stem for path in data_folder("bench/scenarios").glob("*.toml"))
 
 
 def load_scenario(name: str) -> Scenario:
-    """A shipped scenario by its name, or one of your own by its file.
+    """Read a shipped scenario by its name, or another by its file.
 
     Raises:
         UnknownName: there is none.

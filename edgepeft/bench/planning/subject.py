@@ -39,7 +39,7 @@ _NO_CHECK = "0" * 64  # a benchmark's random task has no check file, and is neve
 
 @dataclass(frozen=True)
 class BenchSubject:
-    """The bundle under measurement, opened once for the whole benchmark, and what results say about it."""
+    """The bundle under measurement, opened once for the whole benchmark, and its facts for the result."""
 
     name: str
     bundle: Bundle
@@ -53,12 +53,12 @@ class BenchSubject:
 
 
 def torch_installed() -> bool:
-    """Whether PyTorch and transformers are there; neither is imported for the answer."""
+    """Whether PyTorch and transformers are installed; neither is imported."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
 def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> BenchSubject:
-    """A bundle on disk, with the named tasks and methods only where any are named.
+    """Open a bundle on disk; where tasks or methods are named, with these only.
 
     Raises:
         UnknownName: no such task.
@@ -83,7 +83,7 @@ def random_subject(
     seed: int = 0,
     trainable: bool = False,
 ) -> BenchSubject:
-    """A bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
+    """Make a bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
 
     ``trainable``: with training graphs, for the methods that have one.
 
@@ -131,7 +131,7 @@ def _task(name: str, entry: TaskEntry) -> BenchedTask:
 
 
 def _trains_everything(method: str) -> bool:
-    """As the method states; from the catalogue, since a board has no torch to import methods with."""
+    """Read from the catalogue: a board has no torch, and cannot import the method."""
     entries = read_config(package_data("methods.json"))["methods"]
     return any(entry["name"] == method and entry["trains_everything"] for entry in entries)
 
@@ -145,7 +145,7 @@ def fresh_delta(
     task: str | None = None,
     head: str | None = None,
 ) -> Delta:
-    """An untrained delta with two labels; ``task`` is named after its method if None, ``head`` is the backbone's.
+    """Make an untrained delta with two labels; ``task`` is named after its method if None, ``head`` is the backbone's.
 
     Raises:
         UnknownName: no such method or hyperparameter.
@@ -167,7 +167,7 @@ def fresh_delta(
 
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
-    """Export the delta as ``tasks/<task>.onnx``; its manifest entry."""
+    """Export the delta as ``tasks/<task>.onnx``; return its manifest entry."""
     from edgepeft.exporting.delta import export_delta
 
     path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"

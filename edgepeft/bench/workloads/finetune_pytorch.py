@@ -36,12 +36,12 @@ def prepare(job: Job) -> Prepared:
 
     def step(batch: int) -> None:
         inputs = batch_tensors(job, batch)
-        found = logits(inputs)
-        labels = torch.from_numpy(labels_of(job, len(found)))
+        outputs = logits(inputs)
+        labels = torch.from_numpy(labels_of(job, len(outputs)))
         if job.n_labels == 1:
-            loss = functional.mse_loss(found.squeeze(-1), labels)
+            loss = functional.mse_loss(outputs.squeeze(-1), labels)
         else:
-            loss = functional.cross_entropy(found, labels)
+            loss = functional.cross_entropy(outputs, labels)
         torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -69,7 +69,7 @@ def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits,
     head = nn.Linear(backbone.architecture.hidden_size, job.n_labels)
 
     def logits(inputs: dict[str, Tensor]) -> Tensor:
-        found: Tensor = head(model(**inputs).last_hidden_state[:, 0])
-        return found
+        outputs: Tensor = head(model(**inputs).last_hidden_state[:, 0])
+        return outputs
 
     return logits, [*model.parameters(), *head.parameters()]

@@ -1,4 +1,4 @@
-"""The host's GEMM rate through PyTorch: the same products as ``gemm``, so that an engine's own is told from the step's.
+"""The host's GEMM rate through PyTorch: the same products as ``gemm``, to tell an engine's part from the step's.
 
 PyTorch's library is not equally good on every processor (MKL on AMD), and ratios to PyTorch carry that.
 """

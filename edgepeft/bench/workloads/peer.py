@@ -1,4 +1,4 @@
-"""Anybody's encoder as an ONNX file (optimum's export, for one), fed by the names of its inputs."""
+"""Another encoder as an ONNX file (optimum's export, for one), fed by the names of its inputs."""
 
 from __future__ import annotations
 
