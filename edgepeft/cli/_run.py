@@ -1,4 +1,4 @@
-"""What the verbs that learn share: a progress bar, and a stop that leaves a checkpoint."""
+"""What the verbs that learn share: threads, a progress bar, and a stop that leaves a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+import typer
+
 from edgepeft.cli._output import messages
 
-__all__ = ["progress_bar", "stopping"]
+__all__ = ["interruptible", "progress_bar", "stopping", "use_threads"]
 
 
 class Report(Protocol):
-    """What a run says of itself."""
+    """The progress that a run reports."""
 
     @property
     def phase(self) -> str: ...
@@ -28,6 +30,28 @@ class Report(Protocol):
     def score(self) -> float | None: ...
     @property
     def best(self) -> float | None: ...
+
+
+def use_threads(threads: int | None) -> None:
+    """Let PyTorch take so many threads, or as many as there are cores in force."""
+    import torch
+
+    from edgepeft.host.cores import thread_count
+
+    torch.set_num_threads(threads or thread_count())
+
+
+@contextmanager
+def interruptible(task: str) -> Iterator[tuple[Callable[[Report], None], Callable[[], bool]]]:
+    """Yields what a run reports its progress to, and what says whether to stop; a run that stopped exits with 130."""
+    try:
+        with progress_bar(task) as watch, stopping() as stop:
+            yield watch, stop
+    except KeyboardInterrupt as interrupted:
+        if not interrupted.args:  # Ctrl-C, before or after the steps; the runs' own say where they stopped
+            raise
+        messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
+        raise typer.Exit(130) from None
 
 
 @contextmanager
@@ -55,7 +79,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def progress_bar(task: str) -> Iterator[Callable[[Report], None]]:
-    """A progress bar with loss and metric; yields what the run tells."""
+    """A progress bar with loss and metric; yields what a run reports to."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

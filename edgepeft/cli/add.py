@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import BundleFolder, DeltaWeights, Trainable, VerifyRows
 from edgepeft.cli._output import messages, print_json, stages
 from edgepeft.errors import MissingPackage, UsageError
 
@@ -14,16 +15,14 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     delta: Annotated[list[Path], typer.Argument(help="Trained delta folders, or exported <task>.onnx files.")],
-    verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
+    verify_data: VerifyRows = None,
     backbone: Annotated[
         str | None, typer.Option(help="The float32 checkpoint, where the bundle holds 8-bit weights only.")
     ] = None,
-    delta_weights: Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")] = "fp32",
-    trainable: Annotated[
-        bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
-    ] = False,
+    delta_weights: DeltaWeights = "fp32",
+    trainable: Trainable = False,
     force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -43,7 +42,6 @@ def command(
     else:
         try:
             from edgepeft.exporting.bundle import add_deltas
-            from edgepeft.exporting.check import check_texts
         except ImportError as error:
             raise MissingPackage(
                 f"adding a trained folder needs PyTorch ({error.name}): pip install 'edgepeft[train]'. "
@@ -53,7 +51,6 @@ def command(
             manifest = add_deltas(
                 bundle,
                 delta,
-                texts=check_texts(verify_data),
                 replace=force,
                 trainable=trainable,
                 stage=stage,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgepeft.cli import _bench_options as options
 from edgepeft.cli._bench_against import OtherVersion, measure_against
 from edgepeft.cli._bench_session import measure_scenarios
-from edgepeft.cli._settings import settings_of
+from edgepeft.cli._options import settings_of
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:

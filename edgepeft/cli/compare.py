@@ -39,7 +39,7 @@ def command(
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
     from edgepeft.bench.gate.compare import compare_results
     from edgepeft.bench.result.result_file import ResultFile
-    from edgepeft.cli._shares import share_of
+    from edgepeft.cli._options import share_of
     from edgepeft.report import ci
     from edgepeft.report.tables import comparison_table
     from edgepeft.resources import write_atomically, write_json

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._options import SETTINGS_HELP, settings_of
 from edgepeft.cli._output import print_json, table_console
-from edgepeft.cli._settings import SETTINGS_HELP, settings_of
 from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:

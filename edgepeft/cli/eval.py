@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import BundleFolder, NoCache, Threads
 from edgepeft.cli._output import print_json
 from edgepeft.errors import DataError
 
@@ -14,15 +15,13 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     data: Annotated[Path, typer.Option(help="Labelled rows: jsonl, csv or tsv.")],
     task: Annotated[str, typer.Option(help="The task to score.")],
     metric: Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson, spearman, ...")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32,
-    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
-    ] = False,
+    threads: Threads = None,
+    no_cache: NoCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Score a task of the bundle on labelled data."""

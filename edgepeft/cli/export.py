@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from edgepeft.cli._options import DeltaWeights, Replace, Trainable, VerifyRows
 from edgepeft.cli._output import messages, print_json, stages
-from edgepeft.cli._settings import settings_of
-from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.errors import UsageError, requiring
 
 if TYPE_CHECKING:
-    from edgepeft.methods.base import Method
-    from edgepeft.runtime.manifest import Verification
+    from edgepeft.runtime.manifest import Manifest, Verification
 
 __all__ = ["command"]
 
@@ -23,10 +22,8 @@ def command(
     delta: Annotated[list[Path] | None, typer.Option(help="Folder that `edgepeft train` wrote; may repeat.")] = None,
     out: Annotated[Path | None, typer.Option(help="The bundle's folder.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
-    verify_data: Annotated[Path | None, typer.Option(help="Texts to verify on (jsonl, csv, tsv).")] = None,
-    trainable: Annotated[
-        bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
-    ] = False,
+    verify_data: VerifyRows = None,
+    trainable: Trainable = False,
     template: Annotated[
         list[str] | None,
         typer.Option(metavar="METHOD[:NAME=VALUE,...]", help="An untrained delta to start tasks from; may repeat."),
@@ -37,25 +34,21 @@ def command(
     weights: Annotated[
         Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")
     ] = "fp32",
-    delta_weights: Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")] = "fp32",
+    delta_weights: DeltaWeights = "fp32",
     profile: Annotated[
         str | None, typer.Option(help="A device that the bundle is for: what int8 or fp16 costs there is said.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Export the backbone once and each task as a delta graph, verified against PyTorch."""
-    try:
+    with requiring("train", "export"):
         from edgepeft.exporting.bundle import export_bundle
-        from edgepeft.exporting.check import check_texts
-    except ImportError as error:
-        raise MissingPackage(f"export needs PyTorch ({error.name}): pip install 'edgepeft[train]'.") from error
-    from edgepeft.backbones.source import open_backbone
 
-    deltas = [*(delta or []), *(more or [])]
+    deltas, templates = [*(delta or []), *(more or [])], template or []
     if to_peft is not None:
         stored = (weights, delta_weights) != ("fp32", "fp32")
-        if out is not None or len(deltas) != 1 or as_json or verify_data or trainable or template or stored:
+        if out is not None or len(deltas) != 1 or as_json or verify_data or trainable or templates or stored:
             raise UsageError(
                 "--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force."
             )
@@ -63,31 +56,22 @@ def command(
         return
     if out is None:
         raise UsageError("give --out, the bundle's folder, or --to-peft, a folder for PEFT.")
-    templates = [_method(text) for text in template or []]
     if not deltas and not templates:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
-    if out.exists() and not force and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     _say_costs(profile, weights, delta_weights)
-    texts = check_texts(verify_data)
-    source = open_backbone(backbone)
+    kinds: dict[str, Any] = {"trainable": trainable, "weights": weights, "delta_weights": delta_weights}
     with stages(1 + len(deltas) + len(templates)) as stage:
         manifest = export_bundle(
-            source,
-            deltas,
-            out,
-            texts=texts,
-            force=force,
-            trainable=trainable,
-            templates=templates,
-            stage=stage,
-            weights=weights,
-            delta_weights=delta_weights,
-            data=verify_data,
+            backbone, deltas, out, force=force, templates=templates, stage=stage, data=verify_data, **kinds
         )
     if as_json:
         print_json(manifest.model_dump(mode="json"))
-        return
+    else:
+        _show(manifest)
+        typer.echo(out)
+
+
+def _show(manifest: Manifest) -> None:
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
         messages().print(
@@ -97,7 +81,6 @@ def command(
         )
     for name, made in manifest.templates.items():
         messages().print(f"{name}: a template of {made.method}; on the board: edgepeft tune --template {name}")
-    typer.echo(out)
 
 
 def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
@@ -108,20 +91,6 @@ def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
     processor = arithmetic.of_host() if name is None else arithmetic.of_profile(load_profile(name))
     for cost in arithmetic.missing_arithmetic(processor, int8=weights == "int8", fp16=delta_weights == "fp16"):
         messages().print(f"note: {cost}", markup=False)
-
-
-def _method(text: str) -> Method:
-    """``spartan:parents=8,top_k=2`` -> that method; a value may have commas of its own."""
-    from edgepeft.methods.base import method_named
-
-    name, _, settings = text.partition(":")
-    pairs: list[str] = []
-    for part in filter(None, settings.split(",")):
-        if "=" in part or not pairs:
-            pairs.append(part)
-        else:
-            pairs[-1] += f",{part}"
-    return method_named(name).from_settings(settings_of(pairs))
 
 
 def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:

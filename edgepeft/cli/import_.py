@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import Replace
 from edgepeft.cli._output import print_json, table_console
-from edgepeft.errors import MissingPackage
+from edgepeft.errors import requiring
 
 __all__ = ["command"]
 
@@ -24,14 +25,12 @@ def command(
         str | None, typer.Option(help="The labels' names, in order: a,b,c. Default: LABEL_0, ...")
     ] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: what the backbone takes.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
-    try:
+    with requiring("train", "import"):
         from edgepeft.interop.base import ImportRequest, importer_of
-    except ImportError as error:
-        raise MissingPackage(f"import needs {error.name}: pip install 'edgepeft[train]'.") from error
     from edgepeft.backbones.source import open_backbone
     from edgepeft.task_name import check_task_name
 

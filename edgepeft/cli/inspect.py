@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._options import TorchThreads
 from edgepeft.cli._output import messages, print_json, table_console
-from edgepeft.errors import MissingPackage
+from edgepeft.cli._run import use_threads
+from edgepeft.errors import requiring
 
 if TYPE_CHECKING:
     from edgepeft.inspection.run import Inspected, WatchInspection
@@ -28,26 +30,19 @@ def command(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many rows, stratified by label.")] = 256,
     metric: Annotated[str | None, typer.Option(help="Default: the one that the delta was trained by.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores in force.")] = None,
+    threads: TorchThreads = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier inspection in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print inspect.json instead of tables.")] = False,
 ) -> None:
     """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
-    from edgepeft.host.wheels import refuse_bad_wheels
-
-    refuse_bad_wheels("torch")
-    try:
-        import torch
-
-        from edgepeft.delta import read_card
+    with requiring("train", "inspecting"):
         from edgepeft.inspection.run import inspect_delta
-    except ImportError as error:
-        raise MissingPackage(f"inspecting needs {error.name}: pip install 'edgepeft[train]'.") from error
+
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.host.cores import thread_count
+    from edgepeft.delta import read_card
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)
-    torch.set_num_threads(threads or thread_count())
+    use_threads(threads)
     with _bar() as watch:
         done = inspect_delta(delta, opened, data, out, metric=metric, limit=limit, force=force, watch=watch)
     if as_json:

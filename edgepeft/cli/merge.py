@@ -7,16 +7,17 @@ from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import BundleFolder, Replace
 from edgepeft.cli._output import messages, print_json, stages
 
 __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     task: Annotated[str, typer.Option(help="The task to merge.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing folder.")] = False,
+    force: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verification as JSON.")] = False,
 ) -> None:
     """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""

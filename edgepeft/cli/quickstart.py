@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgepeft.cli._output import messages, table_console
-from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.cli._run import use_threads
+from edgepeft.errors import UsageError, requiring
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -34,17 +36,10 @@ def command(
 ) -> None:
     """Train two tasks on real text, export them with one backbone, and measure them under the rpi4 profile."""
     _check_folder(out, force)
-    from edgepeft.host.wheels import refuse_bad_wheels
-
-    refuse_bad_wheels("torch")
-    try:
-        import torch
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise MissingPackage(f"the quickstart trains with {error.name}: pip install 'edgepeft[train]'.") from error
-    from edgepeft.host.cores import thread_count
-
-    torch.set_num_threads(thread_count())
+    with requiring("train", "the quickstart"):
+        import_module("edgepeft.training.loop")  # first: it refuses a torch that would die here
+        import_module("transformers")
+    use_threads(None)
     seconds: dict[str, float] = {}
     with _timed("train", seconds):
         backbone = _train(out)
@@ -59,10 +54,10 @@ def _check_folder(out: Path, force: bool) -> None:
     """Only what an earlier quickstart wrote is ever replaced."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
-    found = {path.name for path in out.iterdir()} if out.exists() else set()
-    if found - {"data", "deltas", "bundle", "bench.json", _SUMMARY}:
+    names = {path.name for path in out.iterdir()} if out.exists() else set()
+    if names - {"data", "deltas", "bundle", "bench.json", _SUMMARY}:
         raise UsageError(f"{out} holds other files than a quickstart's; choose another folder.")
-    if found and not force:
+    if names and not force:
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
 
 
@@ -100,11 +95,10 @@ def _export(backbone: Backbone, out: Path) -> Manifest:
     from edgepeft.cli._output import stages
     from edgepeft.cli._quickstart import TASKS
     from edgepeft.exporting.bundle import export_bundle
-    from edgepeft.exporting.check import check_texts
 
     deltas = [out / "deltas" / task.name for task in TASKS]
     with stages(1 + len(deltas)) as stage:
-        return export_bundle(backbone, deltas, out / "bundle", texts=check_texts(None), force=True, stage=stage)
+        return export_bundle(backbone, deltas, out / "bundle", force=True, stage=stage)
 
 
 def _measure(out: Path) -> BenchResult:

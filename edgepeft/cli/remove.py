@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     task: Annotated[str, typer.Argument(help="The task to take out.")],
 ) -> None:
     """Remove a task from a bundle; the backbone is untouched."""

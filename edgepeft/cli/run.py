@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._options import BundleFolder, NoCache, Threads
 from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 
@@ -21,7 +22,7 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     text: Annotated[list[str] | None, typer.Argument(help="Texts to classify.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task; may repeat. Without it: every task.")] = None,
     second: Annotated[list[str] | None, typer.Option(help="Second sentence of each TEXT, for pair tasks.")] = None,
@@ -36,13 +37,11 @@ def command(
         bool, typer.Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the file that run together.")] = 32,
-    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
-    ] = False,
+    threads: Threads = None,
+    no_cache: NoCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """RowResult texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
+    """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     source = _Source(text, second, input_file, task_column, skip_unknown, task)

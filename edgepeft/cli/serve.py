@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import BundleFolder, NoCache, Threads
 from edgepeft.cli._output import messages
-from edgepeft.errors import MissingPackage
+from edgepeft.errors import requiring
 
 __all__ = ["command"]
 
 
 def command(
     *,
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     host: Annotated[str, typer.Option(help="Where to listen. Other machines need --token-file.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
     token_file: Annotated[
@@ -36,23 +37,19 @@ def command(
     deadline: Annotated[float, typer.Option(min=0.001, max=3600, help="Seconds a request may take.")] = 30,
     max_body_kib: Annotated[int, typer.Option(min=1, help="Size of a request's body.")] = 1024,
     max_text: Annotated[int, typer.Option(min=1, help="Characters of one text.")] = 20_000,
-    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    threads: Threads = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Batches that run at once, each on its share of the threads.")
     ] = 1,
-    no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
-    ] = False,
+    no_cache: NoCache = False,
     no_watch: Annotated[
         bool, typer.Option("--no-watch", help="Read the bundle again on SIGHUP only, not when its files change.")
     ] = False,
 ) -> None:
     """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
-    try:
+    with requiring("serve", "serving"):
         from edgepeft.serve.server import run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token
-    except ImportError as error:
-        raise MissingPackage(f"serving needs the package {error.name}: pip install 'edgepeft[serve]'.") from error
 
     limits = ServiceLimits(
         body_bytes=max_body_kib << 10,

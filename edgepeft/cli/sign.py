@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")],
 ) -> None:
     """Sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""

@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgepeft.cli._options import (
+    Epochs,
+    EvalRows,
+    FewShot,
+    Metric,
+    Settings,
+    Steps,
+    TestRows,
+    TorchThreads,
+    TrainRows,
+    settings_of,
+)
 from edgepeft.cli._output import messages, print_json, table_console
-from edgepeft.cli._run import progress_bar, stopping
-from edgepeft.cli._settings import SETTINGS_HELP, settings_of
-from edgepeft.errors import MissingPackage
+from edgepeft.cli._run import interruptible, use_threads
+from edgepeft.errors import requiring
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,17 +34,15 @@ __all__ = ["command"]
 def command(
     *,
     backbone: Annotated[str, typer.Option(help="A folder in Hugging Face layout, a bundle, or a Hub name.")],
-    data: Annotated[Path, typer.Option(help="Rows to train on: jsonl, csv or tsv of sentence1, [sentence2,] label.")],
-    eval_: Annotated[
-        Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")
-    ] = None,
-    test: Annotated[Path | None, typer.Option(help="Rows whose score is reported. Default: another 10 %.")] = None,
+    data: TrainRows,
+    eval_: EvalRows = None,
+    test: TestRows = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
     method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")] = None,
-    few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None,
+    set_: Settings = None,
+    few_shot: FewShot = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: the method's.")] = None,
     head_lr: Annotated[
         float | None, typer.Option(help="That of the head. Default: 0.02 on a mean of tokens, else as --lr.")
@@ -41,33 +50,22 @@ def command(
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
     regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers to predict.")] = False,
-    metric: Annotated[
-        str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
-    ] = None,
+    metric: Metric = None,
     seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
     head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Default: the cores in force.")] = None,
+    threads: TorchThreads = None,
     out: Annotated[Path, typer.Option(help="The delta's folder, new.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a delta or an interrupted run in --out.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
-    from edgepeft.host.wheels import refuse_bad_wheels
-
-    refuse_bad_wheels("torch")
-    try:
-        import torch
-
+    with requiring("train", "training"):
         from edgepeft.data.parts import load_data
-        from edgepeft.training.loop import Interrupted, train
+        from edgepeft.methods.base import method_named
+        from edgepeft.training.loop import train
         from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output
-    except ImportError as error:
-        raise MissingPackage(f"training needs {error.name}: pip install 'edgepeft[train]'.") from error
-    from edgepeft.backbones.source import open_backbone
-    from edgepeft.host.cores import thread_count
-    from edgepeft.methods.base import method_named
 
     options = TrainOptions(
         task=task,
@@ -82,17 +80,12 @@ def command(
         seed=seed,
         head=head,
     )
-    prepare_output(out, resume=resume, force=force)  # what is wrong with it is said before files are read
-    chosen = method_named(method).from_settings(settings_of(set_ or []))
-    opened = open_backbone(backbone)
+    prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
+    chosen = method_named(method).from_settings(settings_of(set_))
     rows = load_data(data, eval_, test, regression=regression, few_shot=few_shot, seed=seed)
-    torch.set_num_threads(threads or thread_count())
-    try:
-        with progress_bar(options.task) as watch, stopping() as stop:
-            result = train(opened, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
-    except Interrupted as interrupted:
-        messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
-        raise typer.Exit(130) from None
+    use_threads(threads)
+    with interruptible(task) as (watch, stop):
+        result = train(backbone, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
     _show(result, out, as_json)
 
 

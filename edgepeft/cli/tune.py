@@ -7,47 +7,55 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._options import (
+    BundleFolder,
+    Epochs,
+    EvalRows,
+    FewShot,
+    Metric,
+    Steps,
+    TestRows,
+    Threads,
+    TrainRows,
+)
 from edgepeft.cli._output import messages, print_json
-from edgepeft.cli._run import progress_bar, stopping
+from edgepeft.cli._run import interruptible
 
 if TYPE_CHECKING:
     from edgepeft.runtime.tuning.tune import TuneResult
 
 __all__ = ["command"]
 
+_PrefixCache = Annotated[
+    bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once.")
+]
+
 
 def command(
     *,
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     task: Annotated[str, typer.Option(help="The task to go on with; with --template, the new task's name.")],
-    data: Annotated[Path, typer.Option(help="Rows to train on: jsonl, csv or tsv of sentence1, [sentence2,] label.")],
+    data: TrainRows,
     template: Annotated[str | None, typer.Option(help="Start a new task from this template of the bundle.")] = None,
-    eval_: Annotated[
-        Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")
-    ] = None,
-    test: Annotated[Path | None, typer.Option(help="Rows whose score is reported. Default: another 10 %.")] = None,
-    few_shot: Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")] = None,
+    eval_: EvalRows = None,
+    test: TestRows = None,
+    few_shot: FewShot = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
     patience: Annotated[int | None, typer.Option(help="Stop after N evaluations without a better score.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: as it was trained.")] = None,
     head_lr: Annotated[float | None, typer.Option(help="That of the head. Default: as it was trained.")] = None,
     weight_decay: Annotated[float, typer.Option(help="AdamW's, of every trained tensor.")] = 0.0,
     batch_size: Annotated[int | None, typer.Option(help="Rows of a step. Default: 16, or all if fewer.")] = None,
     dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="The head's, as it was exported.")] = True,
-    metric: Annotated[
-        str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
-    ] = None,
+    metric: Metric = None,
     seed: Annotated[int, typer.Option(help="Of a new head, the order, the dropout, the few shots.")] = 0,
     micro_batch: Annotated[int | None, typer.Option(help="Rows computed at once. Default: what memory allows.")] = None,
-    prefix_cache: Annotated[
-        bool,
-        typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once."),
-    ] = True,
+    prefix_cache: _PrefixCache = True,
     profile: Annotated[str | None, typer.Option(help="A device whose memory the run must fit.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory the run must fit, such as 800MB or 1.5GiB.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
-    threads: Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")] = None,
+    threads: Threads = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run of the task.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Start anew in place of an interrupted run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
@@ -56,7 +64,6 @@ def command(
 
     The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
     """
-    from edgepeft.runtime.tuning.loop import Interrupted
     from edgepeft.runtime.tuning.options import TuneOptions
     from edgepeft.runtime.tuning.subject import Files
     from edgepeft.runtime.tuning.tune import tune
@@ -79,13 +86,9 @@ def command(
         profile=profile,
         memory=memory,
     )
-    more: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
-    try:
-        with progress_bar(task) as watch, stopping() as stop:
-            result = tune(bundle, task, Files(data, eval_, test), options, **more, watch=watch, stop=stop, note=_note)
-    except Interrupted as interrupted:
-        messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
-        raise typer.Exit(130) from None
+    run: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
+    with interruptible(task) as (watch, stop):
+        result = tune(bundle, task, Files(data, eval_, test), options, **run, watch=watch, stop=stop, note=_note)
     _show(result, bundle, task, as_json)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json, stages, table_console
 from edgepeft.errors import VerificationFailed
 
@@ -15,7 +16,7 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     key: Annotated[
         Path | None, typer.Option(metavar="PUBLIC_KEY", help="See that the owner of this Ed25519 key signed it.")
     ] = None,

@@ -252,12 +252,11 @@ def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):
         (TimeoutError(), "error: TimeoutError. "),
     ],
 )
-def test_what_the_system_refuses_is_one_line(monkeypatch, capsys, error, line):
+def test_what_the_system_refuses_is_one_line(capsys, error, line):
     def refused():
         raise error
 
-    monkeypatch.setattr("edgepeft.cli._main.app", refused)
     with pytest.raises(SystemExit) as end:
-        main()
-    said = capsys.readouterr().err
-    assert (end.value.code, said.startswith(line), said.count("\n")) == (1, True, 1), said
+        main(refused)
+    printed = capsys.readouterr().err
+    assert (end.value.code, printed.startswith(line), printed.count("\n")) == (1, True, 1), printed

@@ -1,0 +1,95 @@
+"""Options that several verbs have: one meaning, one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from edgepeft.errors import UsageError
+
+__all__ = [
+    "SETTINGS_HELP",
+    "BundleFolder",
+    "DeltaWeights",
+    "Epochs",
+    "EvalRows",
+    "FewShot",
+    "Metric",
+    "NoCache",
+    "Replace",
+    "Settings",
+    "Steps",
+    "TestRows",
+    "Threads",
+    "TorchThreads",
+    "TrainRows",
+    "Trainable",
+    "VerifyRows",
+    "settings_of",
+    "share_of",
+]
+
+SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
+
+BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
+Replace = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="At most as many as the host allows.")]
+TorchThreads = Annotated[int | None, typer.Option("--threads", min=1, help="Default: the cores in force.")]
+NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE"),
+]
+
+# What goes into a bundle.
+Trainable = Annotated[
+    bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
+]
+DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
+VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help="Texts to verify on (jsonl, csv, tsv).")]
+
+# What a run learns from, and for how long.
+TrainRows = Annotated[
+    Path, typer.Option("--data", help="Rows to train on: jsonl, csv or tsv of sentence1, [sentence2,] label.")
+]
+EvalRows = Annotated[Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")]
+TestRows = Annotated[Path | None, typer.Option("--test", help="Rows whose score is reported. Default: another 10 %.")]
+FewShot = Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")]
+Steps = Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")]
+Metric = Annotated[
+    str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
+]
+
+
+def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
+    """``["rank=8"]`` -> ``{"rank": "8"}``.
+
+    Raises:
+        UsageError: no ``=`` in one of them.
+    """
+    pairs = list(pairs or ())
+    for pair in pairs:
+        if "=" not in pair:
+            raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def share_of(option: str, text: str) -> float:
+    """A fraction in [0, 1): ``5%`` and ``0.05`` are the same; a bare number of 1 or more is not guessed at.
+
+    Raises:
+        UsageError: something else.
+    """
+    try:
+        value = float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1.0:
+        raise UsageError(f"{option} {text!r}: give a share such as 5% or 0.05, under 100%.")
+    return value
