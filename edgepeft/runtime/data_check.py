@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.metrics import compute, default_metric
+from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import OnData
-from edgepeft.runtime.verify import Inputs, RunRows, Tolerance, agreement_of, run_in_groups
+from edgepeft.runtime.verify import RunRows, Tolerance, agreement_of, run_in_groups
 
 __all__ = ["DataCheck"]
 

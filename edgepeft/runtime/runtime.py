@@ -16,18 +16,19 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import DataError, EdgepeftError, UsageError
+from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.inputs import Inputs, check_rows, checked, pad_together
 from edgepeft.runtime.manifest import TaskEntry
-from edgepeft.runtime.mixed import MOST_TASKS, Mixer, pad_together
+from edgepeft.runtime.mixed import MOST_TASKS, Mixer
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session
 from edgepeft.runtime.weights import TaskSession, Weights
 
-__all__ = ["Readable", "RowResult", "Runtime", "check_rows", "in_batches"]
+__all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
 T = TypeVar("T")
 Readable = str | tuple[str, str | None]  # a text, or a pair of them; a ``Text`` is one
@@ -36,7 +37,7 @@ RowResult = Prediction | NDArray[np.float32] | EdgepeftError  # of a row of a mi
 
 @dataclass
 class Truncation:
-    """How many rows lost tokens so far, so that it can be said once."""
+    """How many rows lost tokens so far, for one note about all of them."""
 
     rows: int = 0
 
@@ -45,7 +46,7 @@ class Runtime:
     """An opened bundle that answers; sessions open with the first request to their task.
 
     ``threads`` caps the intra-op threads; None takes what affinity and quota allow.  ``cache`` lets all sessions
-    map one prepacked copy of the weights, kept in the user's cache.  May be asked from several threads at once;
+    map one prepacked copy of the weights, kept in the user's cache.  Several threads may use one runtime;
     ``with Runtime(folder) as runtime`` closes it.
     """
 
@@ -114,7 +115,7 @@ class Runtime:
         with self._lock:
             self._check_open()
             if task not in self._sessions:
-                self._weights.prepare()  # first: it knows weights that were hashed before
+                self._weights.prepare()  # first: it has the identities of weights that were hashed before
                 self._sessions[task] = self._open(self.bundle.graph(task))
             return self._sessions[task]
 
@@ -146,39 +147,44 @@ class Runtime:
             return_free_memory()
             return session
 
-    def logits(self, task: str, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        """[batch, outputs] from token ids and masks [batch, length], padded on any side.
+    def logits(self, task: str, inputs: Inputs) -> NDArray[np.float32]:
+        """A task's raw outputs, [batch, outputs] in the order of the rows; [0, outputs] for no rows.
+
+        ``inputs`` are int64 [batch, length], as Hugging Face's tokenizers give them: ``input_ids``, ``attention_mask``
+        (0 for padding, on any side) and, where the backbone has token types, ``token_type_ids``.  Others are ignored.
 
         Raises:
-            DataError: a row without a single real token.
+            UnknownName: no such task.
+            DataError: an input is missing, is not int64 or has another shape than the rest; an id is outside of the
+                vocabulary; a row has no token.
+            BundleError: a file is damaged; ONNX Runtime stops within the model, as for rows longer than it takes.
         """
         n_outputs = self.bundle.entry(task).n_outputs
-        found = np.empty((len(inputs["input_ids"]), n_outputs), np.float32)
-        for rows, logits in self._run(task, LOGITS, inputs):
-            found[rows] = of_width(n_outputs, task, logits)
-        return found
+        batch = checked(inputs, self.bundle.architecture)
+        logits = np.empty((len(batch["input_ids"]), n_outputs), np.float32)
+        for rows, part in self._run(task, LOGITS, batch):
+            logits[rows] = of_width(n_outputs, task, part)
+        return logits
 
-    def last_hidden_state(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        """[batch, length, hidden size] of the bare backbone, zero where there is no token.
+    def last_hidden_state(self, inputs: Inputs) -> NDArray[np.float32]:
+        """[batch, length, hidden size] of the bare backbone, zero where there is no token; inputs as of ``logits``.
 
         Raises:
-            DataError: a row without a single real token.
+            DataError, BundleError: as ``logits``.
         """
-        shape = (*inputs["input_ids"].shape, self.bundle.architecture.hidden_size)
-        found = np.zeros(shape, np.float32)
-        for rows, hidden in self._run(None, "last_hidden_state", inputs):
-            found[rows, : hidden.shape[1]] = hidden
-        return found
+        batch = checked(inputs, self.bundle.architecture)
+        states = np.zeros((*batch["input_ids"].shape, self.bundle.architecture.hidden_size), np.float32)
+        for rows, hidden in self._run(None, "last_hidden_state", batch):
+            states[rows, : hidden.shape[1]] = hidden
+        return states
 
     def _run(
-        self, task: str | None, output: str, inputs: Mapping[str, NDArray[np.int64]]
+        self, task: str | None, output: str, inputs: Inputs
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
-        """One output, pass by pass, with the rows that it belongs to."""
-        check_rows(inputs["attention_mask"])
+        """One output, pass by pass, with the rows that it belongs to; ``inputs`` are those that the backbone reads."""
         session = self.session(task)
-        known = [value.name for value in session.get_inputs()]
         prompt = 0 if task is None else self.bundle.entry(task).prompt_length
-        for rows, part in passes({name: inputs[name] for name in known}, prompt=prompt):
+        for rows, part in passes(inputs, prompt=prompt):
             yield rows, run_session(session, output, part)
 
     def predict(self, task: str, texts: Sequence[Readable]) -> list[Prediction]:
@@ -192,18 +198,16 @@ class Runtime:
         """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
         if not texts:
             return {task: [] for task in tasks}
-        found: dict[str, NDArray[np.float32]] = {}
+        logits: dict[str, NDArray[np.float32]] = {}
         by_length: dict[int, list[str]] = {}
         for task in dict.fromkeys(tasks):
             by_length.setdefault(self.bundle.entry(task).max_length, []).append(task)
         for alike in by_length.values():
             inputs = self._encode(self.bundle.entry(alike[0]), texts, answers=len(alike))
-            found |= self._logits_of_all(alike, inputs)
-        return {task: predictions(task, self.bundle.entry(task).labels, found[task]) for task in tasks}
+            logits |= self._logits_of_all(alike, inputs)
+        return {task: predictions(task, self.bundle.entry(task).labels, logits[task]) for task in tasks}
 
-    def _logits_of_all(
-        self, tasks: Sequence[str], inputs: Mapping[str, NDArray[np.int64]]
-    ) -> dict[str, NDArray[np.float32]]:
+    def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         if len(tasks) == 1:
             return {tasks[0]: self.logits(tasks[0], inputs)}
         check_rows(inputs["attention_mask"])
@@ -241,8 +245,8 @@ class Runtime:
         answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
         for group in groups:
             members = [row for task in group for row in rows[task]]
-            found = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling)
-            answers.update(zip(members, found, strict=True))
+            results = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling)
+            answers.update(zip(members, results, strict=True))
         return [answers[row] for row in range(len(tasks))]
 
     def _groups(
@@ -281,33 +285,33 @@ class Runtime:
         inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
         logits = self._logits_mixed(list(named), np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
         answers = zip(named, entries, logits, strict=True)
-        return [answer for task, entry, found in answers for answer in predictions(task, entry.labels, found)]
+        return [answer for task, entry, rows in answers for answer in predictions(task, entry.labels, rows)]
 
-    def _logits_mixed(
-        self, tasks: Sequence[str], slots: NDArray[np.intp], inputs: Mapping[str, NDArray[np.int64]]
-    ) -> list[NDArray[np.float32]]:
+    def _logits_mixed(self, tasks: Sequence[str], slots: NDArray[np.intp], inputs: Inputs) -> list[NDArray[np.float32]]:
         """[its rows, its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``, ascending."""
         check_rows(inputs["attention_mask"])
         sessions = [self.session(task) for task in tasks]
         prompt = self.bundle.entry(tasks[0]).prompt_length
         counts = np.bincount(slots, minlength=len(tasks))
-        found = [np.empty((n, self.bundle.entry(t).n_outputs), np.float32) for t, n in zip(tasks, counts, strict=True)]
+        widths = [self.bundle.entry(task).n_outputs for task in tasks]
+        logits = [np.empty(shape, np.float32) for shape in zip(counts, widths, strict=True)]
         within = np.arange(len(slots)) - (np.cumsum(counts) - counts)[slots]
         for rows, part in passes(inputs, prompt=prompt):
             present, slot = np.unique(slots[rows], return_inverse=True)
             chosen = [(tasks[i], sessions[i]) for i in present]
-            for k, logits in enumerate(self._mixer.run(chosen, slot, part, prompt)):
+            for k, outputs in enumerate(self._mixer.run(chosen, slot, part, prompt)):
                 i = present[k]
-                found[i][within[rows[slot == k]]] = of_width(found[i].shape[1], tasks[i], logits)
-        return found
+                logits[i][within[rows[slot == k]]] = of_width(widths[i], tasks[i], outputs)
+        return logits
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
         """[hidden size] each, of the bare backbone."""
         inputs = self._encoded(texts, self.bundle.architecture.max_length)
-        found = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
-        for rows, pooled in self._run(None, pooling.site, inputs):
-            found[rows] = pooled
-        return list(found)
+        check_rows(inputs["attention_mask"])
+        pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
+        for rows, part in self._run(None, pooling.site, inputs):
+            pooled[rows] = part
+        return list(pooled)
 
     def _encode(self, entry: TaskEntry, texts: Sequence[Readable], answers: int = 1) -> dict[str, NDArray[np.int64]]:
         return self._encoded(texts, entry.max_length, answers)
@@ -319,17 +323,6 @@ class Runtime:
             batch = self._encoder.encode(read, max_length)
             self.truncation.rows += batch.truncated * answers
         return batch.inputs
-
-
-def check_rows(mask: NDArray[np.int64]) -> None:
-    """See that each row has a token: attention over nothing has no answer.
-
-    Raises:
-        DataError: names the first row that is masked throughout.
-    """
-    empty = np.flatnonzero(~(mask != 0).any(axis=1))
-    if empty.size:
-        raise DataError(f"row {empty[0]} of the batch is masked throughout; every row needs at least one token.")
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

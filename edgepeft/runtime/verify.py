@@ -8,7 +8,7 @@ the batch make of them, so that decisions are counted, of which a few may change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from platform import machine
@@ -21,6 +21,7 @@ from safetensors.numpy import load, save
 
 from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.host.machine import isa_flags
+from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import Verification
 
 __all__ = [
@@ -40,7 +41,6 @@ __all__ = [
 LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 
-Inputs = Mapping[str, NDArray[np.int64]]
 RunRows = Callable[[Inputs], NDArray[np.float32]]
 
 

@@ -1,0 +1,68 @@
+"""What ``Runtime.logits`` takes, and how it refuses what it cannot take: by the input's name, before anything runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny import ragged
+
+from edgepeft.errors import DataError
+from edgepeft.runtime.runtime import Runtime
+
+CONFIG = {"vocab_size": 60, "pad_token_id": 0, "type_vocab_size": 2}  # of the tiny BERT
+
+
+@pytest.fixture(scope="module")
+def runtime(exported):
+    with Runtime(exported, cache=False) as opened:
+        yield opened
+
+
+def batch(**changed):
+    return {**ragged(4, 9, CONFIG), **changed}
+
+
+@pytest.mark.parametrize("name", ["input_ids", "attention_mask", "token_type_ids"])
+def test_a_missing_input_is_named_with_those_that_are_read(runtime, name):
+    inputs = batch()
+    del inputs[name]
+    for read in (lambda: runtime.logits("mood", inputs), lambda: runtime.last_hidden_state(inputs)):
+        with pytest.raises(
+            DataError, match=f"no {name}; this backbone reads input_ids, attention_mask, token_type_ids"
+        ):
+            read()
+
+
+def test_inputs_that_the_backbone_does_not_read_change_nothing(runtime):
+    more = batch(special_tokens_mask=np.zeros((1, 1), np.int64))
+    np.testing.assert_array_equal(runtime.logits("mood", more), runtime.logits("mood", batch()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"input_ids": np.ones((4, 9), np.int32)}, "input_ids holds int32; int64 is needed"),
+        ({"attention_mask": np.ones((4, 9), bool)}, "attention_mask holds bool"),
+        ({"token_type_ids": np.zeros((4, 8), np.int64)}, r"token_type_ids has shape \[4, 8\]"),
+        ({"attention_mask": np.ones((3, 9), np.int64)}, r"attention_mask has shape \[3, 9\]"),
+        ({"input_ids": np.ones(9, np.int64)}, r"input_ids has shape \[9\]"),
+        ({"input_ids": np.full((4, 9), 60)}, "input_ids are 60 to 60; this backbone has embeddings of 0 to 59"),
+        ({"input_ids": np.full((4, 9), -1)}, "input_ids are -1 to -1"),
+        ({"attention_mask": np.eye(4, 9, -1, np.int64)}, "row 0 .* masked"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(runtime, changed, message):
+    with pytest.raises(DataError, match=message):
+        runtime.logits("mood", batch(**changed))
+
+
+def test_an_id_beneath_the_mask_may_be_anything(runtime):
+    inputs = batch()
+    odd = np.where(inputs["attention_mask"] == 1, inputs["input_ids"], -100)
+    np.testing.assert_array_equal(runtime.logits("mood", {**inputs, "input_ids": odd}), runtime.logits("mood", inputs))
+
+
+def test_no_rows_have_no_logits(runtime):
+    nothing = {name: values[:0] for name, values in batch().items()}
+    assert runtime.logits("pair", nothing).shape == (0, 3)  # its labels are a, b, c
+    assert runtime.last_hidden_state(nothing).shape == (0, 9, 32)
