@@ -32,7 +32,7 @@ TEMPLATES_FOLDER = "templates"
 
 
 class Bundle:
-    """An opened bundle; nothing is loaded before it is asked for."""
+    """An opened bundle; its parts are read when they are first used."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
@@ -45,7 +45,7 @@ class Bundle:
         return self.folder / self.manifest.backbone.weights_file
 
     def current(self, task: str, suffix: str) -> Path:
-        """The file of the task's version in force; a replacement that was cut off left it beside its usual place.
+        """The file of the task's version in force; after an interrupted replacement it lies beside its usual place.
 
         Raises:
             UnknownName: no such task.
@@ -67,7 +67,7 @@ class Bundle:
         return read_config(self._sound("config.json"))
 
     def _sound(self, name: str) -> Path:
-        """A file that the manifest has a hash of, unless the bundle is of before there were any.
+        """A file with the hash that the manifest gives; older bundles give none.
 
         Raises:
             BundleError: missing or altered.
@@ -78,7 +78,7 @@ class Bundle:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The index of the weights, whose bytes are those that the manifest names, now.
+        """The index of the weights, after a check that the file still is the one that the manifest names.
 
         Raises:
             BundleError: truncated, altered, or replaced since the bundle was opened.
@@ -95,7 +95,7 @@ class Bundle:
         return self.family.open_checkpoint(self.architecture, self.weights)
 
     def _expect_hash(self, path: Path, expected: str) -> None:
-        """As ``expect_hash``, telling a damaged bundle from one that was exported anew meanwhile."""
+        """As ``expect_hash``; the error distinguishes a damaged bundle from one that was exported anew meanwhile."""
         try:
             expect_hash(path, expected)
         except BundleError:
@@ -171,21 +171,21 @@ def expect_hash(path: Path, expected: str) -> None:
         BundleError: it is missing or has other bytes.
     """
     try:
-        found = sha256_of(path)
+        actual = sha256_of(path)
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); the bundle is incomplete.") from error
-    if found != expected:
+    if actual != expected:
         raise BundleError(
-            f"{path} is not the file that the bundle was made with: its SHA-256 is {found[:12]}, the manifest says "
+            f"{path} is not the file that the bundle was made with: its SHA-256 is {actual[:12]}, the manifest says "
             f"{expected[:12]}. It is truncated or altered; export or copy the bundle again."
         )
 
 
 def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
-    """An ONNX file, weights that lie outside not loaded; they may lie in ``weights``, a file beside it.
+    """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it.
 
     Raises:
-        BundleError: missing, damaged, not an ONNX model, or one that wants to read another file.
+        BundleError: missing, damaged, not an ONNX model, or one that refers to another file.
     """
     try:
         content = path.read_bytes()
@@ -206,15 +206,15 @@ def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx
 
 
 def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:
-    """The delta graph's own metadata, once it is known to belong to this backbone.
+    """The delta graph's metadata, after a check that it belongs to this backbone.
 
     Raises:
         BundleError: not a delta graph, of another format version, or of another backbone.
     """
     facts = {entry.key: entry.value for entry in graph.metadata_props}
     if facts.get("edgepeft.format") != "edgepeft.task/1":
-        found = facts.get("edgepeft.format", "none")
-        raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {found}.")
+        version = facts.get("edgepeft.format", "none")
+        raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {version}.")
     wanted = manifest.backbone.identity
     if facts.get("edgepeft.backbone_sha256") != wanted:
         theirs = (

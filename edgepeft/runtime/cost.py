@@ -16,7 +16,7 @@ from edgepeft.runtime.bundle import Bundle
 
 __all__ = ["LENGTH", "Cost", "bundle_cost", "example_inputs"]
 
-LENGTH = 128  # the seeds' tables are at this length
+LENGTH = 128  # of the papers' throughput tables
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Cost:
 
     def by_operator(self) -> list[dict[str, Any]]:
         """A row for each type of operator that does something, the most FLOPs first; bookkeeping is one row."""
-        found: dict[tuple[str, str], list[Work]] = {}
+        groups: dict[tuple[str, str], list[Work]] = {}
         for work in self.works:
             if work.flops or work.n_bytes:
                 op = "integers" if work.kind is OperatorClass.INDEX else work.op
-                found.setdefault((op, work.kind.value), []).append(work)
-        rows = [{"op": op, "class": kind, **_sums(works)} for (op, kind), works in found.items()]
+                groups.setdefault((op, work.kind.value), []).append(work)
+        rows = [{"op": op, "class": kind, **_sums(works)} for (op, kind), works in groups.items()]
         return sorted(rows, key=lambda row: (-row["flops"], -row["read_bytes"], row["op"]))
 
     def totals(self) -> dict[str, int]:
@@ -73,9 +73,9 @@ def bundle_cost(bundle: Bundle, task: str | None, batch_size: int = 1, length: i
     if not 1 <= length <= longest:
         also = f" beside the task's prompt of {prompt}" if prompt else ""
         raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens{also}.")
-    found = count_run(bundle.graph(task), example_inputs(bundle, task, batch_size, length))
+    counted = count_run(bundle.graph(task), example_inputs(bundle, task, batch_size, length))
     precision = bundle.manifest.backbone.weights_dtype
-    return Cost(task, batch_size, length, precision, found.works, found.unknown)
+    return Cost(task, batch_size, length, precision, counted.works, counted.unknown)
 
 
 def example_inputs(bundle: Bundle, task: str | None, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:

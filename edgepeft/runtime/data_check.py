@@ -37,13 +37,13 @@ class DataCheck:
         Raises:
             VerificationFailed: another number of logits.
         """
-        found = run_in_groups(run, self.inputs)
-        agreement, undecided = agreement_of(self.reference, found, allowed)
-        facts = {"rows": len(found), "agreement": agreement, "undecided": undecided}
+        logits = run_in_groups(run, self.inputs)
+        agreement, undecided = agreement_of(self.reference, logits, allowed)
+        facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
         if self.labels is None:
             return OnData.model_validate(facts)
         name = default_metric(self.names is None)
-        scores = {"pytorch": self._score(name, self.reference), "onnxruntime": self._score(name, found)}
+        scores = {"pytorch": self._score(name, self.reference), "onnxruntime": self._score(name, logits)}
         return OnData.model_validate({**facts, "metric": name, **scores})
 
     def _score(self, metric: str, logits: NDArray[np.float32]) -> float:

@@ -1,4 +1,4 @@
-"""Does a bundle fit a device: memory for answering and for fine-tuning, disk, how many tasks, how large a batch.
+"""Whether a bundle fits a device: memory for answering and for fine-tuning, disk, how many tasks, how large a batch.
 
 Nothing is run.  Memory is what ``Runtime`` with its cache of packed weights takes: the process, the weights as they are
 packed (mapped, but resident once read), every row of the embeddings, sessions, the values alive in a pass, the
@@ -83,7 +83,7 @@ class Fit:
 
 
 def resident_bytes() -> int:
-    """Of this process: to be asked before a bundle is opened, for what Python and its packages take."""
+    """Resident bytes of this process: before a bundle is opened, what Python and its packages take."""
     return int(psutil.Process().memory_info().rss)
 
 
@@ -170,13 +170,13 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + _SESSION
     most = _most(lambda rows: peak(rows) <= allowed)
-    found = peak(batch_size)
+    needed = peak(batch_size)
     further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
-    tasks = 0 if found > allowed or task is None else 1 + (allowed - found) // max(1, further)
+    tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
     return Inference(
-        peak_bytes=found,
+        peak_bytes=needed,
         parts=parts(batch_size),
-        fits=found <= allowed,
+        fits=needed <= allowed,
         largest_batch=most,
         at_most=most == _MOST_ROWS,
         tasks=tasks,
@@ -214,7 +214,7 @@ class _AnyRows(Files):
 
 
 def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:
-    """What would be tuned, or why nothing can be."""
+    """What would be tuned, or the reason why it cannot be."""
     options = TuneOptions()
     if template is not None:
         bundle.manifest.template(template)

@@ -130,10 +130,8 @@ class TaskEntry(_Model):
     trainable_parameters: int = Field(ge=0)
     n_bytes: int = Field(ge=0)
     weights_dtype: DeltaDtype = "fp32"  # as stored; they are computed with in float32
-    private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the running task has a version of its own of
-    shared_layers: int = Field(
-        default=0, ge=0
-    )  # of the lowest layers that it leaves as they are, for all tasks at once
+    private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the loaded task replaces
+    shared_layers: int = Field(default=0, ge=0)  # lowest layers that it leaves as they are: several tasks run them once
     sha256: FileHash
     check_sha256: FileHash
     metrics: dict[str, Any] = {}
@@ -169,7 +167,7 @@ class Manifest(_Model):
     backbone: BackboneEntry
     tasks: dict[str, TaskEntry] = {}
     templates: dict[str, TemplateEntry] = {}
-    files: dict[FileName, FileHash] = {}  # of config and tokenizer; older bundles say none
+    files: dict[FileName, FileHash] = {}  # of config and tokenizer; older bundles have none
     versions: dict[str, str] = {}
 
     def task(self, name: str) -> TaskEntry:
@@ -208,8 +206,8 @@ class Manifest(_Model):
         path = folder / MANIFEST_FILE
         try:
             if not path.is_file():
-                found = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
-                raise UsageError(f"{folder} is not a bundle: it {found}. Make one with: edgepeft export.")
+                lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
+                raise UsageError(f"{folder} is not a bundle: it {lack}. Make one with: edgepeft export.")
             content = path.read_bytes()
         except OSError as error:
             raise BundleError(
@@ -230,7 +228,7 @@ class Manifest(_Model):
 
 
 def _check_links(folder: Path) -> None:
-    """What is read or written under a bundle's name lies in its folder, whoever made the archive that it came in."""
+    """See that no link leads out of the folder, as an archive from elsewhere may contain."""
     inside = folder.resolve()
     for parent, folders, files in os.walk(inside):
         for path in (Path(parent, name) for name in (*folders, *files)):

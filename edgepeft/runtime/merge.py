@@ -89,7 +89,7 @@ def _plain_tokenizer(bundle: Bundle) -> dict[str, Any]:
 
 
 def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
-    """Replay the task's check file on the written file, opened as anybody would open it."""
+    """Replay the task's check file on the written file, opened by its path alone as users will."""
     where = bundle.current(task, CHECK)
     expect_hash(where, bundle.entry(task).check_sha256)
     inputs, reference = read_check(where.read_bytes(), str(where))

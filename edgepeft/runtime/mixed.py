@@ -23,7 +23,7 @@ MOST_TASKS = 16  # in one pass: roberta-base with Pfeiffer adapters opens in 0.3
 
 
 class Mixer:
-    """Sessions on graphs with slots, by structure and number of slots; from several threads at once."""
+    """Sessions on graphs with slots, by structure and number of slots; several threads may use them."""
 
     def __init__(self, bundle: Bundle, weights: Weights, lock: RLock) -> None:
         self._bundle, self._weights, self._lock = bundle, weights, lock
@@ -38,7 +38,7 @@ class Mixer:
         self._sessions.clear()
 
     def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
-        """The manifest was read again: what is known of changed tasks is theirs no longer."""
+        """Take over a manifest that was read again: the values of changed tasks are dropped."""
         self._bundle = bundle
         for task in changed:
             self._feeds.pop(task, None)

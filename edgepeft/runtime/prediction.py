@@ -37,7 +37,7 @@ class Prediction:
 
 
 def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``logits`` [batch, outputs] as they are, if there are as many as the task's manifest entry says.
+    """``logits`` [batch, outputs] as they are, after a check that the manifest's entry has as many outputs.
 
     Raises:
         BundleError: more, or fewer.
@@ -53,9 +53,9 @@ def predictions(task: str, labels: Sequence[str] | None, logits: NDArray[np.floa
         return [Prediction(task, None, float(row[0]), {}, (float(row[0]),)) for row in logits]
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-    found = []
+    answers = []
     for row, raw in zip(probabilities, logits, strict=True):
         scores = {label: round(float(p), 6) for label, p in zip(labels, row, strict=True)}
         best = int(row.argmax())
-        found.append(Prediction(task, labels[best], scores[labels[best]], scores, tuple(map(float, raw))))
-    return found
+        answers.append(Prediction(task, labels[best], scores[labels[best]], scores, tuple(map(float, raw))))
+    return answers

@@ -50,16 +50,16 @@ class Prefix:
         cut, rows_of_all = shared.layers, len(inputs["input_ids"])
         value = self._values[cut - 1]
         entries = {task: self._bundle.entry(task) for task in shared.shared}
-        found = {task: np.empty((rows_of_all, entry.n_outputs), np.float32) for task, entry in entries.items()}
+        answers = {task: np.empty((rows_of_all, entry.n_outputs), np.float32) for task, entry in entries.items()}
         known = self._bundle.architecture.inputs
         for rows, part in passes({name: inputs[name] for name in known}):
             hidden = run_session(self._session(cut, None), value, part)
             with_hidden: dict[str, NDArray[Any]] = {**part, value: hidden}
-            for task, logits in found.items():
+            for task, logits in answers.items():
                 logits[rows] = of_width(
                     logits.shape[1], task, run_session(self._session(cut, task), LOGITS, with_hidden)
                 )
-        return found
+        return answers
 
     def close(self) -> None:
         """Let the sessions go."""
@@ -76,13 +76,13 @@ class Prefix:
         return _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
 
     def _session(self, cut: int, task: str | None) -> TaskSession:
-        found = self._sessions.get((cut, task))  # another thread may make it go at any time
-        if found is None:
+        session = self._sessions.get((cut, task))  # another thread may close it at any time
+        if session is None:
             model, value = self._bundle.graph(task), self._values[cut - 1]
             width = self._bundle.architecture.hidden_size
             part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
-            found = self._sessions[cut, task] = self._open(part)
-        return found
+            session = self._sessions[cut, task] = self._open(part)
+        return session
 
 
 def _layer_values(architecture: Architecture, sites: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The backbone's weights as this processor's kernels want them, in one file that all sessions of all processes map.
+"""The backbone's weights in the layout of this processor's kernels, in one file that all sessions of all processes map.
 
 ONNX Runtime copies every matrix into its kernels' layout when a session opens, a private copy each time.  It can
 also write these copies beside the weights (``session.save_external_prepacked_constant_initializers``), and a
@@ -46,12 +46,12 @@ _SEEN_FILE = "seen.json"
 _MOST_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
 _LEAST_EXTERNAL_BYTES = 1024
-# A packed copy is found again by its operator's type: integer products are fused to others before they are packed.
+# ONNX Runtime looks packed copies up by their operator's type: integer products are fused before they are packed.
 _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
 
 class _Entry(BaseModel):
-    """What ``entry.json`` says: the packed file, and where each tensor lies in it (ONNX external data)."""
+    """What ``entry.json`` holds: the packed file, and where each tensor lies in it (ONNX external data)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -74,7 +74,7 @@ class Prepacked:
         _place(model, checkpoint, self.tensors)
 
     def seen(self) -> frozenset[str]:
-        """Identities of files that were found to hold these weights: they need no hashing again."""
+        """Identities of files whose hash was checked before: they hold these weights."""
         try:
             return frozenset(json.loads((self.folder / _SEEN_FILE).read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -139,7 +139,7 @@ def _read_entry(folder: Path) -> _Entry:
 
 
 def _build(bundle: Bundle, folder: Path) -> None:
-    """Fill an entry's folder, and see that a session on it gives what one on the bundle's own file gives."""
+    """Fill an entry's folder, and check that its session gives what one on the bundle's own file gives."""
     checkpoint = bundle.checkpoint
     _require_space(folder, bundle.weights)
     model = _with_pooler(bundle, checkpoint)
@@ -170,14 +170,14 @@ def _build(bundle: Bundle, folder: Path) -> None:
 
 
 def _require_space(folder: Path, weights: Path) -> None:
-    """ONNX Runtime writes through a full disk without a word."""
+    """ONNX Runtime reports no error when the disk is full."""
     needed = int(2.1 * weights.stat().st_size)  # each tensor, and its packed copy
     if shutil.disk_usage(folder).free < needed:
         raise OSError(errno.ENOSPC, f"{needed >> 20} MB are needed")
 
 
 def _with_pooler(bundle: Bundle, checkpoint: Checkpoint) -> onnx.ModelProto:
-    """The backbone with its pooler, which is no part of it but is read by heads of many tasks."""
+    """The backbone with its pooler, which the heads of many tasks read."""
     model = onnx.ModelProto()
     model.CopyFrom(bundle.backbone_graph)
     have = {initializer.name for initializer in model.graph.initializer}
@@ -228,8 +228,8 @@ def _answer(session: ort.InferenceSession) -> Mapping[str, Any]:
     return dict(zip((value.name for value in session.get_outputs()), session.run(None, row), strict=True))
 
 
-def _require_equal(expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def _require_equal(expected: Mapping[str, Any], packed: Mapping[str, Any]) -> None:
     """See that packing changed nothing but the last digits, which fusing moves."""
     for name, values in expected.items():
-        if not np.allclose(values, found[name], rtol=1e-4, atol=1e-5, equal_nan=True):
+        if not np.allclose(values, packed[name], rtol=1e-4, atol=1e-5, equal_nan=True):
             raise EdgepeftError(f"the prepacked weights give another {name} than the weights themselves.")

@@ -1,4 +1,4 @@
-"""At most so many sessions at once: the least recently used is closed for the next.
+"""A limit on open sessions: the least recently used one is closed for the next.
 
 Each session maps the weights tensor by tensor (roberta-base: 150 to 200 mappings), and Linux gives a process 65,530
 mappings in all; beyond some 350 sessions ONNX Runtime opens no more, and the process gets no more memory either.
@@ -29,7 +29,7 @@ def most_sessions(n_tensors: int, limit: Path = _LIMIT) -> int:
 
 
 class Resident:
-    """The sessions that are open, by last use; ``forget`` makes their owner let go of one.
+    """The open sessions by last use; ``forget`` is called with one that their owner must drop.
 
     A session that is running when it is forgotten runs to its end.
     """
@@ -42,7 +42,7 @@ class Resident:
         return len(self._open)
 
     def make_room(self) -> None:
-        """Close what has to go before one more may open."""
+        """Close the least recently used sessions until one more may open."""
         while len(self._open) >= self.most:
             _, reference = self._open.popitem(last=False)
             session = reference()
@@ -50,11 +50,11 @@ class Resident:
                 self._forget(session)
 
     def add(self, session: Any) -> None:
-        """A session that was opened just now; it is counted until nobody holds it."""
+        """Count a session that was just opened, until it is garbage collected."""
         key = id(session)
         self._open[key] = weakref.ref(session, lambda _: self._open.pop(key, None))
 
     def used(self, session: Any) -> None:
-        """It is the most recently used one; from any thread."""
-        with contextlib.suppress(KeyError):  # forgotten meanwhile
+        """Note a session as the most recently used one; from any thread."""
+        with contextlib.suppress(KeyError):  # closed meanwhile
             self._open.move_to_end(id(session))

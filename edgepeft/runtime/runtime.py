@@ -83,7 +83,7 @@ class Runtime:
         return tuple(self.bundle.manifest.tasks)
 
     def reload(self) -> tuple[str, ...]:
-        """Read the manifest again and let go of what changed in it; the tasks that are new, replaced or gone.
+        """Read the manifest again and close what changed in it; returns the tasks that are new, replaced or gone.
 
         Raises:
             UsageError: the runtime was closed, or the folder now holds another backbone.
@@ -101,7 +101,7 @@ class Runtime:
                 self._sessions.pop(name, None)
             self._mixer.renew(bundle, changed)
             if changed:
-                self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the one they have
+                self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the old one
             return tuple(changed)
 
     def session(self, task: str | None) -> TaskSession:
@@ -120,20 +120,20 @@ class Runtime:
             return self._sessions[task]
 
     def structure(self, task: str | None) -> bytes | None:
-        """Equal for tasks whose rows ``predict_mixed`` runs together; None while a task's session is not open."""
+        """Equal for tasks whose rows ``predict_mixed`` runs together; None until the task's session is open."""
         session = self._sessions.get(task)
         return None if session is None else session.structure
 
     def _forget(self, session: object) -> None:
-        """Too many are open: the tasks that run on this one open another when they are asked again."""
+        """Drop a session, since too many are open: its tasks open another with their next request."""
         self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}
         self._prefix.forget(session)
         self._mixer.forget(session)
 
     def _move(self, session: object) -> None:
-        """A second task of its structure has opened the session that they share."""
+        """Open the tasks of this session again, now that a second one of their structure shares another with them."""
         for task in [task for task, each in self._sessions.items() if each.shared is session]:
-            with contextlib.suppress(EdgepeftError):  # its file was replaced since: what is open goes on answering
+            with contextlib.suppress(EdgepeftError):  # its file was replaced since: the open session goes on answering
                 self._sessions[task] = self._open(self.bundle.graph(task))
 
     def _check_open(self) -> None:
@@ -252,7 +252,7 @@ class Runtime:
     def _groups(
         self, tasks: Iterable[str | None], *, strict: bool
     ) -> tuple[list[list[str | None]], dict[str | None, EdgepeftError]]:
-        """Tasks that share their passes, and why others have no answer; every session is open then."""
+        """Tasks that share their passes, and the errors of the others; opens every session."""
         groups: list[list[str | None]] = []
         refused: dict[str | None, EdgepeftError] = {}
         alike: dict[bytes, list[str]] = {}
@@ -274,7 +274,7 @@ class Runtime:
         return groups, refused
 
     def _answers(self, texts: Mapping[str | None, list[Readable]], pooling: Pooling) -> Sequence[RowResult]:
-        """Those of one group, task by task."""
+        """The answers of one group, task by task."""
         named = {task: rows for task, rows in texts.items() if task is not None}
         if not named:
             return self._embeddings(texts[None], pooling)
@@ -305,7 +305,7 @@ class Runtime:
         return logits
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
-        """[hidden size] each, of the bare backbone."""
+        """The bare backbone's embedding [hidden size] of each text."""
         inputs = self._encoded(texts, self.bundle.architecture.max_length)
         check_rows(inputs["attention_mask"])
         pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)

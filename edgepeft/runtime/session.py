@@ -25,8 +25,8 @@ __all__ = ["Session", "open_session", "return_free_memory", "run_session", "sess
 
 _ERRORS_ONLY = 3
 _SPIN_MICROSECONDS = "50"
-# It moves a bias from Add into Gemm, which writes it out on one thread before the product; as an Add it is shared by
-# the threads and fuses with Gelu (roberta-base, 32 rows of 128 tokens, 2 threads: 1.04 times the throughput).
+# This one moves a bias from Add into Gemm, which writes it on one thread before the product; an Add runs on all
+# threads and fuses with Gelu (roberta-base, 32 rows of 128 tokens, 2 threads: 1.04 times the throughput).
 _SLOWER = ["GemmSumFusion"]
 
 
@@ -67,7 +67,7 @@ def open_session(
     _register_arena()
     options = options or session_options(threads)
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # A pattern wants one block for a whole run, and no hole of the shared arena is large enough: a task of another
+    # A pattern takes one block for a whole run, and no hole of the shared arena is large enough: a task of another
     # structure then added 55 MB after 32 x 128 tokens, without patterns 8 MB, at the same speed.
     options.enable_mem_pattern = False
     # Planning which value takes which one's place compares each with all that are free, by the text of their types:
@@ -109,7 +109,7 @@ def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]
 
 
 def return_free_memory() -> None:
-    """Give back what reading and splicing graphs left free on the heap: glibc keeps it, up to 40 MB a session."""
+    """Return to the system what splicing graphs left free on the heap; glibc keeps up to 40 MB a session."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -83,8 +83,8 @@ def check_signature(folder: Path, public_key: Path) -> None:
         raise BundleError(f"{path} is not a signature that this version knows; sign the bundle again.") from error
     if not _is_signed_by(stated, key):
         raise VerificationFailed(f"the signature {path} was not made by the owner of {public_key}, or was altered.")
-    found = _hashes(folder)
-    changed = sorted(name for name in {**stated.files, **found} if stated.files.get(name) != found.get(name))
+    now = _hashes(folder)
+    changed = sorted(name for name in {**stated.files, **now} if stated.files.get(name) != now.get(name))
     if changed:
         raise VerificationFailed(
             f"{folder}: {', '.join(changed)} changed after the bundle was signed. Where you changed the bundle (add, "

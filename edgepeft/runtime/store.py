@@ -23,7 +23,7 @@ _LOCK = "lock"
 
 
 class Held:
-    """An entry that nobody removes until it is released, or forgotten."""
+    """An entry that is not removed until it is released or garbage collected."""
 
     def __init__(self, folder: Path, descriptor: int) -> None:
         self.folder = folder
@@ -90,14 +90,14 @@ class Store:
                 total -= sizes[entry]
 
     def _remove_leftovers(self) -> None:
-        """What a killed process left half made; none is at work now, for the store is locked."""
+        """Remove what a killed process left half made; the store is locked, so no other process builds now."""
         for path in self.root.glob(".*"):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove(entry: Path) -> bool:
-    """Whether the entry could be removed: not while somebody uses it."""
+    """Remove an entry unless a process uses it; whether it was removed."""
     import fcntl
 
     with (entry / _IN_USE).open() as file:

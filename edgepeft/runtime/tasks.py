@@ -1,7 +1,7 @@
 """Tasks into and out of a bundle; the backbone's files are only read.
 
-The manifest is written last when a task comes and first when one goes, so a power cut leaves at worst
-an unlisted file.
+The manifest is written last when a task is added and first when one is removed, so a power cut leaves at worst an
+unlisted file.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def prepare_task(
 
 
 def _with_data(result: Verification, data: OnData) -> Verification:
-    """The check's rows are few: they may change by chance as far as they did here, where the whole file passes."""
+    """Allow the check's few rows to change as far as they did here, where the whole file passes."""
     most = max(result.changed_tolerance, 1 - result.agreement)
     passed = 1 - data.agreement <= result.changed_tolerance
     return result.model_copy(update={"data": data, **({"changed_tolerance": most} if passed else {})})
@@ -143,7 +143,7 @@ def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool
 
 @contextlib.contextmanager
 def _held(bundle: Bundle) -> Iterator[None]:
-    """Nobody else writes to the bundle meanwhile; its manifest is read anew, for somebody may just have written."""
+    """Lock the bundle against other writers, and read its manifest anew."""
     with locked(bundle.folder):
         bundle.manifest = Manifest.read(bundle.folder)
         yield
@@ -164,7 +164,7 @@ def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Man
             entries[task.name] = task.entry.model_copy(update={"previous": before.previous})
         else:
             keep(folder, task.name, task.entry, task.content)
-            with contextlib.suppress(BundleError):  # what is damaged is replaced, and there is no way back to it
+            with contextlib.suppress(BundleError):  # a damaged version cannot be kept to go back to
                 keep(folder, task.name, before, content_of(folder, task.name, before))
                 previous = before.model_copy(update={"previous": None})
                 entries[task.name] = task.entry.model_copy(update={"previous": previous})
@@ -219,7 +219,7 @@ def _write(bundle: Bundle, entries: dict[str, TaskEntry]) -> Manifest:
 
 
 def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
-    """Of the backbone tensors that the task does not share with other tasks while it is open."""
+    """Bytes of the backbone tensors that the loaded task replaces."""
     named = (without_prefix(output.name) for output in delta.graph.output)
     checkpoint = bundle.checkpoint
     stored = (checkpoint.parts(tensor)[0] for kind, tensor in named if kind == "override")

@@ -114,13 +114,13 @@ def replay(run: RunRows, inputs: Inputs, reference: NDArray[np.float32], allowed
 
 
 def compare_logits(
-    reference: NDArray[np.float32], found: NDArray[np.float32], allowed: Tolerance = EXACT
+    reference: NDArray[np.float32], logits: NDArray[np.float32], allowed: Tolerance = EXACT
 ) -> Verification:
     """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance."""
-    agreement, undecided = agreement_of(reference, found, allowed)
+    agreement, undecided = agreement_of(reference, logits, allowed)
     return Verification(
         rows=len(reference),
-        max_abs_difference=float(np.abs(reference.astype(np.float64) - found).max()),
+        max_abs_difference=float(np.abs(reference.astype(np.float64) - logits).max()),
         tolerance=allowed.difference,
         changed_tolerance=allowed.changed,
         agreement=agreement,
@@ -131,7 +131,7 @@ def compare_logits(
 
 
 def agreement_of(
-    reference: NDArray[np.float32], found: NDArray[np.float32], allowed: Tolerance = EXACT
+    reference: NDArray[np.float32], logits: NDArray[np.float32], allowed: Tolerance = EXACT
 ) -> tuple[float, int]:
     """(share of decided rows that have the reference's decision, number of undecided rows).
 
@@ -141,16 +141,16 @@ def agreement_of(
     Raises:
         VerificationFailed: the two are not of one shape.
     """
-    if reference.shape != found.shape:
-        raise VerificationFailed(f"the check has logits {list(reference.shape)}, the model gives {list(found.shape)}.")
+    if reference.shape != logits.shape:
+        raise VerificationFailed(f"the check has logits {list(reference.shape)}, the model gives {list(logits.shape)}.")
     if reference.shape[1] > 1:
         best = np.sort(reference, axis=1)
         decided = best[:, -1] - best[:, -2] > 2 * (allowed.difference or LOGIT_TOLERANCE)
-        equal = reference.argmax(axis=1) == found.argmax(axis=1)
+        equal = reference.argmax(axis=1) == logits.argmax(axis=1)
         return float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum())
     if allowed.difference is not None:
         return 1.0, 0
-    near = np.abs(reference - found) <= max(_MOVED * float(reference.std()), LOGIT_TOLERANCE)
+    near = np.abs(reference - logits) <= max(_MOVED * float(reference.std()), LOGIT_TOLERANCE)
     return float(near.mean()), 0
 
 
@@ -158,7 +158,7 @@ def require_passed(task: str, result: Verification) -> None:
     """See that a comparison is within tolerance.
 
     Raises:
-        VerificationFailed: says by how much it is not.
+        VerificationFailed: it is not; the message gives the difference.
     """
     bound = math.inf if result.tolerance is None else result.tolerance
     # Not "difference > tolerance": a NaN must fail.

@@ -1,7 +1,7 @@
-"""A task's files and the version before: the manifest alone says which are in force.
+"""A task's files and those of its previous version; the manifest alone decides which are in force.
 
     tasks/<task>.onnx, .check.safetensors, .train.onnx      the version in force
-    tasks/versions/<task>.<sha256 of the three hashes>.onnx, ...    the one before, for a moment the one that comes
+    tasks/versions/<task>.<sha256 of the three hashes>.onnx, ...    the one before; during a replacement, the new one
 
 A replacement writes the new files beside the old ones, then the manifest, then moves them into place.  A
 file counts only if it has the hash that the manifest names, so whenever the power goes, one whole version is
@@ -27,12 +27,13 @@ VERSIONS = "versions"
 
 def hashes(entry: TaskEntry) -> dict[str, str]:
     """The suffix of each of a task's files -> its SHA-256."""
-    found = {GRAPH: entry.sha256, CHECK: entry.check_sha256}
-    return found | ({TRAINING: entry.train_sha256} if entry.train_sha256 else {})
+    return {GRAPH: entry.sha256, CHECK: entry.check_sha256} | (
+        {TRAINING: entry.train_sha256} if entry.train_sha256 else {}
+    )
 
 
 def locate(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
-    """Where the file lies that ``entry`` names; its usual place if it is nowhere.  ``folder`` is ``tasks``."""
+    """Where the file that ``entry`` names lies, by default its usual place; ``folder`` is the bundle's ``tasks``."""
     usual, kept = folder / f"{task}{suffix}", _kept(folder, task, entry, suffix)
     with contextlib.suppress(OSError):
         if kept.is_file() and (not usual.is_file() or sha256_of(usual) != hashes(entry)[suffix]):
@@ -46,17 +47,17 @@ def content_of(folder: Path, task: str, entry: TaskEntry) -> dict[str, bytes]:
     Raises:
         BundleError: one is missing or altered.
     """
-    found = {}
+    content = {}
     for suffix, expected in hashes(entry).items():
         path = locate(folder, task, entry, suffix)
         if not path.is_file() or sha256_of(path) != expected:
             raise BundleError(f"{path} is missing or altered; that version of task {task} is lost.")
-        found[suffix] = path.read_bytes()
-    return found
+        content[suffix] = path.read_bytes()
+    return content
 
 
 def keep(folder: Path, task: str, entry: TaskEntry, content: Mapping[str, bytes]) -> None:
-    """Put a version's files aside, where nothing replaces them."""
+    """Write a version's files under ``versions``, where nothing replaces them."""
     for suffix in hashes(entry):
         path = _kept(folder, task, entry, suffix)
         if not path.is_file():
@@ -64,7 +65,7 @@ def keep(folder: Path, task: str, entry: TaskEntry, content: Mapping[str, bytes]
 
 
 def settle(folder: Path, task: str, entry: TaskEntry) -> None:
-    """After the manifest: the version in force into its usual place; what is not its predecessor goes."""
+    """Move the version in force into its usual place, and remove all but its predecessor; the manifest is written."""
     for suffix, content in content_of(folder, task, entry).items():
         usual = folder / f"{task}{suffix}"
         if not usual.is_file() or sha256_of(usual) != hashes(entry)[suffix]:
@@ -76,7 +77,7 @@ def settle(folder: Path, task: str, entry: TaskEntry) -> None:
 
 
 def drop_versions(folder: Path, task: str, but: Iterable[Path] = ()) -> None:
-    """Remove a task's kept files, ``but`` those."""
+    """Remove a task's files under ``versions``, except those in ``but``."""
     spared = set(but)
     for suffix in (GRAPH, CHECK, TRAINING):
         for path in (folder / VERSIONS).glob(f"{task}.*{suffix}"):

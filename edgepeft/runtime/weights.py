@@ -1,4 +1,4 @@
-"""What a bundle's tasks share: one file of weights for all sessions, one session for all of a structure."""
+"""What a bundle's tasks share: one file of weights for all sessions, one session for all tasks of a structure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["TaskSession", "Weights"]
 class TaskSession:
     """A task's session: token ids and masks in; where tasks share it, the task's own values (``feeds``) are fed.
 
-    Tasks of one structure have one ``structure``; None: the task's cannot be any other's.
+    Tasks of one structure have equal ``structure``; None where no other task can share the session.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class TaskSession:
         """The named outputs for a batch."""
         self._used(self.shared)
         tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}
-        found = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **tokens})
-        return [value.numpy() for value in found]
+        values = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **tokens})
+        return [value.numpy() for value in values]
 
 
 class Weights:
-    """Opens sessions on a bundle's graphs; the cache is looked for with the first one.
+    """Opens sessions on a bundle's graphs; the first one opens the cache.
 
-    Not to be called from two threads at once, but for ``used``.  ``forget`` is told of a session that has to go, since
-    another is to open and there are too many; ``move`` of the session of a task that shares one from now on: opened
-    again, it takes its values' bytes only.
+    One thread at a time, but for ``used``.  ``forget`` is called with a session to close, where there are too many for
+    another to open; ``move`` with the session of a task that shares one from now on: opened again, the task takes its
+    values' bytes only.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Weights:
         self._alone: dict[bytes, weakref.ref[ort.InferenceSession]] = {}  # of the one task that has a structure so far
 
     def prepare(self) -> None:
-        """Find or build the prepacked weights; without them, say so once and go on with the bundle's own."""
+        """Find or build the prepacked weights; where that fails, warn once and use the bundle's own."""
         if not self._cache or self._prepacked is not None:
             return
         try:
@@ -103,7 +103,7 @@ class Weights:
         self.bundle.sound_weights |= self._prepacked.seen()
 
     def open(self, model: onnx.ModelProto) -> TaskSession:
-        """A session on a graph of the bundle, which is changed; from the second task of a structure on they share one.
+        """A session on a graph of the bundle, changed in place; tasks of one structure share one from the second on.
 
         Raises:
             BundleError: the weights are not the manifest's, or ONNX Runtime refuses the graph.
@@ -129,7 +129,7 @@ class Weights:
         return make_inputs(model, _computed(model))
 
     def open_graph(self, model: onnx.ModelProto) -> ort.InferenceSession:
-        """A session on a graph over the bundle's weights, as it is; the graph is changed.
+        """A session of its own on a graph over the bundle's weights; the graph is changed in place.
 
         Raises:
             BundleError: as ``open``.
@@ -142,7 +142,7 @@ class Weights:
         return session
 
     def used(self, session: ort.InferenceSession) -> None:
-        """A session of ``open_graph`` runs: others are older now."""
+        """Note that a session of ``open_graph`` runs: the others were used less recently."""
         if self._resident is not None:
             self._resident.used(session)
 
