@@ -1,7 +1,7 @@
-"""Pictures with matplotlib: heat maps that can be read, and files whose bytes depend on their content alone.
+"""Pictures with matplotlib: heat maps with readable labels, and files whose bytes depend on their content alone.
 
-No pyplot, so no window system and no state; the user's own style is set aside.  Texts are never read as
-mathematics, so that a label may hold a dollar sign.
+Without pyplot there is no window system and no state; the user's style is not applied.  Texts are never read as
+mathematics, so a label may hold a dollar sign.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Panel(NamedTuple):
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Within the block, what is drawn looks alike on every machine."""
+    """Draw within the block: the picture looks alike on every machine."""
     with style.context(["default", _STYLE], after_reset=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a label in a script that the font lacks
         yield

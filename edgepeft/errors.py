@@ -10,7 +10,7 @@
     ├── ThroughputRegression      4  slower beyond noise
     └── DoesNotFit                5  more memory than the device has
 
-A message says what was asked, what was found and what to do.
+A message states the request, what is wrong with it, and what to do.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class EdgepeftError(Exception):
 
 
 class UsageError(EdgepeftError):
-    """The command itself was wrong: an option, a name, a path that is not there."""
+    """The command is wrong: an option, a name, a path that does not exist."""
 
     exit_code: ClassVar[int] = 2
 
 
 class UnknownName(UsageError):
-    """A name that nothing answers to; the message offers the nearest known ones."""
+    """A name that is not known; the message offers the nearest known ones."""
 
     def __init__(self, kind: str, asked: str, known: Iterable[str]):
         names = sorted(known)
@@ -71,7 +71,7 @@ class BundleError(EdgepeftError):
 
 
 class MissingPackage(EdgepeftError):
-    """Something optional is not installed; the message names the command that installs it."""
+    """An optional package is not installed; the message has the command that installs it."""
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def requiring(extra: str, what: str) -> Iterator[None]:
     """Import optional packages within the block.
 
     Raises:
-        MissingPackage: an import fails; says that ``what`` needs it, and which extra of edgepeft brings it.
+        MissingPackage: an import fails; the message names ``what``, the package and the extra that brings it.
     """
     try:
         yield

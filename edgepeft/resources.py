@@ -1,4 +1,4 @@
-"""Where shipped data lies, and writes that are whole or not there at all."""
+"""Where shipped data lies, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def data_folder(name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where what can be made anew lies: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """The folder of what can be made anew: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
 
     Raises:
-        EdgepeftError: none of them says, and this user has no home, as in a container under a number of its own.
+        EdgepeftError: neither is set, and this user has no home, as in a container under a number of its own.
     """
     if configured := os.environ.get("EDGEPEFT_CACHE"):
         return Path(configured)
@@ -67,13 +67,13 @@ def cache_folder() -> Path:
 
 
 def file_identity(path: Path) -> str:
-    """Changes whenever the file is replaced or written to: place, size and times, the kernel's own among them.
+    """A text that changes whenever the file is replaced or written to: its place, size and times.
 
     Raises:
         OSError: it is not there.
     """
-    found = path.stat()
-    return f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+    status = path.stat()
+    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
 
 
 def sha256_of(path: Path) -> str:
@@ -92,7 +92,7 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _disk_errors(target: Path) -> Iterator[None]:
-    """Say what could not be written instead of showing an errno."""
+    """Turn an errno into a message about what could not be written."""
     try:
         yield
     except OSError as error:
@@ -133,7 +133,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block for this folder; a dead one holds nothing."""
+    """Wait until no other process is in such a block for this folder; a process that dies releases it."""
     import fcntl
 
     descriptor = os.open(folder, os.O_RDONLY)
@@ -154,8 +154,8 @@ def write_json(path: Path, document: Any) -> None:
 def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Fill a folder that appears whole or not at all.
 
-    Yields a temporary folder beside ``path``; when the block ends it is renamed into place.
-    Any exception, Ctrl-C included, removes it and leaves what was at ``path`` as it was.
+    Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
+    included, removes it and leaves what was at ``path`` as it was.
 
     Raises:
         UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point; as
@@ -185,7 +185,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
             _swap_in(temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
-            with contextlib.suppress(OSError):  # not empty: somebody else has begun to use it
+            with contextlib.suppress(OSError):  # not empty: another process has begun to use it
                 for parent in made:
                     parent.rmdir()
             raise
@@ -193,11 +193,11 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def check_target(path: Path) -> None:
-    """See that a file or folder can come to stand at ``path``, before the work that it is to hold.
+    """Check that a file or folder can be written at ``path``, before the work that makes it.
 
     Raises:
-        UsageError: on the way there lies a file.
-        EdgepeftError: on the way there lies a folder that is not this user's to write.
+        UsageError: a file is in the way.
+        EdgepeftError: the nearest folder above is not this user's to write.
     """
     # Not Path.exists, which raises where a folder cannot be entered.
     above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), Path("/"))  # noqa: PTH110
@@ -208,7 +208,7 @@ def check_target(path: Path) -> None:
 
 
 def refuse_mount_point(path: Path) -> None:
-    """See that a folder can be replaced, before the work that is to fill it.
+    """Check that a folder can be replaced, before the work that fills it.
 
     Raises:
         UsageError: something is mounted there, as a container's volume is.

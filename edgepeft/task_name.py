@@ -1,4 +1,4 @@
-"""What a task may be called: its name is also a file's, in a bundle and in a URL."""
+"""Names of tasks, which are also names of files and parts of URLs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASK_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$"
 
 
 def check_task_name(name: str) -> str:
-    """The name itself, where it may be one.
+    """The name itself, after a check.
 
     Raises:
         UsageError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, starts with a dot, or is long.
@@ -25,5 +25,5 @@ def check_task_name(name: str) -> str:
 
 
 def named_after(method: str) -> str:
-    """A task's or template's name for a method's: ``compacter++`` has characters that it cannot have."""
+    """A task's or template's name made from a method's: ``compacter++`` becomes ``compacter-plus-plus``."""
     return method.replace("+", "-plus")

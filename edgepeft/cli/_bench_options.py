@@ -46,9 +46,6 @@ MaxSeconds = Annotated[
     float | None, typer.Option(help="Begin no new round after this time, for each workload. Default: 600.")
 ]
 Seed = Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")]
-NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
-]
 Against = Annotated[
     str | None, typer.Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds.")
 ]

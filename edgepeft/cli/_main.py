@@ -7,7 +7,7 @@ import io
 import os
 import sys
 
-# ONNX Runtime >= 1.29 sends telemetry on Linux unless told not to before its import.
+# ONNX Runtime >= 1.29 sends telemetry on Linux unless this is set before its import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import typer
@@ -70,7 +70,7 @@ def main(command: typer.Typer = app) -> None:
 
 
 def _of_system(error: OSError) -> str:
-    """What the system refused, where no verb has said it better."""
+    """The message for what the system refused, where no verb gave a better one."""
     if error.errno == errno.ENOSPC:
         return "no space left on the disk. Free some space, then repeat."
     what = f"{error.filename}: {error.strerror}" if error.filename else str(error) or type(error).__name__

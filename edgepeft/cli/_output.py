@@ -1,4 +1,4 @@
-"""What the verbs share in talking to a person or a program: documents to stdout, the rest to stderr."""
+"""Output of the verbs: documents to standard output, messages and progress to standard error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def print_json(document: Any) -> None:
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """As people read it, where standard output can take that; a lone surrogate, say, has no UTF-8 and is escaped."""
+    """JSON with every character as it is, or escaped where standard output has no encoding for one."""
     text = json.dumps(document, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # it may be closed, or a test's

@@ -41,7 +41,7 @@ TASKS = (
 
 
 def describe_data(task: QuickTask) -> dict[str, str]:
-    """What the summary says about a task's data."""
+    """A task's data, for the summary."""
     about = asdict(task.corpus)
     return {"name": task.name, **{key: about[key] for key in ("title", "source", "licence")}}
 

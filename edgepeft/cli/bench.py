@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgepeft.cli import _bench_options as options
 from edgepeft.cli._bench_against import OtherVersion, measure_against
 from edgepeft.cli._bench_session import measure_scenarios
-from edgepeft.cli._options import settings_of
+from edgepeft.cli._options import NoCache, settings_of
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def command(
     rounds: options.Rounds = None,
     max_seconds: options.MaxSeconds = None,
     seed: options.Seed = 0,
-    no_cache: options.NoCache = False,
+    no_cache: NoCache = False,
     against: options.Against = None,
     max_regression: options.MaxRegression = None,
     launches: options.Launches = None,

@@ -36,7 +36,7 @@ def command(
     name = metric or default_metric(entry.labels is None)
     check_metric(name, regression=entry.labels is None, names=entry.labels)
     expected: list[str | float] = []
-    found: list[str | float] = []
+    predicted: list[str | float] = []
     for batch in in_batches(rows, batch_size):
         for row in batch:
             if entry.labels is not None and row.label not in entry.labels:
@@ -44,8 +44,8 @@ def command(
                 raise DataError(f"{row.where}: task {task} has no label {row.label!r}. Known: {known}.")
             expected.append(label_number(row) if entry.labels is None else row.label or "")
         texts = [Text(row.sentence1, row.sentence2) for row in batch]
-        found += [prediction.value for prediction in runtime.predict(task, texts)]
-    score = compute(name, expected, found, entry.labels)
+        predicted += [prediction.value for prediction in runtime.predict(task, texts)]
+    score = compute(name, expected, predicted, entry.labels)
     if as_json:
         print_json({"bundle": str(bundle), "task": task, "metric": name, "score": score, "rows": len(expected)})
     else:

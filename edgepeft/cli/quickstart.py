@@ -69,7 +69,7 @@ def _train(out: Path) -> Backbone:
     from edgepeft.cli._quickstart import TASKS, train_task, write_rows
     from edgepeft.training import demo
 
-    corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # what is missing is said before any work
+    corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # first: whatever is missing ends the run here
     backbone = open_backbone(str(demo.backbone()))
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=messages()) as bars:

@@ -75,7 +75,7 @@ def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """What to read, as the command line says it."""
+    """What to read, as given on the command line."""
 
     text: list[str] | None
     second: list[str] | None
@@ -154,9 +154,9 @@ def _mixed_answers(runtime: Runtime, rows: Iterable[Row], batch_size: int, *, st
     failed = 0
     for batch in in_batches(rows, batch_size):
         texts = [Text(row.sentence1, row.sentence2) for row in batch]
-        found = runtime.predict_mixed([row.task for row in batch], texts, strict=strict)
-        failed += sum(isinstance(answer, EdgepeftError) for answer in found)
-        for row, text, answer in zip(batch, texts, found, strict=True):
+        results = runtime.predict_mixed([row.task for row in batch], texts, strict=strict)
+        failed += sum(isinstance(answer, EdgepeftError) for answer in results)
+        for row, text, answer in zip(batch, texts, results, strict=True):
             yield {**_shown(text), "task": row.task, **_answer(answer)}
     if failed:
         messages().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")

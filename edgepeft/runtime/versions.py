@@ -27,9 +27,8 @@ VERSIONS = "versions"
 
 def hashes(entry: TaskEntry) -> dict[str, str]:
     """The suffix of each of a task's files -> its SHA-256."""
-    return {GRAPH: entry.sha256, CHECK: entry.check_sha256} | (
-        {TRAINING: entry.train_sha256} if entry.train_sha256 else {}
-    )
+    named = {GRAPH: entry.sha256, CHECK: entry.check_sha256, TRAINING: entry.train_sha256}
+    return {suffix: sha256 for suffix, sha256 in named.items() if sha256}
 
 
 def locate(folder: Path, task: str, entry: TaskEntry, suffix: str) -> Path:
