@@ -148,6 +148,9 @@ def copy(eight, tmp_path):
     return shutil.copytree(eight, tmp_path / "copy")
 
 
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
 def test_a_damaged_int8_file_is_refused_by_name(copy, damage):
     path = copy / "model.int8.safetensors"
@@ -158,9 +161,7 @@ def test_a_damaged_int8_file_is_refused_by_name(copy, damage):
     if damage == "gone":
         path.unlink()
     with pytest.raises(BundleError, match=r"model\.int8\.safetensors"):
-        Runtime(copy).logits(
-            "lora", {"input_ids": np.ones((1, 3), np.int64), "attention_mask": np.ones((1, 3), np.int64)}
-        )
+        Runtime(copy).logits("lora", dict.fromkeys(INPUTS, np.ones((1, 3), np.int64)))
     done = edgepeft("run", copy, "--task", "lora", "w5 w6")
     assert done.returncode == 1 and "model.int8.safetensors" in done.stderr
 
