@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.bench.result.statistics import Ratio
 
 __all__ = ["benchmark_json", "junit_xml", "step_summary"]
 
@@ -71,8 +70,8 @@ def step_summary(comparison: Comparison, max_regression: float) -> str:
 
 def _line(verdict: Verdict) -> str:
     mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
-    per_gemm = _interval(verdict.per_gemm) if verdict.per_gemm else "-"
-    return f"| {mark} | {_cell(verdict.result.label)} | {_interval(verdict.ratio)} | {per_gemm} |"
+    per_gemm = verdict.per_gemm or "-"
+    return f"| {mark} | {_cell(verdict.result.label)} | {verdict.ratio} | {per_gemm} |"
 
 
 def _metric_line(metric: MetricVerdict) -> str:
@@ -108,13 +107,9 @@ def benchmark_json(result: BenchResult) -> list[dict[str, str | float]]:
 
 
 def _ratios(verdict: Verdict) -> str:
-    per_gemm = f", per unit of the host's GEMM rate {_interval(verdict.per_gemm)}" if verdict.per_gemm else ""
-    return f"new over base throughput {_interval(verdict.ratio)}{per_gemm}"
+    per_gemm = f", per unit of the host's GEMM rate {verdict.per_gemm}" if verdict.per_gemm else ""
+    return f"new over base throughput {verdict.ratio}{per_gemm}"
 
 
 def _changed(metric: MetricVerdict) -> str:
     return f"{metric.before:,.0f} became {metric.now:,.0f} ({metric.change:+.2%})"
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"

@@ -101,8 +101,7 @@ def _ends(row: BenchRow) -> tuple[float | None, float | None]:
 def _ratio(row: BenchRow) -> str:
     for name, paired in row.ratio_to.items():
         if name in ("backbone", "full") or name.startswith("variant:"):
-            low, high = paired.interval
-            return f"{paired.ratio:.3f} [{low:.3f}, {high:.3f}]"
+            return str(paired)
     return "-"
 
 

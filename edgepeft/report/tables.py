@@ -10,7 +10,6 @@ from rich.text import Text
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
 from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
-from edgepeft.bench.result.statistics import Ratio
 from edgepeft.report.conditions import limits_in_force
 
 __all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
@@ -142,9 +141,7 @@ def _paired(row: BenchRow, peer: str) -> str:
     paired = row.ratio_to.get(peer)
     if paired is None:
         return "-"
-    ratio = paired.of_totals if row.mixed and paired.of_totals is not None else paired
-    low, high = ratio.interval
-    return f"{ratio.ratio:.3f} [{low:.3f}, {high:.3f}]"
+    return str(paired.of_totals if row.mixed and paired.of_totals is not None else paired)
 
 
 def _conditions(result: BenchResult) -> list[str]:
@@ -250,9 +247,8 @@ def comparison_table(comparison: Comparison) -> RenderableType:
     for header in ("result", "ratio", "per host GEMM", "verdict"):
         table.add_column(header, overflow="fold")
     for verdict in comparison.verdicts:
-        per_gemm = _interval(verdict.per_gemm) if verdict.per_gemm else "-"
-        cells = (verdict.result.label, _interval(verdict.ratio), per_gemm, _judged(verdict))
-        table.add_row(*(Text(cell) for cell in cells))
+        cells = (verdict.result.label, verdict.ratio, verdict.per_gemm or "-", _judged(verdict))
+        table.add_row(*(Text(str(cell)) for cell in cells))
     lines = [f"missing from the new file: {label}" for label in comparison.missing]
     lines += [f"only in the new file: {label}" for label in comparison.added]
     parts = [*([table] if comparison.verdicts else []), *([_counted(comparison)] if comparison.metrics else [])]
@@ -278,10 +274,6 @@ def _grown(verdict: MetricVerdict) -> str:
     if verdict.grown:
         return "grew"
     return "less: take a new baseline" if verdict.shrunk else "within its allowance"
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
 
 
 def _judged(verdict: Verdict) -> str:

@@ -80,6 +80,9 @@ class RatioRecord(Part):
     interval: tuple[float, float]
     rounds: int
 
+    def __str__(self) -> str:
+        return f"{self.ratio:.3f} [{self.interval[0]:.3f}, {self.interval[1]:.3f}]"
+
 
 class PairedRatio(RatioRecord):
     """The median of ratios within rounds; ``of_totals``: of all rounds' sums; ``peak_rss``: peak memory over its."""

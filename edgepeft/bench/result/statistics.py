@@ -46,6 +46,9 @@ class Ratio:
     high: float
     rounds: int
 
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
 
 def instances_per_minute(instances: Sequence[int], seconds: Sequence[float]) -> float:
     """All instances over all seconds: batches of unequal length count with their own weight."""
