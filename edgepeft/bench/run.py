@@ -110,14 +110,14 @@ def run_benchmark(
             watch=lambda worker: Watched(worker, sensors, meter),
             progress=progress,
         )
-        operators = profile_all(units, launch) if request.profile_ops else None
-        result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter).model_copy(
-            update={
-                "metrics": metrics,
-                **({"instructions_skipped": skipped} if skipped is not None else {}),
-                **({"operators": operators} if operators is not None else {}),
-            }
-        )
+        result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter)
+        more = {
+            "metrics": metrics,
+            "instructions_skipped": skipped,
+            "operators": profile_all(units, launch) if request.profile_ops else None,
+            "calibration": calibration_of(setting, measured),
+        }
+        result = result.model_copy(update={name: part for name, part in more.items() if part is not None})
     return Outcome(result, tuple(one.failure for one in measured if one.failure), tuple(measured))
 
 
@@ -162,7 +162,7 @@ def _result(
 ) -> BenchResult:
     """What was timed, with its conditions."""
     notes = [*setting.notes, *arithmetic_notes(work.profile, work.subject), *work.notes]
-    result = BenchResult(
+    return BenchResult(
         mode=setting.mode,
         host=host_of(measured, board),
         profile=profile_of(work.profile, setting.limits, in_force_of(measured), notes),
@@ -173,8 +173,6 @@ def _result(
         schedule=ScheduleRecord(**asdict(schedule)),
         results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
     )
-    calibration = calibration_of(setting, measured)
-    return result if calibration is None else result.model_copy(update={"calibration": calibration})
 
 
 def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -> None:

@@ -162,10 +162,8 @@ class SideBySide:
         self, result: BenchResult, measured: Sequence[Measured], max_regression: float
     ) -> tuple[BenchResult, list[str]]:
         """The result with each row's verdict beside it, and the labels of the rows that are slower."""
-        rows = [
-            row.model_copy(update={"against": self._judged(one, max_regression)})
-            for row, one in zip(result.results, measured, strict=True)
-        ]
+        judged = [self._judged(one, max_regression) for one in measured]
+        rows = tuple(row.model_copy(update={"against": one}) for row, one in zip(result.results, judged, strict=True))
         record = AgainstRecord(
             asked=self.revision.asked,
             base=self.revision.described,
@@ -174,11 +172,9 @@ class SideBySide:
             confidence=CONFIDENCE,
         )
         slower = [
-            one.unit.label
-            for row, one in zip(rows, measured, strict=True)
-            if row.against and row.against.verdict == "slower"
+            each.unit.label for each, one in zip(measured, judged, strict=True) if one and one.verdict == "slower"
         ]
-        return result.model_copy(update={"results": tuple(rows), "against": record}), slower
+        return result.model_copy(update={"results": rows, "against": record}), slower
 
     def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
         """One unit against the other version's; None where it has no samples of the same rounds."""

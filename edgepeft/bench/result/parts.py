@@ -81,13 +81,10 @@ class LimitsRequested(Part):
     cpu_quota: float | None = None
 
 
-class LimitsInForce(Part):
-    """What the kernel reports; ``memory_bytes`` and ``cpu_quota`` are None where nothing limits them."""
+class LimitsInForce(LimitsRequested):
+    """What the kernel reports, by the way of limiting that was taken; None where nothing limits that resource."""
 
     backend: str | None = None
-    cores: int | None = None
-    memory_bytes: int | None = None
-    cpu_quota: float | None = None
 
 
 class ProfileLimits(Part):
