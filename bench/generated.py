@@ -1,4 +1,4 @@
-"""Writes the files that are generated from code: methods.json, the README's table, the JSON Schemas of results.
+"""Writes the files that are generated from code: methods.json, the README's table, JSON Schemas of results, the floors.
 
     python -m bench.generated [--check] [--root FOLDER]
 
@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from bench.floors import floors_picture
 from bench.suites._run import SuiteResult
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
@@ -26,13 +27,15 @@ _DOCUMENTS: dict[str, type[Part]] = {
     "edgepeft.quickstart-1": QuickstartSummary,
     "edgepeft.suite-1": SuiteResult,
 }
+_REPOSITORY = Path(__file__).resolve().parents[1]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"  # the draft that pydantic writes
 
 
 def generated_files(root: Path) -> dict[Path, str]:
-    """What each file should hold; ``root`` has the README and docs/schemas."""
+    """What each file should hold; ``root`` has the README and docs."""
     schemas = {root / "docs" / "schemas" / f"{name}.json": _json_schema(part) for name, part in _DOCUMENTS.items()}
-    return {**_catalogue.generated_files(root / "README.md"), **schemas}
+    pictures = {root / "docs" / "floors.svg": floors_picture(_REPOSITORY / "pyproject.toml")}
+    return {**_catalogue.generated_files(root / "README.md"), **schemas, **pictures}
 
 
 def _json_schema(document: type[Part]) -> str:
@@ -45,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write or check the files; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.generated", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is stale")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1], help="the repository")
+    parser.add_argument("--root", type=Path, default=_REPOSITORY, help="the repository")
     options = parser.parse_args(arguments)
     stale = {path: text.encode() for path, text in generated_files(options.root).items() if _content(path) != text}
     for path, content in stale.items():

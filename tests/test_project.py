@@ -101,6 +101,11 @@ def test_every_local_link_leads_to_a_file(document):
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_every_file_that_the_architecture_names_is_there():
+    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", read("docs/architecture.md"))
+    assert len(named) > 20 and [name for name in named if not (ROOT / "edgepeft" / name).exists()] == []
+
+
 def test_the_changelog_opens_with_this_version():
     assert re.search(r"^## ([\d.]+)", read("CHANGELOG.md"), re.MULTILINE).group(1) == edgepeft.__version__
 
