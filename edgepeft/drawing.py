@@ -95,9 +95,18 @@ def heat_map(
     decimals: int = 1,
     missing: str = "white",
 ) -> QuadMesh:
-    """Draw ``values`` with the first row on top.
+    """Draw a table of numbers as coloured cells, the first row on top.
 
-    ``cell`` is a cell's width and height in inches: the numbers stand in those that are large enough.
+    Args:
+        axes: where to draw.
+        values: [rows][columns], None where there is no value.
+        rows: names at the left.
+        columns: names below.
+        lowest: the value of the darkest colour.
+        highest: the value of the brightest colour.
+        cell: a cell's width and height in inches; numbers stand in cells that are large enough.
+        decimals: of the numbers.
+        missing: the colour of cells without a value.
     """
     table = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
     colours = matplotlib.colormaps[COLOURS].with_extremes(bad=missing)

@@ -50,7 +50,6 @@ def command(
     with requiring("serve", "serving"):
         from edgepeft.serve.server import run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token
-
     limits = ServiceLimits(
         body_bytes=max_body_kib << 10,
         text_characters=max_text,

@@ -99,9 +99,18 @@ def bundle_fit(
     template: str | None = None,
     finetune: bool = True,
 ) -> Fit:
-    """What a task takes, or the bare backbone for None; ``base``: what the process takes without it.
+    """The memory and disk that a task takes, and the batches that fit a device.
 
-    ``finetune``: fine-tuning too, of the task or of a new one from a template.
+    Args:
+        bundle: the opened bundle.
+        profile: the device.
+        task: its name; None for the bare backbone.
+        base: bytes that the process takes before it opens the bundle.
+        batch_size: texts of a request, and rows of a step.
+        length: tokens of each text; None takes 128, or what the task takes.
+        reserve: bytes of the device that others keep.
+        template: fine-tune a new task from this template instead of the task.
+        finetune: predict fine-tuning too.
 
     Raises:
         UnknownName: no such task or template.
