@@ -22,7 +22,7 @@ CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
 GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
              $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
 
-.PHONY: gate baseline claims devices help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -94,6 +94,9 @@ faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root
 	$(BIN)/python tests/faults/fuzz.py
 	$(BIN)/python tests/faults/kills.py
 	$(BIN)/python tests/faults/disk_full.py
+
+attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, and what it held (Linux; some minutes; BUNDLE=FOLDER)
+	$(BIN)/python tests/faults/attack.py $(BUNDLE)
 
 images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
 	PYTHON=$(BIN)/python bash docker/images_test.sh

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +47,7 @@ def command(
 ) -> None:
     """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
     with requiring("serve", "serving"):
+        from edgepeft.serve.log import log_to_stderr, printable
         from edgepeft.serve.server import run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token
     limits = ServiceLimits(
@@ -73,5 +73,8 @@ def command(
         watch=not no_watch,
         limits=limits,
     )
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    run_server(settings, lambda address: messages().print(f"serving {bundle} on {address}"))
+    log_to_stderr()
+    shown = printable(str(bundle))
+    run_server(
+        settings, lambda address: messages().print(f"serving {shown} on {address}", markup=False, soft_wrap=True)
+    )

@@ -18,6 +18,7 @@ from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 __all__ = ["prepend_placeholders", "prompt_of"]
 
 _MOST = 100_000  # more tokens than any position table has
+_MOST_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
 _MASK = "attention_mask"
 
 
@@ -29,8 +30,10 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
     """
     facts = {entry.key: entry.value for entry in delta.metadata_props}
     length, token = (facts.get(key, "0") for key in (PROMPT_LENGTH, PLACEHOLDER_ID))
-    if not (length.isdecimal() and token.isdecimal() and int(length) <= _MOST):
-        raise BundleError(f"the delta graph's prompt is of length {length!r} and token {token!r}; two counts are due.")
+    if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (length, token)) or int(length) > _MOST:
+        raise BundleError(
+            f"the delta graph's prompt is of length {length!r:.60} and token {token!r:.60}; two counts are due."
+        )
     return int(length), int(token)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.inputs import Inputs, check_rows, checked, pad_together
@@ -116,7 +116,13 @@ class Runtime:
             self._check_open()
             if task not in self._sessions:
                 self._weights.prepare()  # first: it has the identities of weights that were hashed before
-                self._sessions[task] = self._open(self.bundle.graph(task))
+                try:
+                    self._sessions[task] = self._open(self.bundle.graph(task))
+                except EdgepeftError:
+                    raise
+                except Exception as error:  # a graph from elsewhere may be unlike any that the code foresees
+                    name = "the backbone" if task is None else f"task {task}"
+                    raise BundleError(f"{name} cannot be opened ({type(error).__name__}: {error}).") from error
             return self._sessions[task]
 
     def structure(self, task: str | None) -> bytes | None:

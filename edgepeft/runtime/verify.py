@@ -98,7 +98,7 @@ def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]]
     """
     try:
         tensors: dict[str, Any] = load(content)
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the last two: a type that NumPy lacks
         raise BundleError(f"{where} is not a check file ({error}).") from error
     logits = tensors.pop("logits", None)
     shapes = {value.shape for value in tensors.values()}

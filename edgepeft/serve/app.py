@@ -16,7 +16,6 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgepeft.errors import EdgepeftError
 from edgepeft.resources import package_data
 from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.guard import Guard
@@ -50,6 +49,7 @@ def create_app(settings: Settings) -> Starlette:
         ("edgepeft_queued_rows", "Rows that wait.", lambda: batcher.queued_rows),
         ("edgepeft_tasks", "Tasks of the bundle.", lambda: len(service.manifest.tasks)),
         ("edgepeft_truncated_rows", "Answers that read a cut text, so far.", lambda: service.truncated_rows),
+        ("edgepeft_unavailable_tasks", "Tasks that cannot be opened.", lambda: len(serving.unavailable)),
         ("edgepeft_ready", "Whether it answers.", lambda: serving.state == "ok"),
     ):
         metrics.gauge(name, about, value)
@@ -116,22 +116,25 @@ def _in_background(serving: Serving, work: Any) -> None:
 
 async def _warm(serving: Serving) -> None:
     with contextlib.suppress(Closing):
-        n_failed = await _warm_tasks(serving)
+        await _warm_tasks(serving)
         if serving.state == "starting":
             serving.state = "ok"
-        log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - n_failed)
+        log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - len(serving.unavailable))
 
 
-async def _warm_tasks(serving: Serving) -> int:
-    """Open the tasks' sessions, each between two batches; how many cannot be opened."""
-    n_failed = 0
+async def _warm_tasks(serving: Serving) -> None:
+    """Open the tasks' sessions, each between two batches, and mark those that cannot be opened."""
+    serving.unavailable &= set(serving.service.first_tasks)
     for task in serving.service.first_tasks:
         try:
             await serving.batcher.between(partial(serving.service.warm, task))
-        except EdgepeftError as error:
+        except Closing:
+            raise
+        except Exception as error:  # whatever a file from elsewhere makes of the libraries that read it
             log.error("task %s cannot be run: %s", task, error)
-            n_failed += 1
-    return n_failed
+            serving.unavailable.add(task)
+        else:
+            serving.unavailable.discard(task)
 
 
 async def _watch(serving: Serving) -> None:
@@ -152,7 +155,7 @@ async def _reload(serving: Serving) -> None:
         await _warm_tasks(serving)
     except Closing:
         return
-    except EdgepeftError as error:
+    except Exception as error:  # as above: the watch goes on
         serving.metrics.reloads.labels("failed").inc()
         log.error("the bundle was not read again, what was open goes on answering: %s", error)
     else:

@@ -1,6 +1,6 @@
 """Micro-batching: the request that has waited longest runs with all those that can share its passes.
 
-Threads run batches, one unless told.  While they are busy the queue fills.  The others, of tasks whose rows gain
+Threads run batches, one by default.  While they are busy the queue fills.  The others, of tasks whose rows gain
 nothing from this batch, are the next ones: meanwhile the event loop writes answers and reads what their clients ask
 next, and rows of a kind gather.  When a thread is free, the first row waits at most ``wait_s`` for others, and only
 while a client that was active lately waits for nothing: a single client never waits.
@@ -15,9 +15,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic
 from typing import Any, TypeVar
 
+from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve.settings import ServiceLimits
 
@@ -60,7 +62,7 @@ class _Job:
 
 
 class Batcher:
-    """A bounded queue and the threads that empty it with ``run``; ``observe`` hears each batch's rows and seconds.
+    """A bounded queue and the threads that empty it with ``run``; ``observe`` gets each batch's rows and seconds.
 
     ``kind`` is called by these threads, for every request that waits: it must be quick.  With several ``workers``,
     ``run`` and ``observe`` are called by as many threads at once.
@@ -146,7 +148,7 @@ class Batcher:
             self._withdraw(job)
 
     def forget(self, client: Hashable) -> None:
-        """The client is gone: nobody waits for another request of it."""
+        """The client is gone: no batch waits for another request of it."""
         with self._ready:
             self._clients.pop(client, None)
             if self._gathering and not self._others_expected():
@@ -231,7 +233,7 @@ class Batcher:
                 self._ready.notify_all()
 
     def _gathered(self) -> list[_Job]:
-        """The next batch, once nobody else is expected; nothing where another thread took it, or calls come first."""
+        """The next batch, once no more is expected; nothing where another thread took it, or calls come first."""
         until = self._jobs[0].arrived + self.limits.wait_s
         self._gathering += 1
         while self._others_expected() and not self._calls_first and (left := until - monotonic()) > 0:
@@ -271,23 +273,34 @@ class Batcher:
         return batch
 
     def _run(self, batch: Sequence[_Job]) -> None:
-        """One run for all; where it fails, each request alone, so that it fails for nobody else."""
+        """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
+        loop = batch[0].future.get_loop()
         try:
-            found = list(
+            rows = iter(
                 self._run_rows([t for job in batch for t in job.tasks], [t for job in batch for t in job.texts])
             )
         except BaseException as error:
-            if len(batch) == 1:
-                _deliver(batch[0].future.get_loop(), [(batch[0].future, _as_exception(error))])
-                return
-            for job in batch:
-                self._run([job])
+            if len(batch) > 1:
+                for job in batch:
+                    self._run([job])
+            else:
+                _deliver(loop, [(batch[0].future, self._by_task(batch[0]) or _as_exception(error))])
             return
-        answers = []
-        for job in batch:
-            answers.append((job.future, found[: len(job.texts)]))
-            del found[: len(job.texts)]
-        _deliver(batch[0].future.get_loop(), answers)
+        _deliver(loop, [(job.future, list(islice(rows, len(job.texts)))) for job in batch])
+
+    def _by_task(self, job: _Job) -> list[RowResult]:
+        """The answers of a failed request's tasks, each run alone; none where it has but one, or fails otherwise."""
+        answers: dict[int, RowResult] = {}
+        tasks = dict.fromkeys(job.tasks)
+        for task in tasks if len(tasks) > 1 else ():
+            rows = [row for row, its in enumerate(job.tasks) if its == task]
+            try:
+                answers |= zip(rows, self._run_rows([task] * len(rows), [job.texts[row] for row in rows]), strict=True)
+            except EdgepeftError as error:
+                answers |= dict.fromkeys(rows, error)
+            except BaseException:
+                return []
+        return [answers[row] for row in sorted(answers)]
 
 
 def _as_exception(error: BaseException) -> Exception:
@@ -308,5 +321,5 @@ def _deliver(
             else:
                 future.set_result(result)
 
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
         loop.call_soon_threadsafe(set_all)

@@ -24,7 +24,7 @@ class ServiceMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)  # the platform's collector would tell versions
+        ProcessCollector(registry=self.registry)  # the platform's collector would show versions
         # Not RESTRICT labels: routes and statuses are few, tasks are those of the bundle.
         self.requests = Counter("edgepeft_requests", "Requests.", ["route", "status"], registry=self.registry)
         self.seconds = Histogram(

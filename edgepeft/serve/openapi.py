@@ -42,7 +42,7 @@ def openapi_document(routes: Iterable[Endpoint], *, token: bool) -> dict[str, An
 
 def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
     refusals = {*route.refusals, 403, *((401,) if token else ())}
-    found: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "operationId": route.call.__name__,
         "summary": route.about,
         "responses": {
@@ -52,12 +52,12 @@ def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
     }
     parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
     if route.body is not None:
-        found["requestBody"] = {"required": True, **_content(route.body)}
+        operation["requestBody"] = {"required": True, **_content(route.body)}
         if route.status == HTTPStatus.OK:
             parameters.append(_DEADLINE)
     if parameters:
-        found["parameters"] = parameters
-    return found
+        operation["parameters"] = parameters
+    return operation
 
 
 def _refusal_of(route: Endpoint) -> type[BaseModel] | None:
@@ -79,8 +79,8 @@ def _path_parameter(name: str) -> dict[str, Any]:
 
 
 def _content(model: type[BaseModel] | None, description: str | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {} if description is None else {"description": description}
+    described: dict[str, Any] = {} if description is None else {"description": description}
     if model is None:
-        return {**found, "content": {"text/plain": {"schema": {"type": "string"}}}}
+        return {**described, "content": {"text/plain": {"schema": {"type": "string"}}}}
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {**found, "content": {"application/json": {"schema": reference}}}
+    return {**described, "content": {"application/json": {"schema": reference}}}

@@ -37,7 +37,7 @@ class Json(JSONResponse):
 
 
 class Refused(Exception):
-    """A request that is not answered, with what the client hears."""
+    """A request that is refused, with what its client is sent."""
 
     def __init__(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -93,9 +93,9 @@ def _invalid(error: ValidationError) -> Refused:
     return Refused(422, "invalid", f"{where or 'the body'}: {message}.")
 
 
-def _handled(tell: Callable[[Any], Refused]) -> Callable[[Request, Exception], Awaitable[Response]]:
+def _handled(refusal_of: Callable[[Any], Refused]) -> Callable[[Request, Exception], Awaitable[Response]]:
     async def handle(_: Request, error: Exception) -> Response:
-        return problem(tell(error))
+        return problem(refusal_of(error))
 
     return handle
 
@@ -104,8 +104,8 @@ _STOPPING = Refused(503, "stopping", "the service stops.", {"Retry-After": "5", 
 
 # Starlette looks for the handler of the nearest class; what has none but the last is logged with its traceback.
 HANDLERS = {
-    kind: _handled(tell)
-    for kind, tell in (
+    kind: _handled(refusal_of)
+    for kind, refusal_of in (
         (Refused, lambda error: error),
         (HTTPException, _of_http),
         (ValidationError, _invalid),

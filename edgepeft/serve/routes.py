@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from edgepeft.runtime.prediction import Prediction
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.guard import AUTHORIZED
 from edgepeft.serve.metrics import CONTENT_TYPE_LATEST, ServiceMetrics
 from edgepeft.serve.problems import Json, Refused, explain, fault
 from edgepeft.serve.service import Service
@@ -26,11 +29,17 @@ from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
 from edgepeft.task_name import check_task_name
 
-__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving"]
+__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving", "parsed"]
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 DEADLINE_HEADER = "X-Deadline-Ms"
+_AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
+_MOST_PAUSE_S = 0.1
+_FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
+_TOKENS_OF_A_ROW = 10  # strings, numbers, commas and brackets of a row with three fields
+_TOKENS_BESIDE = 64  # of a request beside its rows
 
 
 @dataclass
@@ -43,6 +52,21 @@ class Serving:
     metrics: ServiceMetrics
     jobs: Jobs
     state: str = "starting"  # or ok, or stopping
+    unavailable: set[str] = field(default_factory=set)  # tasks that cannot be opened; the log says why
+    alone: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def aside(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What ``call`` gives, by a thread, for work of milliseconds; one at a time, and half of the time at most.
+
+        The libraries that read a body keep the interpreter to themselves meanwhile, and health checks need it too.
+        """
+        async with self.alone:
+            begin = monotonic()
+            try:
+                return await asyncio.to_thread(call, *arguments)
+            finally:
+                await asyncio.sleep(min(monotonic() - begin, _MOST_PAUSE_S))
+
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
 
@@ -61,34 +85,57 @@ class Endpoint:
 
 
 def _serving(request: Request) -> Serving:
-    found: Serving = request.app.state.serving
-    return found
+    serving: Serving = request.app.state.serving
+    return serving
 
 
-async def _body(request: Request, model: type[Body]) -> Body:
-    """What was asked; anything but JSON a page of another site could send unasked, and is refused."""
+async def _body(request: Request, model: type[Body], most_rows: int) -> Body:
+    """What was asked, read by a thread where it is long; what is no JSON, a page of another site could send unasked."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(415, "not_json", "send Content-Type: application/json.")
-    return model.model_validate_json(await request.body())
+    content = await request.body()
+    if len(content) <= _AT_ONCE:
+        return parsed(content, model, most_rows)
+    return await _serving(request).aside(parsed, content, model, most_rows)
+
+
+def parsed(content: bytes, model: type[Body], most_rows: int) -> Body:
+    """What a body holds, once a search that ends at one too many has counted its strings and members."""
+    most = _TOKENS_OF_A_ROW * most_rows + _TOKENS_BESIDE
+    if _more_tokens_than(most).match(content):
+        raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds more than they need.")
+    return model.model_validate_json(content)
+
+
+@cache
+def _more_tokens_than(count: int) -> re.Pattern[bytes]:
+    return re.compile(rb'(?:[^"\[{,0-9]*+(?:"(?:[^"\\]++|\\.)*+"|[\[{,]|[0-9]{1,20}+)){%d}' % (count + 1), re.DOTALL)
 
 
 async def tasks(request: Request) -> Response:
     """The tasks of the bundle."""
     serving = _serving(request)
     manifest = serving.service.manifest
-    found = [
-        {"name": n, "method": e.method, "labels": e.labels, "pairs": e.pairs, "max_length": e.max_length}
-        for n, e in manifest.tasks.items()
+    listed = [
+        {
+            "name": name,
+            "method": entry.method,
+            "labels": entry.labels,
+            "pairs": entry.pairs,
+            "max_length": entry.max_length,
+            "available": name not in serving.unavailable,
+        }
+        for name, entry in manifest.tasks.items()
     ]
-    return Json({"tasks": found, "templates": sorted(manifest.templates), "tuning": serving.settings.allow_tuning})
+    return Json({"tasks": listed, "templates": sorted(manifest.templates), "tuning": serving.settings.allow_tuning})
 
 
 async def predict(request: Request) -> Response:
     """One task on one text, a pair, or a list."""
     serving, task = _serving(request), request.path_params["task"]
     serving.service.manifest.task(task)  # before the body is looked at
-    asked = await _body(request, schemas.PredictRequest)
+    asked = await _body(request, schemas.PredictRequest, serving.settings.limits.rows)
     answers = await _answers(request, [task] * len(asked.texts), asked.texts)
     for answer in answers:
         if isinstance(answer, EdgepeftError):
@@ -98,9 +145,15 @@ async def predict(request: Request) -> Response:
 
 async def predict_mixed(request: Request) -> Response:
     """Rows of any tasks in one batch."""
-    asked = await _body(request, schemas.MixedRequest)
+    asked = await _body(request, schemas.MixedRequest, _serving(request).settings.limits.rows)
     named = [row.task for row in asked.rows]
     answers = await _answers(request, named, [(row.text, row.second) for row in asked.rows])
+    if len(named) <= _FEW_ROWS or None not in named:
+        return _mixed_answer(answers, named)
+    return await _serving(request).aside(_mixed_answer, answers, named)
+
+
+def _mixed_answer(answers: Sequence[RowResult], named: Sequence[str | None]) -> Json:
     return Json({"answers": [_mixed(answer, task) for answer, task in zip(answers, named, strict=True)]})
 
 
@@ -152,7 +205,7 @@ async def start_tuning(request: Request) -> Response:
     serving, task = _serving(request), request.path_params["task"]
     if not serving.settings.allow_tuning:
         raise Refused(403, "tuning_is_off", "tuning is off; the service is started with --allow-tuning to allow it.")
-    asked = await _body(request, schemas.TuneRequest)
+    asked = await _body(request, schemas.TuneRequest, serving.settings.limits.tuning_rows)
     manifest = serving.service.manifest
     if asked.template is None:
         manifest.task(task)
@@ -167,7 +220,9 @@ async def start_tuning(request: Request) -> Response:
 
 
 def _check_texts_of_rows(serving: Serving, asked: schemas.TuneRequest) -> None:
-    most = serving.settings.limits.text_characters
+    most, most_rows = serving.settings.limits.text_characters, serving.settings.limits.tuning_rows
+    if len(asked.rows) > most_rows:
+        raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds {len(asked.rows)}.")
     for row, each in enumerate(asked.rows):
         numeric = isinstance(each.label, float) and not math.isfinite(each.label)
         if numeric or max(len(each.text), len(each.second or ""), len(str(each.label))) > most:
@@ -210,9 +265,12 @@ async def healthz(_: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """Whether it has opened the bundle and goes on."""
-    state = _serving(request).state
-    return Json({"status": state}, 200 if state == "ok" else 503)
+    """Whether it has opened the bundle and goes on; which tasks cannot be opened, where the token was sent."""
+    serving = _serving(request)
+    document: dict[str, Any] = {"status": serving.state, "unavailable_tasks": len(serving.unavailable)}
+    if request.scope.get(AUTHORIZED):
+        document["unavailable"] = sorted(serving.unavailable)
+    return Json(document, 200 if serving.state == "ok" else 503)
 
 
 async def metrics(request: Request) -> Response:

@@ -152,6 +152,7 @@ class Task(BaseModel):
     labels: list[str] | None = Field(description="None where the task is a number.")
     pairs: bool
     max_length: int = Field(description="In tokens; what is longer is cut.")
+    available: bool = Field(description="False where its files cannot be opened; the service's log says why.")
 
 
 class Tasks(BaseModel):
@@ -180,6 +181,8 @@ class Health(BaseModel):
     """``ok``, or why not."""
 
     status: Literal["ok", "starting", "stopping"]
+    unavailable_tasks: int | None = Field(default=None, description="Tasks that cannot be opened; the others answer.")
+    unavailable: list[str] | None = Field(default=None, description="Their names, where the token was sent.")
 
 
 class TuningJob(BaseModel):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import faulthandler
 import logging
 import math
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import uvicorn
 
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.serve.app import create_app, reload_soon
-from edgepeft.serve.protocol import limited_protocol
+from edgepeft.serve.protocol import Connections, Limited
 from edgepeft.serve.routes import Serving
 from edgepeft.serve.settings import Settings
 
@@ -24,6 +27,7 @@ __all__ = ["listen", "run_server"]
 _LOST = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _KEEP_ALIVE_S = 30
 _BACKLOG = 512
+_END_S = 3  # after the last answer: what is left then does not end by itself
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -34,13 +38,13 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        listening = socket.socket(family, kind, protocol)
         try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
-            found.listen(_BACKLOG)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(_BACKLOG)
         except BaseException:
-            found.close()
+            listening.close()
             raise
     except socket.gaierror as error:
         raise UsageError(f"--host {host} is no address of this machine ({error.strerror}).") from error
@@ -50,7 +54,7 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno not in _LOST:
             raise EdgepeftError(f"cannot listen on {host} port {port} ({error.strerror}).") from error
         raise UsageError(f"cannot listen on {host} port {port} ({error.strerror}). Give another --port.") from error
-    return found
+    return listening
 
 
 class _Server(uvicorn.Server):
@@ -61,26 +65,27 @@ class _Server(uvicorn.Server):
 
 
 def run_server(settings: Settings, started: Callable[[str], object] = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT; ``started`` hears the address.
+    """Serve until SIGTERM or SIGINT; ``started`` is called with the address.
 
     Raises:
         UsageError, BundleError, VerificationFailed: the bundle cannot be served, or the address not be had.
     """
     app = create_app(settings)
     limits = settings.limits
+    connections, graceful_s = Connections(limits), math.ceil(limits.deadline_s)
+    protocol: Any = partial(Limited, limits, connections, app.state.serving.batcher.forget)
     with listen(settings.host, settings.port) as listening:
         config = uvicorn.Config(
             app,
-            http=limited_protocol(limits, app.state.serving.batcher.forget),
+            http=protocol,
             ws="none",
             lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=limits.connections,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(limits.deadline_s),
+            timeout_graceful_shutdown=graceful_s,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         host, port = listening.getsockname()[:2]
@@ -88,21 +93,26 @@ def run_server(settings: Settings, started: Callable[[str], object] = lambda _: 
         server = _Server(config)
 
         async def serve() -> None:
-            _handle_signals(server, app.state.serving)
+            _handle_signals(server, app.state.serving, graceful_s + _END_S)
             started(f"http://{shown}:{port}")
+            watch = asyncio.create_task(connections.watch())
             await server.serve(sockets=[listening])
+            watch.cancel()
 
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(serve())
 
 
-def _handle_signals(server: uvicorn.Server, serving: Serving) -> None:
+def _handle_signals(server: uvicorn.Server, serving: Serving, most_s: int) -> None:
+    """SIGTERM and SIGINT end the service within ``most_s`` seconds, SIGHUP has it read the bundle."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         if server.should_exit:  # the second time: requests are cut off, and uvicorn would log each of them
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             server.force_exit = True
+        else:  # a thread that needs no interpreter ends the process where a native call does not return
+            faulthandler.dump_traceback_later(most_s, exit=True)
         server.should_exit = True
         serving.state = "stopping"
 

@@ -49,7 +49,7 @@ class _Gate:
             self._n_waiting += 1
             try:
                 self._changed.wait_for(lambda: not self._n_sharing)
-                yield  # with the lock held: nobody comes in
+                yield  # with the lock held: no other thread comes in
             finally:
                 self._n_waiting -= 1
                 self._changed.notify_all()
@@ -80,13 +80,13 @@ class Service:
 
     def _identity(self) -> tuple[str, ...]:
         """Changes whenever the manifest or its signature is replaced."""
-        found = []
+        identities = []
         for name in (MANIFEST_FILE, SIGNATURE_FILE):
             try:
-                found.append(file_identity(Path(self._settings.bundle) / name))
+                identities.append(file_identity(Path(self._settings.bundle) / name))
             except OSError:
-                found.append("")
-        return tuple(found)
+                identities.append("")
+        return tuple(identities)
 
     @property
     def manifest(self) -> Manifest:
@@ -148,18 +148,18 @@ class Service:
         with self._gate.shared():
             seen = self._seen
             try:
-                found = self.runtime.predict_mixed(tasks, texts, strict=False)
+                answers = self.runtime.predict_mixed(tasks, texts, strict=False)
             except EdgepeftError as error:
-                failure, found = error, [error] * len(tasks)
-        failed = [row for row, answer in enumerate(found) if isinstance(answer, EdgepeftError)]
+                failure, answers = error, [error] * len(tasks)
+        failed = [row for row, answer in enumerate(answers) if isinstance(answer, EdgepeftError)]
         if failed and self._caught_up(seen):
             with self._gate.shared():
                 again = self.runtime.predict_mixed([tasks[r] for r in failed], [texts[r] for r in failed], strict=False)
             for row, answer in zip(failed, again, strict=True):
-                found[row] = answer
+                answers[row] = answer
         elif failure is not None:
             raise failure
-        return found
+        return answers
 
     def _caught_up(self, seen: tuple[str, ...]) -> bool:
         """Whether a failure may be that of files replaced after ``seen``, which are read now."""
@@ -168,7 +168,7 @@ class Service:
                 return self._seen != seen  # another batch's failure has had them read
             try:
                 self.reload()
-            except EdgepeftError as error:
+            except Exception as error:  # whatever the files are, what was open goes on answering
                 log.error("the bundle cannot be read again: %s", error)
                 return False
             return True

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +13,8 @@ from edgepeft.errors import UsageError
 from edgepeft.host.cores import thread_count
 
 __all__ = ["ServiceLimits", "Settings", "is_loopback", "read_token"]
+
+log = logging.getLogger("edgepeft.serve")
 
 _LEAST_TOKEN = 16  # characters: 64 bits even where they are hexadecimal
 _MOST_TOKEN = 4096
@@ -28,7 +33,11 @@ class ServiceLimits:
     wait_s: float = 0.005  # that the first row of a batch waits for others, while others are to be expected
     deadline_s: float = 30.0  # of a request, from its last byte to its answer
     read_s: float = 10.0  # for a request's headers, and again for its body
+    write_s: float = 30.0  # that an answer waits for the client to read it
     connections: int = 256
+    connections_per_address: int = 64  # of another machine's
+    bodies: int = 32  # as large as one may be, that are held at once; those up to 64 KiB do not count
+    tuning_rows: int = 20_000  # of a request to fine-tune
 
     def __post_init__(self) -> None:
         if self.rows > self.queued_rows:
@@ -102,7 +111,10 @@ def read_token(path: Path) -> str:
         UsageError: no such file, or what it holds is no token: printable ASCII of at least 16 characters.
     """
     try:
-        token = path.read_bytes()[: _MOST_TOKEN + 2].decode("ascii").strip()
+        with path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+                log.warning("%s can be read by other users of this machine; chmod 400 it.", path)
+            token = file.read(_MOST_TOKEN + 2).decode("ascii").strip()
     except OSError as error:
         raise UsageError(f"the token file {path} cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError:

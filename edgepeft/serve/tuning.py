@@ -45,7 +45,7 @@ class _Run:
     task: str
     process: Any = None
     stopping: bool = False
-    begun: bool = False  # it has told of progress: what checkpoints there are, are its own
+    begun: bool = False  # it has reported progress: the checkpoints that exist are its own
     over: threading.Event = field(default_factory=threading.Event)
 
     def stop(self) -> None:
@@ -126,7 +126,7 @@ class Jobs:
         ended = _failed("internal", "the run failed; the service's log says why.")
         try:
             with tempfile.TemporaryDirectory(prefix="edgepeft-tune.") as folder:
-                ended = self._followed(run, request, Path(folder))
+                ended = self._ended(run, request, Path(folder))
             if ended["state"] == "done":
                 self._done()
         except Exception:
@@ -137,8 +137,8 @@ class Jobs:
                 self._running = None
             run.over.set()
 
-    def _followed(self, run: _Run, request: TuneRequest, folder: Path) -> dict[str, Any]:
-        """Start its process and hear it out: how it ended, shown when the process is gone and the next may start."""
+    def _ended(self, run: _Run, request: TuneRequest, folder: Path) -> dict[str, Any]:
+        """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
         data.write_text("".join(_line(row.text, row.second, row.label) for row in request.rows), encoding="utf-8")
         context = multiprocessing.get_context("spawn")
@@ -153,7 +153,7 @@ class Jobs:
                 if run.stopping:
                     run.stop()
             try:
-                ended = self._heard(run, ours)
+                ended = self._reported(run, ours)
             except BaseException:  # the next run must not start beside it
                 process.kill()
                 process.join()
@@ -164,20 +164,20 @@ class Jobs:
             self._discard(run)
         return ended
 
-    def _heard(self, run: _Run, pipe: Connection) -> dict[str, Any] | None:
+    def _reported(self, run: _Run, pipe: Connection) -> dict[str, Any] | None:
         """Keep its state up to date until it says how it ended; None where it did not."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                told: dict[str, Any] = pipe.recv()
-                if "state" in told:
-                    return told
+                report: dict[str, Any] = pipe.recv()
+                if "state" in report:
+                    return report
                 run.begun = True
                 with self._lock:
-                    self._states.get(run.job, {}).update(told)
+                    self._states.get(run.job, {}).update(report)
         return None
 
     def _discard(self, run: _Run) -> None:
-        """Remove its checkpoints, which nobody can continue; not those of another process' run, nor of one before."""
+        """Remove its checkpoints, which no run can continue; not those of another process' run, nor of one before."""
         with contextlib.suppress(EdgepeftError, OSError), claim(self._bundle, run.task) as work:
             if run.begun:
                 discard(work)
@@ -205,10 +205,10 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
     def watch(progress: Progress) -> None:
         if progress.phase == "commit":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of the whole process; a mask is of one thread
-        told = {name: getattr(progress, name) for name in ("phase", "done", "total", "loss", "score")}
-        pipe.send({name: value for name, value in told.items() if value is not None})
+        report = {name: getattr(progress, name) for name in ("phase", "done", "total", "loss", "score")}
+        pipe.send({name: value for name, value in report.items() if value is not None})
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the group; the service tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the group; the service sends SIGTERM
     os.nice(_NICE)
     data = Path(rows)
     try:
@@ -230,10 +230,10 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             threads=threads,
             watch=watch,
         )
-        told = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": _plain(result)}
-        pipe.send({"state": "done", "phase": "done", "result": told})
+        outcome = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": _plain(result)}
+        pipe.send({"state": "done", "phase": "done", "result": outcome})
     except EdgepeftError as error:
-        pipe.send({"state": "failed", "error": _told(error, task, data, bundle)})
+        pipe.send({"state": "failed", "error": _shown(error, task, data, bundle)})
     finally:
         shutil.rmtree(data.parent, ignore_errors=True)  # a service that was killed does not
 
@@ -248,7 +248,7 @@ def _plain(result: Any) -> dict[str, Any]:
     return {name: result.tuned.training.get(name) for name in wanted}
 
 
-def _told(error: EdgepeftError, task: str, data: Path, bundle: str) -> dict[str, str]:
+def _shown(error: EdgepeftError, task: str, data: Path, bundle: str) -> dict[str, str]:
     """The message, unless it names a file of the bundle: most say what is wrong with the rows that the client sent."""
     message = str(error).replace(str(data), "rows")
     if bundle in message or str(data.parent) in message:
