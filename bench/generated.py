@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from bench.floors import floors_picture
-from bench.suites._run import SuiteResult
+from bench.suites._result import SuiteResult
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.methods import _catalogue

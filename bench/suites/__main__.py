@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bench.suites import suite_names
-from bench.suites._run import SuiteRequest, SuiteResult, run_suite
+from bench.suites._result import SuiteRequest, SuiteResult, run_suite
 from bench.suites._table import check_picture, draw_suite, suite_table
 from edgepeft.cli._main import main
 from edgepeft.cli._result import result_file, show_result, shown_steps

@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bench.suites._result import SuiteResult
 from bench.suites._row import SuiteRow, SuiteVerdict
-from bench.suites._run import SuiteResult
 from edgepeft.errors import MissingPackage, UsageError
 from edgepeft.report.conditions import limits_in_force
 

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from bench.suites import __main__ as command_line
 from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names
-from bench.suites import _run as suite_run
+from bench.suites import _result as suite_run
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
 from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteRow, SuiteVerdict, Target
-from bench.suites._run import SuiteRequest, run_suite
 from bench.suites._suite_run import Racer, SuiteRun
 from bench.suites._table import draw_suite, suite_table
 from edgepeft.bench.planning.job import Job

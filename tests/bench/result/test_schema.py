@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.suites._run import SuiteResult
+from bench.suites._result import SuiteResult
 from edgepeft.bench.gate.compare import compare_results
 from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, ScheduleRecord

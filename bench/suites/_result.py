@@ -1,4 +1,4 @@
-"""A whole suite: its rows as a JSON document that grows with each of them, so that an interrupted run keeps them."""
+"""Runs a whole suite: its result grows with every row, so that an interrupted run keeps what it has."""
 
 from __future__ import annotations
 
