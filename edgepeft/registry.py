@@ -6,8 +6,22 @@ import importlib
 import pkgutil
 from collections.abc import Collection, Iterator
 from types import ModuleType
+from typing import TypeVar
 
-__all__ = ["modules_of"]
+__all__ = ["classes_of", "modules_of"]
+
+_Base = TypeVar("_Base")
+
+
+def classes_of(package: str, base: type[_Base], attribute: str) -> dict[str, type[_Base]]:
+    """The subclasses of ``base`` that public modules of ``package`` define, by their own ``attribute``."""
+    classes = {}
+    for module in modules_of(package):
+        for value in vars(module).values():
+            own = isinstance(value, type) and value.__module__ == module.__name__  # not one that it derives from
+            if own and issubclass(value, base) and attribute in vars(value):
+                classes[vars(value)[attribute]] = value
+    return classes
 
 
 def modules_of(package: str, *, skip: Collection[str] = ()) -> Iterator[ModuleType]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.errors import UnknownName
-from edgepeft.registry import modules_of
+from edgepeft.registry import classes_of
 
-__all__ = ["Head", "fresh_linear", "head_named", "heads"]
+__all__ = ["DenseHead", "Head", "fresh_linear", "head_named", "heads"]
 
 
 class Head(nn.Module):
@@ -52,14 +52,41 @@ def fresh_linear(inputs: int, outputs: int) -> nn.Linear:
     return linear
 
 
+class DenseHead(Head):
+    """logits = W dropout(act(W_d z + b_d)) + b: a fresh dense layer, then a linear one, called as ``places`` has them.
+
+    z is the pooled value, past the dropout where ``drops_first``.
+    """
+
+    drops_first: ClassVar[bool]
+
+    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
+        super().__init__(hidden, outputs, dropout)
+        for name, width in zip(self.places, (hidden, outputs), strict=True):
+            self.add_module(name, fresh_linear(hidden, width))
+
+    @staticmethod
+    @abstractmethod
+    def activation(z: Tensor) -> Tensor:
+        """act."""
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """[batch, d] -> [batch, outputs]."""
+        dense, out = (self.get_submodule(name) for name in self.places)
+        features = self.activation(dense(self.dropout(pooled) if self.drops_first else pooled))
+        logits: Tensor = out(self.dropout(features))
+        return logits
+
+    @classmethod
+    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
+        """d d + d + d C + C."""
+        d = architecture.hidden_size
+        return d * d + d + d * outputs + outputs
+
+
 def heads() -> dict[str, type[Head]]:
     """Every kind of head by name."""
-    found = {}
-    for module in modules_of("edgepeft.heads"):
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Head) and "kind" in vars(value):
-                found[value.kind] = value
-    return found
+    return classes_of("edgepeft.heads", Head, "kind")  # type: ignore[type-abstract]
 
 
 def head_named(kind: str) -> type[Head]:

@@ -8,32 +8,20 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture
-from edgepeft.heads.base import Head, fresh_linear
+from edgepeft.heads.base import DenseHead
 
 __all__ = ["DistilBert"]
 
 
-class DistilBert(Head):
+class DistilBert(DenseHead):
     """logits = W dropout(relu(W_d pooled + b_d)) + b."""
 
     kind: ClassVar[str] = "distilbert"
     source: ClassVar[str] = "DistilBertForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
+    drops_first: ClassVar[bool] = False
 
-    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
-        super().__init__(hidden, outputs, dropout)
-        self.pre_classifier = fresh_linear(hidden, hidden)
-        self.classifier = fresh_linear(hidden, outputs)
-
-    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] -> [batch, outputs]."""
-        features = functional.relu(self.pre_classifier(pooled))
-        logits: Tensor = self.classifier(self.dropout(features))
-        return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d d + d + d C + C."""
-        d = architecture.hidden_size
-        return d * d + d + d * outputs + outputs
+    @staticmethod
+    def activation(z: Tensor) -> Tensor:
+        """As ``DenseHead.activation``."""
+        return functional.relu(z)

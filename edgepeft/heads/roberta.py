@@ -8,32 +8,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from edgepeft.backbones.base import Architecture
-from edgepeft.heads.base import Head, fresh_linear
+from edgepeft.heads.base import DenseHead
 
 __all__ = ["Roberta"]
 
 
-class Roberta(Head):
+class Roberta(DenseHead):
     """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b."""
 
     kind: ClassVar[str] = "roberta"
     source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
+    drops_first: ClassVar[bool] = True
 
-    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
-        super().__init__(hidden, outputs, dropout)
-        self.dense = fresh_linear(hidden, hidden)
-        self.out_proj = fresh_linear(hidden, outputs)
-
-    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d] -> [batch, outputs]."""
-        features = torch.tanh(self.dense(self.dropout(pooled)))
-        logits: Tensor = self.out_proj(self.dropout(features))
-        return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d d + d + d C + C."""
-        d = architecture.hidden_size
-        return d * d + d + d * outputs + outputs
+    @staticmethod
+    def activation(z: Tensor) -> Tensor:
+        """As ``DenseHead.activation``."""
+        return torch.tanh(z)

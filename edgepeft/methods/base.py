@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import UnknownName, UsageError
-from edgepeft.registry import modules_of
+from edgepeft.registry import classes_of
 
 __all__ = [
     "Generator",
     "Method",
     "PerLayer",
+    "TrainsNorms",
     "check_roles",
     "method_named",
     "method_of",
@@ -217,15 +218,19 @@ class PerLayer(Method):
         return sum(map(self.n_at, self.sites(architecture))) + sum(map(math.prod, besides))
 
 
+class TrainsNorms(PerLayer):
+    """Base of those that train every LayerNorm of the backbone too, where their ``norms`` says so."""
+
+    norms: bool
+
+    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
+        """Every LayerNorm, unless ``norms=false``."""
+        return norm_tensors(architecture) if self.norms else ()
+
+
 def methods() -> dict[str, type[Method]]:
     """Every method by name."""
-    found = {}
-    for module in modules_of("edgepeft.methods"):
-        for value in vars(module).values():
-            own = isinstance(value, type) and value.__module__ == module.__name__  # not one that it derives from
-            if own and issubclass(value, Method) and "name" in vars(value):
-                found[value.name] = value
-    return found
+    return classes_of("edgepeft.methods", Method, "name")  # type: ignore[type-abstract]
 
 
 def method_named(name: str) -> type[Method]:

@@ -21,10 +21,10 @@ from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._activations import Activation
-from edgepeft.methods._adapter import Bottleneck
-from edgepeft.methods.base import PerLayer, check_roles, norm_tensors, option, require
+from edgepeft.methods._bottleneck_adapters import Bottleneck, BottleneckMethod
+from edgepeft.methods.base import check_roles, option, require
 
 __all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]
 
@@ -77,7 +77,7 @@ class WithNorm(_Placed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BottleneckAdapter(PerLayer):
+class BottleneckAdapter(BottleneckMethod):
     """One adapter at each chosen place, in any of the forms."""
 
     name: ClassVar[str] = "bottleneck"
@@ -105,8 +105,7 @@ class BottleneckAdapter(PerLayer):
     std: float = option(0.02, "of the normal init")
 
     def __post_init__(self) -> None:
-        require(self.bottleneck >= 1, f"bottleneck's bottleneck must be at least 1; found {self.bottleneck}.")
-        require(self.std > 0, f"bottleneck's std must be positive; found {self.std}.")
+        super().__post_init__()
         check_roles(self.name, self.roles, ROLES)
         alone = self.reads == self.keeps == "sublayer"
         require(
@@ -129,15 +128,10 @@ class BottleneckAdapter(PerLayer):
         form = WithNorm if "norm" in read else WithResidual if read & {"residual", "sum"} else InSubLayer
         return {site.name: form(site.out_features, self) for site in sites}
 
-    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """None, unless ``norms=true``."""
-        return norm_tensors(architecture) if self.norms else ()
-
     def n_at(self, site: Site) -> int:
         """2 m d + m + d, and 2 d for each norm of its own."""
-        d, m = site.out_features, self.bottleneck
         own_norms = int(self.norm_before) + int(self.norm_after != "none")
-        return 2 * m * d + m + d + 2 * d * own_norms
+        return super().n_at(site) + 2 * site.out_features * own_norms
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

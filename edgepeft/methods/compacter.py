@@ -15,9 +15,8 @@ from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import Architecture, Site
-from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, xavier_uniform
-from edgepeft.methods._kronecker import check_hidden, check_n, fresh_rule, kronecker_sum
+from edgepeft.methods._factored_adapters import FactoredLinear, xavier_uniform
+from edgepeft.methods._kronecker_adapters import KroneckerAdapters, fresh_rule, kronecker_sum
 from edgepeft.methods.base import option, require
 
 __all__ = ["Compacter", "LPHMLinear"]
@@ -38,7 +37,7 @@ class LPHMLinear(FactoredLinear):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Compacter(FactoredAdapters):
+class Compacter(KroneckerAdapters):
     """Adapters of low-rank hypercomplex layers."""
 
     name: ClassVar[str] = "compacter"
@@ -53,14 +52,7 @@ class Compacter(FactoredAdapters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_n(self.name, self.n, self.bottleneck)
         require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
-        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
-
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """The sub-layers' outputs."""
-        check_hidden(self.name, self.n, self.bottleneck, architecture.hidden_size)
-        return super().sites(architecture)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share one A."""

@@ -12,10 +12,10 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._activations import Activation
-from edgepeft.methods._adapter import OnSubLayer
-from edgepeft.methods.base import PerLayer, norm_tensors, option, require
+from edgepeft.methods._bottleneck_adapters import BottleneckMethod, OnSubLayer
+from edgepeft.methods.base import option
 
 __all__ = ["Adapter", "Houlsby"]
 
@@ -34,7 +34,7 @@ class Adapter(OnSubLayer):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Houlsby(PerLayer):
+class Houlsby(BottleneckMethod):
     """Bottleneck adapters after both sub-layers."""
 
     name: ClassVar[str] = "houlsby"
@@ -50,10 +50,6 @@ class Houlsby(PerLayer):
     norms: bool = option(True, "train every LayerNorm too")
     std: float = option(1e-3, "of the truncated normal init (authors' code; the paper says 1e-2)")
 
-    def __post_init__(self) -> None:
-        require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
-        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
-
     def attaches_to(self) -> tuple[Role, ...]:
         """Both sub-layers' outputs."""
         return ROLES
@@ -61,15 +57,6 @@ class Houlsby(PerLayer):
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""
         return {site.name: Adapter(site.out_features, self.bottleneck, self.std, self.activation) for site in sites}
-
-    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every LayerNorm, unless ``norms=false``."""
-        return norm_tensors(architecture) if self.norms else ()
-
-    def n_at(self, site: Site) -> int:
-        """2 m d + m + d."""
-        d, m = site.out_features, self.bottleneck
-        return 2 * m * d + m + d
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

@@ -14,10 +14,10 @@ from typing import ClassVar, Literal, Self
 
 from torch import nn
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._activations import Activation
-from edgepeft.methods._adapter import Bottleneck, OnNorm, OnSubLayer
-from edgepeft.methods.base import PerLayer, norm_tensors, option, require
+from edgepeft.methods._bottleneck_adapters import Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
+from edgepeft.methods.base import option
 
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
 
@@ -49,7 +49,7 @@ PLACEMENTS: dict[str, tuple[Role, type[_Normal]]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pfeiffer(PerLayer):
+class Pfeiffer(BottleneckMethod):
     """One bottleneck adapter a layer."""
 
     name: ClassVar[str] = "pfeiffer"
@@ -68,10 +68,6 @@ class Pfeiffer(PerLayer):
     norms: bool = option(False, "train every LayerNorm too (as the Compacter paper does)")
     std: float = option(0.02, "of the normal init")
 
-    def __post_init__(self) -> None:
-        require(self.bottleneck >= 1, f"pfeiffer's bottleneck must be at least 1; found {self.bottleneck}.")
-        require(self.std > 0, f"pfeiffer's std must be positive; found {self.std}.")
-
     def attaches_to(self) -> tuple[Role, ...]:
         """One sub-layer's output."""
         return (PLACEMENTS[self.placement][0],)
@@ -80,15 +76,6 @@ class Pfeiffer(PerLayer):
         """One adapter a site."""
         form = PLACEMENTS[self.placement][1]
         return {site.name: form(site.out_features, self.bottleneck, self.std, self.activation) for site in sites}
-
-    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """None, unless ``norms=true``."""
-        return norm_tensors(architecture) if self.norms else ()
-
-    def n_at(self, site: Site) -> int:
-        """2 m d + m + d."""
-        d, m = site.out_features, self.bottleneck
-        return 2 * m * d + m + d
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

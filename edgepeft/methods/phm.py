@@ -15,10 +15,9 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from edgepeft.backbones.base import Architecture, Site
-from edgepeft.methods._factored import FactoredAdapters, FactoredLinear, xavier_uniform
-from edgepeft.methods._kronecker import check_hidden, check_n, fresh_rule, kronecker_sum
-from edgepeft.methods.base import option, require
+from edgepeft.methods._factored_adapters import FactoredLinear, xavier_uniform
+from edgepeft.methods._kronecker_adapters import KroneckerAdapters, fresh_rule, kronecker_sum
+from edgepeft.methods.base import option
 
 __all__ = ["PHM", "PHMLinear"]
 
@@ -37,7 +36,7 @@ class PHMLinear(FactoredLinear):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PHM(FactoredAdapters):
+class PHM(KroneckerAdapters):
     """Adapters of hypercomplex layers."""
 
     name: ClassVar[str] = "phm"
@@ -48,16 +47,6 @@ class PHM(FactoredAdapters):
 
     n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck (the paper tries 4, 8, 12)")
     std: float = option(0.01, "of A's normal init (authors' code)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_n(self.name, self.n, self.bottleneck)
-        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
-
-    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Both sub-layers' outputs."""
-        check_hidden(self.name, self.n, self.bottleneck, architecture.hidden_size)
-        return super().sites(architecture)
 
     def linears(self) -> Callable[[int, int], FactoredLinear]:
         """Layers that share nothing."""

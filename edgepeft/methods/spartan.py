@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import PerLayer, norm_tensors, option, require
+from edgepeft.backbones.base import Role, Site
+from edgepeft.methods.base import TrainsNorms, option, require
 
 __all__ = ["Memory", "Spartan"]
 
@@ -72,7 +72,7 @@ class Memory(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spartan(PerLayer):
+class Spartan(TrainsNorms):
     """Sparse hierarchical memory."""
 
     name: ClassVar[str] = "spartan"
@@ -114,10 +114,6 @@ class Spartan(PerLayer):
             "std": self.std,
         }
         return {site.name: Memory(site.out_features, **numbers) for site in sites}
-
-    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every LayerNorm, unless ``norms=false``."""
-        return norm_tensors(architecture) if self.norms else ()
 
     def n_at(self, site: Site) -> int:
         """d N (1 + 2 C)."""

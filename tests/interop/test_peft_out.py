@@ -79,6 +79,7 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
 class TwoStory(Head):
     """A head of another form than those that are there."""
 
+    __module__ = "edgepeft.heads.linear"  # where heads are looked for
     kind = "two-story"
     source = "this test"
     places: ClassVar = {"narrow": "top.narrow", "out": "top.out"}
@@ -106,7 +107,7 @@ class Elsewhere(Bert):
 
 
 def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgepeft.heads.linear.TwoStory", TwoStory, raising=False)  # where heads are looked for
+    monkeypatch.setattr("edgepeft.heads.linear.TwoStory", TwoStory, raising=False)
     backbone = open_backbone(str(tiny("bert")))
     backbone.__dict__["family"] = Elsewhere()  # a cached property's place
     delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), head="two-story")

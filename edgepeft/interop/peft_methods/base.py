@@ -20,7 +20,7 @@ from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan
-from edgepeft.registry import modules_of
+from edgepeft.registry import classes_of
 
 __all__ = [
     "CONFIG_FILE",
@@ -134,9 +134,7 @@ class WrapConfig(PeftConfig):
 
 def peft_methods() -> dict[str, type[PeftConfig]]:
     """Every method of PEFT's by its kind."""
-    values = (value for module in modules_of("edgepeft.interop.peft_methods") for value in vars(module).values())
-    configs = (value for value in values if isinstance(value, type) and issubclass(value, PeftConfig))
-    return {config.kind: config for config in configs if "kind" in vars(config)}
+    return classes_of("edgepeft.interop.peft_methods", PeftConfig, "kind")  # type: ignore[type-abstract]
 
 
 def read_peft_config(folder: Path) -> PeftConfig:

@@ -10,10 +10,12 @@ import math
 import torch
 from torch import Tensor, nn
 
+from edgepeft.backbones.base import Architecture, Site
 from edgepeft.errors import UsageError
+from edgepeft.methods._factored_adapters import FactoredAdapters
 from edgepeft.methods.base import require
 
-__all__ = ["check_hidden", "check_n", "fresh_rule", "kronecker_sum"]
+__all__ = ["KroneckerAdapters", "fresh_rule", "kronecker_sum"]
 
 
 def kronecker_sum(rule: Tensor, terms: Tensor) -> Tensor:
@@ -30,7 +32,28 @@ def fresh_rule(n: int, std: float) -> nn.Parameter:
     return rule
 
 
-def check_n(method: str, n: int, bottleneck: int) -> None:
+class KroneckerAdapters(FactoredAdapters):
+    """Base of the methods whose weights are such sums."""
+
+    n: int
+    std: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_n(self.name, self.n, self.bottleneck)
+        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """The sub-layers' outputs.
+
+        Raises:
+            UsageError: n does not divide the backbone's hidden size; or as its base.
+        """
+        _check_hidden(self.name, self.n, self.bottleneck, architecture.hidden_size)
+        return super().sites(architecture)
+
+
+def _check_n(method: str, n: int, bottleneck: int) -> None:
     """See that n divides the bottleneck.
 
     Raises:
@@ -46,7 +69,7 @@ def check_n(method: str, n: int, bottleneck: int) -> None:
         )
 
 
-def check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
+def _check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
     """See that n divides the backbone's hidden size.
 
     Raises:

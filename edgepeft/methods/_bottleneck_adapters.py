@@ -7,9 +7,11 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from edgepeft.backbones.base import Site
 from edgepeft.methods._activations import ACTIVATIONS, Activation
+from edgepeft.methods.base import TrainsNorms, require
 
-__all__ = ["FORMS", "Bottleneck", "Form", "OnNorm", "OnSubLayer"]
+__all__ = ["FORMS", "Bottleneck", "BottleneckMethod", "Form", "OnNorm", "OnSubLayer"]
 
 Form = Literal["sublayer", "norm"]
 
@@ -45,3 +47,19 @@ class OnNorm(Bottleneck):
 
 # What A reads -> the module.
 FORMS: Mapping[Form, type[Bottleneck]] = {"sublayer": OnSubLayer, "norm": OnNorm}
+
+
+class BottleneckMethod(TrainsNorms):
+    """Base of the methods whose modules are bottlenecks of whole linear layers."""
+
+    bottleneck: int
+    std: float
+
+    def __post_init__(self) -> None:
+        require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
+        require(self.std > 0, f"{self.name}'s std must be positive; found {self.std}.")
+
+    def n_at(self, site: Site) -> int:
+        """2 m d + m + d."""
+        d, m = site.out_features, self.bottleneck
+        return 2 * m * d + m + d

@@ -21,8 +21,8 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods._activations import Activation
-from edgepeft.methods._adapter import FORMS, Form
-from edgepeft.methods.base import PerLayer, check_roles, norm_tensors, option, require
+from edgepeft.methods._bottleneck_adapters import FORMS, Form
+from edgepeft.methods.base import TrainsNorms, check_roles, option, require
 
 __all__ = ["FactoredAdapters", "FactoredLinear", "xavier_uniform"]
 
@@ -46,7 +46,7 @@ class FactoredLinear(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FactoredAdapters(PerLayer):
+class FactoredAdapters(TrainsNorms):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 
     learning_rate: ClassVar[float] = 3e-3
@@ -85,10 +85,6 @@ class FactoredAdapters(PerLayer):
         linear, m, form = self.linears(), self.bottleneck, FORMS[self.reads]
         widths = {site.name: site.out_features for site in sites}
         return {name: form(linear(d, m), linear(m, d), self.activation) for name, d in widths.items()}
-
-    def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """Every LayerNorm, unless ``norms=false``."""
-        return norm_tensors(architecture) if self.norms else ()
 
     def n_at(self, site: Site) -> int:
         """Both weights' own factors, m + d."""
