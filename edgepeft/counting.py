@@ -19,7 +19,7 @@ BYTES = 4  # of a float32
 @dataclass(frozen=True)
 class Count:
     """Parameters: ``backbone`` is frozen, ``delta`` and ``head`` are a task's own, ``private`` those of
-    the backbone tensors that an open task has a version of its own of.
+    the backbone tensors that a loaded task replaces.
 
     ``shares`` is False where a task brings every tensor of the encoder itself: nothing is left to share.
     """

@@ -189,10 +189,8 @@ class Delta(nn.Module):
         if self.generator is not None:
             named |= {f"generator/{name}": p for name, p in self.generator.named_parameters()}
         named |= {f"head/{name}": p for name, p in self.head.named_parameters()}
-        unique: dict[int, str] = {}
-        for name, tensor in named.items():
-            unique.setdefault(id(tensor), name)
-        return {name: named[name] for name in unique.values()}
+        first = {id(tensor): name for name, tensor in reversed(named.items())}
+        return {name: tensor for name, tensor in named.items() if first[id(tensor)] == name}
 
     def save(self, folder: Path, *, force: bool = False) -> None:
         """Write the delta's folder, whole or not at all.
@@ -223,8 +221,8 @@ class Delta(nn.Module):
             )
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
-                found, wanted = list(tensors[name].shape), list(tensor.shape)
-                raise BundleError(f"{where}: {name} has shape {found}; {self.card.method} needs {wanted}.")
+                stored, wanted = list(tensors[name].shape), list(tensor.shape)
+                raise BundleError(f"{where}: {name} has shape {stored}; {self.card.method} needs {wanted}.")
             tensor.data.copy_(tensors[name])
 
     @classmethod
@@ -254,7 +252,7 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a safetensors file.
 
     Raises:
-        EdgepeftError: what the system said, no space left for one.
+        EdgepeftError: the file cannot be written; has the system's reason, for example that no space is left.
     """
     try:
         save_file(dict(tensors), path, metadata={"format": "pt"})
@@ -273,14 +271,14 @@ def read_card(folder: Path) -> DeltaCard:
     try:
         return DeltaCard.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        found = f"has no {CARD_FILE}" if folder.exists() else "is not there"
-        raise UsageError(f"{folder} is not a delta: it {found}. Make one with: edgepeft train.") from None
+        reason = f"has no {CARD_FILE}" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} is not a delta: it {reason}. Make one with: edgepeft train.") from None
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{path} is not a delta card this version knows: {where}: {first['msg']}.") from error
+        raise BundleError(f"{path} is not a delta card that this version can read: {where}: {first['msg']}.") from error
 
 
 def new_delta(

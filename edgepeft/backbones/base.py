@@ -213,7 +213,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
     Raises:
         UsageError: the config has no ``model_type``, or one that can only be counted.
-        UnknownName: no family knows it.
+        UnknownName: no table has it.
     """
     table = table_of(config)
     if not isinstance(table, Family):
@@ -230,7 +230,7 @@ def table_of(config: Mapping[str, Any]) -> Table:
 
     Raises:
         UsageError: the config has no ``model_type``.
-        UnknownName: no table knows it.
+        UnknownName: no table has it.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

@@ -189,9 +189,9 @@ class Checkpoint:
         scale = self._mapped(quantised.scale, "F32", "<f4")[:, None]
         as_it_was = quantised.table in self.tensors
         integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8", "i1")
-        found: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)
-        np.multiply(integers if as_it_was else integers.T, scale, out=found)
-        return found
+        values: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)
+        np.multiply(integers if as_it_was else integers.T, scale, out=values)
+        return values
 
     def _mapped(self, name: str, dtype: str, numpy: str) -> NDArray[Any]:
         if name not in self.tensors:

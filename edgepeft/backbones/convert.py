@@ -134,14 +134,14 @@ def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    found = {}
+    tensors = {}
     for stored in Checkpoint.open(path).tensors.values():
         if stored.dtype not in _READABLE:
             known = ", ".join(sorted(_READABLE))
             raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
         raw = np.fromfile(path, np.uint8, stored.n_bytes, offset=stored.offset)
-        found[stored.name] = _decoded(raw, stored.dtype).reshape(stored.shape)
-    return found
+        tensors[stored.name] = _decoded(raw, stored.dtype).reshape(stored.shape)
+    return tensors
 
 
 def _decoded(raw: NDArray[Any], dtype: str) -> NDArray[Any]:

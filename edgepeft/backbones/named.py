@@ -12,7 +12,7 @@ __all__ = ["architecture_names", "config_of"]
 
 
 def architecture_names() -> list[str]:
-    """The names that ``config_of`` knows."""
+    """The names that ``config_of`` takes."""
     return sorted(path.stem for path in package_data("architectures").glob("*.json"))
 
 

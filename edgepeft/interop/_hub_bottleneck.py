@@ -90,15 +90,15 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     method = _factored(config, form, settings) if factored else _dense(form, settings)
 
     def convert(state: StateDict) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for reader in readers:
             values = (
                 reader.factors(state, low_rank=isinstance(method, Compacter))
                 if factored
                 else reader.dense(state, settings["bottleneck"])
             )
-            found |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
-        return found
+            tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
+        return tensors
 
     return ConversionPlan(method, shapes, convert)
 
@@ -165,24 +165,24 @@ class _Reader:
     def shapes(self) -> _Shapes:
         """Of the tensors that the file must hold."""
         d, m = self.site.out_features, self.width
-        found: _Shapes = {}
+        shapes: _Shapes = {}
         if self.phm:
-            found |= self.phm.shapes(self._down, d, m) | self.phm.shapes(self._up, m, d)
+            shapes |= self.phm.shapes(self._down, d, m) | self.phm.shapes(self._up, m, d)
         else:
-            found |= {f"{self._down}weight": (m, d), f"{self._down}bias": (m,)}
-            found |= {f"{self._up}weight": (d, m), f"{self._up}bias": (d,)}
+            shapes |= {f"{self._down}weight": (m, d), f"{self._down}bias": (m,)}
+            shapes |= {f"{self._up}weight": (d, m), f"{self._up}bias": (d,)}
         norms = ["adapter_norm_before.", "adapter_down.0."] * self.config.ln_before  # one norm under two names
         norms += ["adapter_norm_after."] * self.config.ln_after
-        found |= {f"{self.start}{norm}{part}": (d,) for norm in norms for part in ("weight", "bias")}
+        shapes |= {f"{self.start}{norm}{part}": (d,) for norm in norms for part in ("weight", "bias")}
         if isinstance(self.config.scaling, str):
-            found[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
-        return found
+            shapes[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
+        return shapes
 
     def dense(self, state: StateDict, width: int) -> dict[str, Tensor]:
         """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
         more, scale = width - self.width, self._scale(state)
         down, up = self._weight(state, "down"), self._weight(state, "up")
-        found = {
+        tensors = {
             "down.weight": functional.pad(down, (0, 0, 0, more)),
             "down.bias": functional.pad(self._bias(state, "down"), (0, more)),
             "up.weight": functional.pad(up * scale.view(-1, 1), (0, more)),
@@ -191,22 +191,22 @@ class _Reader:
         norms = {"norm_before": "adapter_down.0."} if self.config.ln_before else {}
         norms |= {"norm_after": "adapter_norm_after."} if self.config.ln_after else {}
         for ours, theirs in norms.items():
-            found |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
-        return found
+            tensors |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
+        return tensors
 
     def factors(self, state: StateDict, *, low_rank: bool) -> dict[str, Tensor]:
         """As a module of factors; the scale goes into the last one of ``up``."""
         assert self.phm is not None
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for part, start, scale in (("down", self._down, torch.ones(1)), ("up", self._up, self._scale(state))):
-            found[f"{part}.A"] = self.phm.rule(state, start)
+            tensors[f"{part}.A"] = self.phm.rule(state, start)
             if low_rank:
                 left, right = self.phm.pair(state, start, part)
-                found |= {f"{part}.s": left, f"{part}.t": right * scale}
+                tensors |= {f"{part}.s": left, f"{part}.t": right * scale}
             else:
-                found[f"{part}.B"] = self.phm.terms(state, start, part) * scale
-            found[f"{part}.bias"] = self._bias(state, part) * scale
-        return found
+                tensors[f"{part}.B"] = self.phm.terms(state, start, part) * scale
+            tensors[f"{part}.bias"] = self._bias(state, part) * scale
+        return tensors
 
     def _weight(self, state: StateDict, part: str) -> Tensor:
         start = self._down if part == "down" else self._up

@@ -74,7 +74,7 @@ class HubFile(BaseModel):
         return (self.version or "unknown").removeprefix("adapters.")
 
     def check_architecture(self, architecture: Architecture, path: Path) -> None:
-        """See that it is of the backbone's type and width.
+        """Check that it is of the backbone's type and width.
 
         Raises:
             BundleError: it is not.

@@ -128,9 +128,9 @@ def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str,
     if config.head_type != "classification":
         raise BundleError(f"{path}: a head of type {config.head_type} cannot be imported; what can: classification.")
     activation = (config.activation_function or "none").lower() if config.layers > 1 else ""
-    found = _KINDS.get((config.layers, activation, config.use_pooler))
+    kind = _KINDS.get((config.layers, activation, config.use_pooler))
     pooler = f"use_pooler = {config.use_pooler}"
-    if found is None:
+    if kind is None:
         raise BundleError(
             f"{path}: no head has layers = {config.layers}, activation_function = {config.activation_function!r}, "
             f"{pooler}; what can be imported: one layer, or two with tanh, relu or gelu between "
@@ -138,7 +138,7 @@ def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str,
         )
     if config.use_pooler and not classifier.architecture.pooler:
         raise BundleError(f"{path}: {pooler}: backbones of type {classifier.architecture.model_type} run without one.")
-    return found
+    return kind
 
 
 def _labels(label2id: Mapping[str, int] | None) -> tuple[str, ...] | None:

@@ -28,20 +28,20 @@ class PhmWeights:
 
     def shapes(self, start: str, inputs: int, outputs: int) -> _Shapes:
         """Of one layer's own tensors."""
-        found: _Shapes = {}
+        shapes: _Shapes = {}
         if not self.config.shared_phm_rule:
-            found |= self._rule_shapes(start)
+            shapes |= self._rule_shapes(start)
         if not self.config.shared_W_phm:
-            found |= self._w_shapes(f"{start}W", inputs, outputs)
-        return found | ({f"{start}b": (outputs,)} if self.config.phm_bias else {})
+            shapes |= self._w_shapes(f"{start}W", inputs, outputs)
+        return shapes | ({f"{start}b": (outputs,)} if self.config.phm_bias else {})
 
     def shared_shapes(self, hidden: int, width: int) -> _Shapes:
         """Of what all layers share."""
-        found = self._rule_shapes(self.shared) if self.config.shared_phm_rule else {}
+        shapes = self._rule_shapes(self.shared) if self.config.shared_phm_rule else {}
         if self.config.shared_W_phm:
-            found |= self._w_shapes(f"{self.shared}W_down", hidden, width)
-            found |= self._w_shapes(f"{self.shared}W_up", width, hidden)
-        return found
+            shapes |= self._w_shapes(f"{self.shared}W_down", hidden, width)
+            shapes |= self._w_shapes(f"{self.shared}W_up", width, hidden)
+        return shapes
 
     def rule(self, state: StateDict, start: str) -> Tensor:
         """[n, n, n]."""

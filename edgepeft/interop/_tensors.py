@@ -1,4 +1,4 @@
-"""What a foreign checkpoint must hold against what it holds; every difference is told at once."""
+"""Compares what a foreign checkpoint must hold with what it holds; one error names every difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_tensors"]
 
 
 def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
-    """See that exactly these tensors are there, in these shapes.
+    """Check that exactly these tensors are there, in these shapes.
 
     Raises:
         BundleError: some are missing, not known or of another shape; all of them are named.
@@ -27,8 +27,8 @@ def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
             if name in state and tuple(state[name].shape) != shape
         ],
     }
-    told = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
-    if told:
+    differences = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+    if differences:
         raise BundleError(
-            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(told)}."
+            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(differences)}."
         )

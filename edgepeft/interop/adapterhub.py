@@ -132,16 +132,16 @@ def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConf
 
 
 def _canonical(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
+    state = {}
     for name, tensor in stored.items():
         for old, new in _LEGACY.items():
             name = name.replace(old, new)  # noqa: PLW2901
-        found[name] = tensor
-    return found
+        state[name] = tensor
+    return state
 
 
 def _request(request: ImportRequest, head: HubHead) -> ImportRequest:
-    """With the labels that the head's file names, where none are asked for."""
+    """With the labels that the head's file names, where the request has none."""
     named = head.labels if head.outputs > 1 and head.labels and len(head.labels) == head.outputs else None
     return request if request.labels is not None or named is None else dataclasses.replace(request, labels=named)
 

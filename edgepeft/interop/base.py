@@ -1,4 +1,4 @@
-"""What an importer is: it knows its library's folders and turns one into a delta."""
+"""What an importer is: it recognises its library's folders and turns one into a delta."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ImportRequest:
     max_length: int | None = None  # None: as long as the backbone takes
 
     def labels_for(self, outputs: int, backbone: Backbone) -> tuple[str, ...] | None:
-        """One name an output: those asked for, else the backbone config's, else LABEL_0, ...; None for regression.
+        """One name an output: those of the request, else the backbone config's, else LABEL_0, ...; None for regression.
 
         Raises:
             UsageError: as many labels as outputs were not given.
@@ -75,16 +75,15 @@ class Importer(ABC):
 
 def importers() -> tuple[Importer, ...]:
     """Every importer."""
-    found = (getattr(module, "IMPORTER", None) for module in modules_of("edgepeft.interop"))
-    return tuple(importer for importer in found if importer is not None)
+    return tuple(module.IMPORTER for module in modules_of("edgepeft.interop") if hasattr(module, "IMPORTER"))
 
 
 def importer_of(folder: Path) -> Importer:
-    """The importer that knows this folder.
+    """The importer that recognises this folder.
 
     Raises:
         UsageError: there is no such folder.
-        BundleError: none knows it.
+        BundleError: none recognises it.
     """
     if not folder.is_dir():
         raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")

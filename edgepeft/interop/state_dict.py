@@ -39,7 +39,7 @@ def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
 def _unpickled(path: Path) -> object:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickle's versions; what cannot be read is said below
+            warnings.simplefilter("ignore")  # of pickle's versions; what cannot be read is an error below
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -54,7 +54,7 @@ class KroneckerAdapters(FactoredAdapters):
 
 
 def _check_n(method: str, n: int, bottleneck: int) -> None:
-    """See that n divides the bottleneck.
+    """Check that n divides the bottleneck.
 
     Raises:
         UsageError: it does not; names the nearest of both that fit.
@@ -70,7 +70,7 @@ def _check_n(method: str, n: int, bottleneck: int) -> None:
 
 
 def _check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
-    """See that n divides the backbone's hidden size.
+    """Check that n divides the backbone's hidden size.
 
     Raises:
         UsageError: it does not; names the nearest n that do, with a bottleneck that each divides.

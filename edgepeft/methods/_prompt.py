@@ -88,11 +88,11 @@ class PromptTuning(Method):
             "words": (Role.WORD_EMBEDDINGS,),
             "embeddings": (Role.EMBEDDINGS, Role.POSITION_EMBEDDINGS),
         }[self.place]
-        found = architecture.sites_of(*roles)
+        sites = architecture.sites_of(*roles)
         require(
-            len(found) == len(roles), f"{self.name} attaches to {', '.join(roles)}; {architecture.model_type} has none."
+            len(sites) == len(roles), f"{self.name} attaches to {', '.join(roles)}; {architecture.model_type} has none."
         )
-        return found
+        return sites
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One prompt, and what leaves the text's positions as they were."""

@@ -47,7 +47,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def check_roles(method: str, roles: Sequence[str], known: Sequence[Role]) -> None:
-    """See that a method's ``roles`` are some of those that it knows, each once.
+    """Check that a method's ``roles`` are some of those ``known``, each once.
 
     Raises:
         UsageError: none is named, or one twice.
@@ -99,7 +99,7 @@ class Method(ABC):
         return self.near_identity
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Where it attaches; nowhere unless said otherwise."""
+        """Where it attaches; by default nowhere."""
         return ()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
@@ -110,7 +110,7 @@ class Method(ABC):
         return {}
 
     def start(self, modules: Mapping[str, nn.Module], pretrained: Callable[[str], Tensor]) -> None:
-        """Give fresh modules what they take from the pretrained weights, by tensor name; nothing unless said."""
+        """Give fresh modules what they take from the pretrained weights, by tensor name; by default nothing."""
         return
 
     @property
