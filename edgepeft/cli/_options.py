@@ -10,28 +10,6 @@ import typer
 
 from edgepeft.errors import UsageError
 
-__all__ = [
-    "SETTINGS_HELP",
-    "BundleFolder",
-    "DeltaWeights",
-    "Epochs",
-    "EvalRows",
-    "FewShot",
-    "Metric",
-    "NoCache",
-    "Replace",
-    "Settings",
-    "Steps",
-    "TestRows",
-    "Threads",
-    "TorchThreads",
-    "TrainRows",
-    "Trainable",
-    "VerifyRows",
-    "settings_of",
-    "share_of",
-]
-
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
 BundleFolder = Annotated[Path, typer.Argument(help="The bundle's folder.")]
