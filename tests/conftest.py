@@ -6,6 +6,7 @@ import os
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["EDGEPEFT_CHECK_CONTRACTS"] = "1"  # around every graph pass, in worker processes too
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

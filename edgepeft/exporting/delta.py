@@ -1,4 +1,4 @@
-"""A delta as an ONNX graph of its own: PE modules and head by ``torch.onnx.export``, overrides by name."""
+"""A delta as an ONNX graph: PE modules and head by ``torch.onnx.export``, overrides by name."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
-from edgepeft.backbones.emit import IR_VERSION, OPSET
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
-from edgepeft.exporting.quiet import quiet
+from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.rename import rename_values
-from edgepeft.graph.strip import strip
 from edgepeft.methods.base import Generator
 
 __all__ = ["export_delta"]
@@ -40,20 +38,15 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     delta = delta.eval()
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
-    model = _traced(parts)
+    model = traced(parts, list(parts.inputs.values()), _dims(parts), len(parts.outputs))
     rename_values(model.graph, _renamer(parts, stored))
     _name_dims(model.graph)
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type.lower()}_{index}"
+    number_nodes(model.graph)
     for name, tensor in delta.override_tensors.items():
         _pass_through(model.graph, tensor, stored[name])
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
-    del model.graph.value_info[:]
-    strip(model)
-    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, "edgepeft", ""
-    del model.metadata_props[:]
-    helper.set_model_props(model, _properties(delta) | _recipe(delta, stored))
+    mark(model, _properties(delta) | _recipe(delta, stored))
     onnx.checker.check_model(model)
     return model
 
@@ -80,16 +73,17 @@ class _Parts(nn.Module):
         """The backbone's pooled value, or what makes one that leaves a prompt out."""
         hidden = self.delta.architecture.hidden_size
         if self.delta.card.unpooled == 0:
-            pooled = self.delta.card.pooling.site
-            self.inputs.setdefault(pooled, torch.zeros(_BATCH, hidden))
-            self.owners[pooled] = pooled
+            self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, hidden))
             return
-        self.inputs[self.last] = torch.zeros(_TOKENS, hidden)
-        self.inputs[Helper.FIRST_TOKEN] = torch.zeros(_BATCH, dtype=torch.int64)
-        self.owners |= {self.last: self.last, Helper.FIRST_TOKEN: Helper.FIRST_TOKEN}
+        self._read(self.last, torch.zeros(_TOKENS, hidden))
+        self._read(Helper.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
         if self.delta.card.pooling is Pooling.MEAN:
-            self.inputs[Helper.ROW] = torch.zeros(_TOKENS, dtype=torch.int64)
-            self.owners[Helper.ROW] = self.last
+            self._read(Helper.ROW, torch.zeros(_TOKENS, dtype=torch.int64), self.last)
+
+    def _read(self, name: str, example: Tensor, owner: str | None = None) -> None:
+        """Declare an input with as many rows as ``owner`` has."""
+        self.inputs[name] = example
+        self.owners[name] = owner or name
 
     @property
     def last(self) -> str:
@@ -110,12 +104,10 @@ class _Parts(nn.Module):
                 for part in ("weight", "bias"):
                     self._borrow(f"{site.norm}.{part}", (site.out_features,))
             elif wanted == "position":
-                self.inputs[Helper.POSITION] = torch.zeros(rows, dtype=torch.int64)
-                self.owners[Helper.POSITION] = owner
+                self._read(Helper.POSITION, torch.zeros(rows, dtype=torch.int64), owner)
             else:
                 suffix, width = widths[wanted]
-                self.inputs[site.name + suffix] = torch.zeros(rows, width)
-                self.owners[site.name + suffix] = owner
+                self._read(site.name + suffix, torch.zeros(rows, width), owner)
 
     def _borrow(self, tensor: str, shape: tuple[int, ...]) -> None:
         self.borrowed.append(tensor)
@@ -162,25 +154,14 @@ class _Parts(nn.Module):
         return lambda z: functional.layer_norm(z, weight.shape, weight, bias, epsilon)
 
 
-def _traced(parts: _Parts) -> onnx.ModelProto:
-    # Each site has a row count of its own while tracing. With one for all, a reshape in an early layer
-    # would take it from a late layer's input, and the spliced graph would be a circle.
+def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
+    """Each site has a row count of its own while tracing.
+
+    With one for all, a reshape in an early layer would take it from a late layer's input, and the spliced graph would
+    be a circle.
+    """
     dims = {site: torch.export.Dim(f"rows_{i}") for i, site in enumerate(parts.owners.values())}
-    dynamic = [{0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs]
-    with quiet():
-        program = torch.onnx.export(
-            parts.eval(),
-            tuple(parts.inputs.values()),
-            dynamo=True,
-            optimize=False,  # so that initializers keep their parameter paths
-            opset_version=OPSET,
-            dynamic_shapes=(tuple(dynamic),),
-            input_names=[f"in_{i}" for i in range(len(parts.inputs))],
-            output_names=[f"out_{i}" for i in range(len(parts.outputs))],
-            verbose=False,
-        )
-    assert program is not None
-    return program.model_proto
+    return (tuple({0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs),)
 
 
 def _name_dims(graph: onnx.GraphProto) -> None:
@@ -208,7 +189,7 @@ def _stored_name(name: str, stored: dict[str, str]) -> str:
 
 
 def _pass_through(graph: onnx.GraphProto, tensor: Tensor, stored: str) -> None:
-    """An override as it is: the exporter would rename an output that is a parameter."""
+    """Add an override as an output; the exporter would rename an output that is a parameter."""
     source, output = f"override/{stored}", names.override(stored)
     graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
     graph.node.append(helper.make_node("Identity", [source], [output], name=output))
@@ -218,7 +199,7 @@ def _pass_through(graph: onnx.GraphProto, tensor: Tensor, stored: str) -> None:
 def _leave_to_the_loader(
     graph: onnx.GraphProto, generator: Generator, architecture: Architecture, stored: dict[str, str]
 ) -> None:
-    """The generator's parameters as they are, and inputs for what the loader makes of them."""
+    """Add the generator's parameters, and an input for each tensor that the loader makes of them."""
     for name, tensor in generator.named_parameters():
         graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), f"generator/{name}"))
     for name in generator.names:
@@ -230,7 +211,7 @@ def _leave_to_the_loader(
 
 
 def _own(delta: Delta) -> tuple[str, ...]:
-    """The backbone tensors that the task has of its own."""
+    """The backbone tensors that the task replaces."""
     return tuple(delta.override_tensors) if delta.generator is None else delta.generator.names
 
 

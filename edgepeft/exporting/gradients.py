@@ -111,8 +111,8 @@ def _compare(
     frozen = {name: tensor.detach() for name, tensor in step.frozen.items()}
     single = step(trained, frozen, tokens, labels, masks)
     exact = step(_double(trained), _double(frozen), tokens, _exact(labels), [mask.double() for mask in masks])
-    found = graph({n: t.numpy() for n, t in trained.items()}, inputs, labels.numpy(), [m.numpy() for m in masks])
-    given = {gradient(name): value for name, value in found.gradients.items()} | {LOSS: np.float32(found.loss)}
+    result = graph({n: t.numpy() for n, t in trained.items()}, inputs, labels.numpy(), [m.numpy() for m in masks])
+    given = {gradient(name): value for name, value in result.gradients.items()} | {LOSS: np.float32(result.loss)}
     largest = {name: float(exact[name].abs().max()) for name in given}
     least = _ZERO * max(largest.values())
     shares = {}

@@ -1,4 +1,4 @@
-"""One training step as PyTorch computes it: the reference of a training graph, and what is traced for it."""
+"""One training step in PyTorch: what a training graph is traced from, and what its results are compared with."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Step:
         logits = self._logits(own, frozen, inputs, masks)
         loss = _squared_error(logits, labels) if self.regression else _cross_entropy(logits, labels)
         gradients = torch.autograd.grad(loss, list(own.values()))
-        found = {names.gradient(name): gradient for name, gradient in zip(own, gradients, strict=True)}
-        return {names.LOSS: loss.detach(), names.LOGITS: logits.detach(), **found}
+        by_output = {names.gradient(name): gradient for name, gradient in zip(own, gradients, strict=True)}
+        return {names.LOSS: loss.detach(), names.LOGITS: logits.detach(), **by_output}
 
     def _logits(
         self, trained: TensorsByName, frozen: TensorsByName, inputs: TensorsByName, masks: Sequence[Tensor]
@@ -84,12 +84,12 @@ class Step:
         return f"override/{self.stored[tensor]}" if part == "override" else name
 
     def dropouts(self, inputs: TensorsByName) -> list[tuple[float, int]]:
-        """(probability, width) of each time that the delta drops features out, in order.
+        """(probability, width) of each dropout that one pass through the delta applies, in order.
 
         Raises:
             UsageError: it drops out something other than [batch, width].
         """
-        found: list[tuple[float, int]] = []
+        dropouts: list[tuple[float, int]] = []
 
         def record(x: Tensor) -> Tensor:
             if x.dim() != 2:
@@ -97,16 +97,16 @@ class Step:
                     f"task {self.delta.card.task}: {self.delta.card.method} drops out values of {x.dim()} dimensions "
                     "inside the backbone; a training graph has dropout in the head only. Export without --trainable."
                 )
-            found.append((self.delta.card.head_dropout, x.shape[1]))
+            dropouts.append((self.delta.card.head_dropout, x.shape[1]))
             return x
 
         with torch.no_grad(), _dropout(self.delta, record):
             self.delta.logits(self.model, inputs)
-        return found
+        return dropouts
 
 
 class _Whole(nn.Module):
-    """Delta and model under one roof, so that one call can put other tensors in place of all of theirs."""
+    """Delta and model as one module, so that one ``functional_call`` can replace the tensors of both."""
 
     def __init__(self, delta: Delta, model: nn.Module) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class _Whole(nn.Module):
         return self.delta.logits(self.model, inputs)
 
 
-class _Given(nn.Module):
-    """Stands where a dropout stood."""
+class _Applied(nn.Module):
+    """Applies a function in a dropout's place."""
 
     def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def _squared_error(logits: Tensor, labels: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _dropout(delta: Delta, apply: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Within the block, what the delta would drop out goes through ``apply``; a probability of 0 stays nothing."""
+    """Within the block, ``apply`` takes the place of each of the delta's dropouts whose probability is not 0."""
     before = [
         (parent, name, child)
         for parent in delta.modules()
@@ -151,7 +151,7 @@ def _dropout(delta: Delta, apply: Callable[[Tensor], Tensor]) -> Iterator[None]:
     ]
     try:
         for parent, name, _ in before:
-            setattr(parent, name, _Given(apply))
+            setattr(parent, name, _Applied(apply))
         yield
     finally:
         for parent, name, child in before:

@@ -21,19 +21,18 @@ from typing import Any
 
 import onnx
 import torch
-from onnx import helper
 from torch import Tensor
 
-from edgepeft.backbones.emit import IR_VERSION, OPSET, external_tensor
+from edgepeft.backbones.emit import external_tensor
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
-from edgepeft.exporting.quiet import quiet
 from edgepeft.exporting.step import Step, TensorsByName
+from edgepeft.exporting.tracing import mark, number_nodes, quiet, traced
 from edgepeft.graph import names
+from edgepeft.graph.protos import replace
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
-from edgepeft.graph.strip import strip
 from edgepeft.graph.training import TRAINING, TrainingFacts
 
 __all__ = ["export_training_graph", "refuse_generated"]
@@ -50,22 +49,17 @@ def export_training_graph(
     Raises:
         UsageError: the method cannot be trained this way; says why.
     """
-    traced = _Traced.of(step, backbone, open_axes)
-    model = traced.export()
-    rename_values(model.graph, traced.renamer())
-    _refer_to_weights(model.graph, traced.frozen, backbone)
-    for index, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type.lower()}_{index}"
-    del model.graph.value_info[:]
-    strip(model)
-    model.ir_version, model.producer_name, model.producer_version = IR_VERSION, "edgepeft", ""
-    del model.metadata_props[:]
-    helper.set_model_props(model, _properties(step, backbone, rates, traced.dropouts))
+    flat = _FlatStep.of(step, backbone, open_axes)
+    model = flat.export()
+    rename_values(model.graph, flat.renamer())
+    _refer_to_weights(model.graph, flat.frozen, backbone)
+    number_nodes(model.graph)
+    mark(model, _properties(step, backbone, rates, flat.dropouts))
     return model
 
 
 @dataclass(frozen=True)
-class _Traced:
+class _FlatStep:
     """A flat list of example values in, a flat list out: what ``make_fx`` and the exporter want."""
 
     step: Step
@@ -78,7 +72,7 @@ class _Traced:
     open_axes: Mapping[str, int]
 
     @classmethod
-    def of(cls, step: Step, backbone: Backbone, open_axes: Mapping[str, int]) -> _Traced:
+    def of(cls, step: Step, backbone: Backbone, open_axes: Mapping[str, int]) -> _FlatStep:
         refuse_generated(step.delta)
         frozen = step.frozen
         batch, length = _free_sizes([*step.trained.values(), *frozen.values()])
@@ -106,11 +100,11 @@ class _Traced:
         """Values in the order of ``flat`` -> values in the order of ``outputs``."""
         supply = iter(values)
         trained, frozen, inputs = ({n: next(supply) for n in g} for g in (self.trained, self.frozen, self.inputs))
-        found = self.step(trained, frozen, inputs, next(supply), list(supply))
-        return tuple(found[name] for name in self.outputs)
+        outputs = self.step(trained, frozen, inputs, next(supply), list(supply))
+        return tuple(outputs[name] for name in self.outputs)
 
     def export(self) -> onnx.ModelProto:
-        """Trace, export; inputs are called ``in_<i>``, outputs ``out_<i>``."""
+        """As ``traced`` gives it."""
         from torch._decomp import core_aten_decompositions
         from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -123,19 +117,7 @@ class _Traced:
                 decomposition_table=core_aten_decompositions(),  # type: ignore[arg-type]
                 _allow_non_fake_inputs=True,
             )(*examples)
-            program = torch.onnx.export(
-                graph.eval(),
-                examples,
-                dynamo=True,
-                optimize=False,  # its folding would copy weights
-                opset_version=OPSET,
-                dynamic_shapes=self._dims(),
-                input_names=[f"in_{i}" for i in range(len(examples))],
-                output_names=[f"out_{i}" for i in range(len(self.outputs))],
-                verbose=False,
-            )
-        assert program is not None
-        return program.model_proto
+        return traced(graph, examples, self._dims(), len(self.outputs))
 
     def _dims(self) -> tuple[dict[int, Any] | None, ...]:
         batch, length = torch.export.Dim("batch"), torch.export.Dim("length")
@@ -171,21 +153,19 @@ def refuse_generated(delta: Delta) -> None:
 
 
 def _free_sizes(tensors: Sequence[Tensor]) -> tuple[int, int]:
-    """A batch and a length that are no dimension of any tensor: the tracer takes equal sizes for one."""
+    """A batch and a length that are no dimension of any tensor: the tracer takes equal sizes for one dimension."""
     taken = {extent for tensor in tensors for extent in tensor.shape}
     length, batch = itertools.islice((size for size in itertools.count(3) if size not in taken), 2)
     return batch, length
 
 
 def _refer_to_weights(graph: onnx.GraphProto, frozen: Mapping[str, Tensor], backbone: Backbone) -> None:
-    """Inputs that are backbone tensors become initializers in the weights file; those that nobody reads go."""
+    """Turn inputs that are backbone tensors into initializers in the weights file; drop those without a reader."""
     checkpoint = backbone.checkpoint
     stored = {name: checkpoint.find(name) for name in frozen if checkpoint.has(name)}
     rename_values(graph, lambda name: stored[name].name if name in stored else name)
     gone = {*frozen, *(tensor.name for tensor in stored.values())}
-    kept = [onnx.ValueInfoProto.FromString(i.SerializeToString()) for i in graph.input if i.name not in gone]
-    del graph.input[:]
-    graph.input.extend(kept)
+    replace(graph.input, [value for value in graph.input if value.name not in gone])
     graph.initializer.extend(map(external_tensor, stored.values()))
     prune(graph)
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import onnx
 from numpy.typing import NDArray
 
-from edgepeft.graph.shapes import Spec
-from edgepeft.graph.walk import walk
+from edgepeft.graph.protos import attributes
+from edgepeft.graph.shapes import Spec, walk
 from edgepeft.operators import OperatorClass, Work
 
 __all__ = ["PER_ELEMENT", "Costs", "count_run"]
@@ -80,7 +80,7 @@ def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> Cos
     """Count one run.
 
     Raises:
-        BundleError: a shape cannot be told.
+        BundleError: a shape depends on weights.
     """
     specs, computed = walk(model, inputs)
     graph = model.graph
@@ -114,10 +114,11 @@ def _class_of(node: onnx.NodeProto, specs: Mapping[str, Spec], *, constant: bool
 
 
 def _class_of_convolution(node: onnx.NodeProto, kernel: tuple[int, ...]) -> OperatorClass:
-    strides = _attribute(node, "strides", [1] * len(kernel[2:]))
+    given = attributes(node)
+    strides = given.get("strides", [1] * len(kernel[2:]))
     if tuple(strides) == kernel[2:] and math.prod(strides) > 1:
         return OperatorClass.MATRIX  # patches that do not overlap: one product
-    if _attribute(node, "group", 1) > 1:
+    if given.get("group", 1) > 1:
         return OperatorClass.CONV_DEPTHWISE
     return OperatorClass.CONV_3X3 if kernel[2:] == (3, 3) and set(strides) == {1} else OperatorClass.CONV
 
@@ -127,7 +128,7 @@ def _flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
     if op in {"MatMul", "MatMulInteger"}:
         return 2 * math.prod(output) * first[-1]
     if op == "Gemm":
-        return 2 * math.prod(output) * first[0 if _attribute(node, "transA", 0) else 1]
+        return 2 * math.prod(output) * first[0 if attributes(node).get("transA") else 1]
     if op in {"Conv", "ConvInteger"}:
         return 2 * math.prod(output) * math.prod(specs[node.input[1]].shape[1:])
     if op == "Einsum":
@@ -141,7 +142,7 @@ def _flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
 
 def _einsum_flops(node: onnx.NodeProto, specs: Mapping[str, Spec]) -> int:
     """Two for each combination of indices; an ellipsis takes the largest extent."""
-    terms = _attribute(node, "equation", b"").decode().replace(" ", "").partition("->")[0].split(",")
+    terms = attributes(node)["equation"].decode().replace(" ", "").partition("->")[0].split(",")
     extents: dict[str, int] = {}
     for term, name in zip(terms, node.input, strict=True):
         letters, shape = term.replace("...", ""), specs[name].shape
@@ -164,11 +165,3 @@ def _work(node: onnx.NodeProto, specs: Mapping[str, Spec], kind: OperatorClass, 
     read = sum(n_bytes for _, n_bytes in inputs)
     own = sum(n_bytes for given, n_bytes in inputs if given in weights)
     return Work(name, node.op_type, kind, flops, read, written, own)
-
-
-def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """An attribute's value, or the operator's default."""
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return onnx.helper.get_attribute_value(attribute)
-    return default

@@ -1,37 +1,40 @@
-"""Pass: a model in two, at values that are the bare backbone's: what tasks or epochs share, and the rest.
+"""Passes: the part of a model below some values, which tasks or epochs share, and the part above them.
 
-Copies its arguments.  Leaves two models that read what they need of the inputs, the second the values as well.
-``untouched`` needs a spliced model, whose delta's nodes are called ``delta/...``, its placeholders ``prompted/...``.
+Each part keeps the inputs that it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.errors import BundleError
-from edgepeft.graph.prune import prune, reads
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import all_used, closed, one_writer, well_formed
+from edgepeft.graph.protos import ancestors, copied, reads, replace, writers
+from edgepeft.graph.prune import prune
 
 __all__ = ["above", "below", "untouched_values"]
 
-_FOREIGN = ("delta/", "prompted/")
+_FOREIGN = ("delta/", "prompted/")  # what ``splice`` calls the nodes of a delta and of a prompt's placeholders
 
 
 def untouched_values(graph: onnx.GraphProto, values: Sequence[str]) -> int:
     """How many of ``values``, each computed from the one before, are the backbone's own."""
-    writer = {name: node for node in graph.node for name in node.output}
+    writer = writers(graph)
     seen: set[str] = set()
     for count, value in enumerate(values):
-        if value not in writer or any(node.name.startswith(_FOREIGN) for node in _new_ancestors(value, writer, seen)):
+        if value not in writer or any(node.name.startswith(_FOREIGN) for node in ancestors([value], writer, seen)):
             return count
     return len(values)
 
 
+@Contract(requires=[closed, one_writer], ensures=[well_formed, all_used])
 def below(model: onnx.ModelProto, *values: str) -> onnx.ModelProto:
-    """What gives ``values``, float32, its only outputs."""
-    copy = _copy(model)
+    """What computes ``values``, float32, from the inputs; they are its only outputs."""
+    copy = copied(model)
     for value in values:
         _writer(copy.graph, value)
     del copy.graph.output[:]
@@ -40,9 +43,10 @@ def below(model: onnx.ModelProto, *values: str) -> onnx.ModelProto:
     return copy
 
 
+@Contract(requires=[closed, one_writer], ensures=[well_formed, all_used])
 def above(model: onnx.ModelProto, values: Mapping[str, Sequence[str | int]]) -> onnx.ModelProto:
-    """What is left to do once ``values``, now inputs of these shapes, are known."""
-    copy = _copy(model)
+    """What computes the outputs from ``values``, which become inputs of these shapes."""
+    copy = copied(model)
     for value, shape in values.items():
         node = _writer(copy.graph, value)
         # Renamed, not removed: a LayerNormalization has other outputs, which the rest may read.
@@ -56,15 +60,7 @@ def _prune(graph: onnx.GraphProto) -> None:
     """Keep what the outputs need, of the inputs too."""
     prune(graph)
     read = {name for node in graph.node for name in reads(node)}
-    kept = [onnx.ValueInfoProto.FromString(i.SerializeToString()) for i in graph.input if i.name in read]
-    del graph.input[:]
-    graph.input.extend(kept)
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    replace(graph.input, [value for value in graph.input if value.name in read])
 
 
 def _writer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
@@ -72,15 +68,3 @@ def _writer(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
     if node is not None:
         return node
     raise BundleError(f"the graph has no value {value!r}, which the manifest's sites name.")
-
-
-def _new_ancestors(value: str, writer: dict[str, onnx.NodeProto], seen: set[str]) -> Iterator[onnx.NodeProto]:
-    """Every node that ``value`` depends on and that was not seen before."""
-    waiting = [value]
-    while waiting:
-        name = waiting.pop()
-        if name in seen or name not in writer:
-            continue
-        seen.add(name)
-        yield writer[name]
-        waiting += writer[name].input

@@ -6,19 +6,20 @@ in nodes' attributes, in the graphs of control flow and in functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import onnx
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.protos import messages
 
 __all__ = ["all_tensors", "check_external", "external_files"]
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model, wherever it stands."""
-    yield from _of_graph(model.graph)
-    yield from _of_nodes(node for function in model.functions for node in function.node)
+    yield from (message for message in messages(model) if isinstance(message, onnx.TensorProto))
 
 
 def external_files(model: onnx.ModelProto) -> set[str]:
@@ -27,8 +28,9 @@ def external_files(model: onnx.ModelProto) -> set[str]:
     return {next((e.value for e in t.external_data if e.key == "location"), "") for t in external}
 
 
+@Contract()
 def check_external(model: onnx.ModelProto, allowed: str | None, where: object) -> None:
-    """See that the model reads no other file than ``allowed``, or none at all.  Changes nothing.
+    """See that the model reads no other file than ``allowed``, or none at all.
 
     Raises:
         BundleError: it does; nothing was opened.
@@ -37,25 +39,3 @@ def check_external(model: onnx.ModelProto, allowed: str | None, where: object) -
     if strange:
         may = "it must be whole by itself" if allowed is None else f"only {allowed} lies there for it"
         raise BundleError(f"{where} wants to read the file {sorted(strange)[0]!r}; {may}. Do not use it.")
-
-
-def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    yield from _of_nodes(graph.node)
-
-
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
-    for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for sparse in (
-                *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
-                *attribute.sparse_tensors,
-            ):
-                yield from (sparse.values, sparse.indices)
-            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _of_graph(graph)

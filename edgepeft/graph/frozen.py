@@ -1,9 +1,9 @@
-"""Where a graph stops being frozen: the hidden states that no trained tensor has touched, by the weights around them.
+"""Hidden states that depend on no trained tensor, identified by the weights around them.
 
 A training graph and the deployed one know a value by different names, and lay it out differently: padded [batch,
 length, d] or [batch length, d] there, packed [tokens, d] here.  What both have in common is the checkpoint's
-tensors.  So a hidden state is called ``after:<bias>``, what a linear map or a norm with that bias gives, or
-``before:<weight>``, what a linear map with that matrix reads.
+tensors.  So a hidden state is called ``after:<bias>``, the result of a linear map or a norm with that bias, or
+``before:<weight>``, the operand of a linear map with that matrix.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import onnx
 
-from edgepeft.graph.prune import reads
+from edgepeft.graph.protos import ancestors, reads, writers
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["frozen_states", "live_values", "lowest_states"]
@@ -39,15 +39,15 @@ def frozen_states(
     With ``specs``, what a linear map reads is followed up to where it still has batch and length, for others read it
     there.
     """
-    writer = _writers(graph)
-    found: dict[str, str | None] = {}
+    writer = writers(graph)
+    states: dict[str, str | None] = {}
     for node in graph.node:
         bias = _bias(node, tensors)
         if bias is not None and node.output[0] not in live:
             state, value = f"after:{bias}", node.output[0]
             # A norm that a delta runs a second time gives two values of one name; neither is it then.
-            found[state] = value if found.get(state, value) == value else None
-    known = set(found.values())
+            states[state] = value if states.get(state, value) == value else None
+    known = set(states.values())
     for node in graph.node:
         weight = _matrix(node, writer, tensors)
         if weight is None or node.input[0] in live:
@@ -55,8 +55,8 @@ def frozen_states(
         chain = _same(node.input[0], writer)
         if known.isdisjoint(chain):
             padded = [value for value in chain if specs and value in specs and len(specs[value].shape) == 3]
-            found[f"before:{weight}"] = padded[-1] if padded else chain[0]
-    return {state: value for state, value in found.items() if value is not None}
+            states[f"before:{weight}"] = padded[-1] if padded else chain[0]
+    return {state: value for state, value in states.items() if value is not None}
 
 
 def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Mapping[str, str]) -> tuple[str, ...]:
@@ -64,39 +64,16 @@ def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Mapping[
 
     None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.
     """
-    writer, by_value = _writers(graph), {value: state for state, value in states.items()}
+    writer, by_value = writers(graph), {value: state for state, value in states.items()}
     changed = [node for node in graph.node if any(value in live for value in node.output)]
     edge = [value for node in changed for value in reads(node) if value not in live]
-    _, kept = _cone(edge, writer, by_value)
+    kept = {value for node in ancestors(edge, writer, set(by_value)) for value in reads(node)} | set(edge)
+    kept &= by_value.keys()
     order = [value for node in graph.node for value in node.output if value in kept]
     for value in reversed(order):  # what follows from the others by sums and norms alone need not be kept
-        inside, _ = _cone([value], writer, kept - {value})
-        if not any(node.op_type in _PRODUCTS for node in inside):
+        if not any(node.op_type in _PRODUCTS for node in ancestors([value], writer, kept - {value})):
             kept.remove(value)
     return tuple(by_value[value] for value in order if value in kept)
-
-
-def _writers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    return {name: node for node in graph.node for name in node.output if name}
-
-
-def _cone(
-    values: Iterable[str], writer: Mapping[str, onnx.NodeProto], stops: Container[str]
-) -> tuple[list[onnx.NodeProto], set[str]]:
-    """The nodes that give ``values``, down to ``stops``; and the stops reached."""
-    waiting, seen, reached = list(values), set[str](), set[str]()
-    inside: list[onnx.NodeProto] = []
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value in stops:
-            reached.add(value)
-        elif value in writer:
-            inside.append(writer[value])
-            waiting += reads(writer[value])
-    return inside, reached
 
 
 def _bias(node: onnx.NodeProto, tensors: Container[str]) -> str | None:

@@ -1,6 +1,6 @@
-"""Pass: make the constants that a delta graph leaves to its loader, the inputs ``generated:<tensor>``.
+"""Make the constants that a delta graph leaves to its loader, the inputs ``generated:<tensor>``.
 
-Reads its arguments only.  A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object:
+A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object:
 ``generator`` ("fastfood/1", specified in ``edgepeft.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
 its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.
@@ -21,6 +21,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.errors import BundleError
 from edgepeft.fastfood import Fastfood, ahead
 from edgepeft.graph.names import generated, without_prefix
+from edgepeft.graph.protos import properties
 from edgepeft.host.cores import thread_count
 
 __all__ = ["RECIPE", "generated_tensors"]
@@ -67,9 +68,8 @@ def generated_tensors(
 
 
 def _recipe(delta: onnx.ModelProto) -> _Recipe:
-    text = next((entry.value for entry in delta.metadata_props if entry.key == RECIPE), "")
     try:
-        return _Recipe.model_validate_json(text)
+        return _Recipe.model_validate_json(properties(delta).get(RECIPE, ""))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"

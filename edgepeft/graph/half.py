@@ -1,7 +1,6 @@
 """Pass: a delta graph stores its matrices in half precision and casts them to float32, which is done once, at load.
 
-Mutates its argument.  Needs float32 initializers; leaves every value's name, shape and type as they were, and
-float32 what is not worth a Cast (biases, scales) or is read by the loader (``generator/``).
+What is not worth a Cast (biases, scales) or is read by the loader (``generator/``) stays float32.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.errors import UsageError
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import same_interface, values_stay, well_formed
 
 __all__ = ["is_half", "store_in_half"]
 
@@ -23,6 +24,7 @@ _LOADERS = "generator/"
 _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but vectors
 
 
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
 def store_in_half(graph: onnx.GraphProto) -> None:
     """Round matrices and overrides to float16.
 

@@ -1,7 +1,7 @@
 """How much memory a graph's values take at most while it runs, from their shapes and the order of its nodes.
 
 As ONNX Runtime does it: a value lives from the node that gives it to the last that reads it; Reshape and its like
-give the same memory; elementwise operators write over an input that nobody reads later; a transposed operand of a
+give the same memory; elementwise operators write over an input without later readers; a transposed operand of a
 product is a flag of the product.  Weights and inputs are not counted.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from edgepeft.graph.prune import reads
+from edgepeft.graph.protos import reads, writers
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["peak_bytes"]
@@ -35,7 +35,7 @@ class _Run:
 
     def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec], in_place: set[str]) -> None:
         self.specs, self.most, self._in_place = specs, 0, in_place
-        self._writer = {name: node for node in graph.node for name in node.output if name}
+        self._writer = writers(graph)
         self._readers: dict[str, list[onnx.NodeProto]] = {}
         for node in graph.node:
             for name in reads(node):

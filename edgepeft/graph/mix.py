@@ -1,9 +1,8 @@
 """Pass: tasks of one structure answer in one pass, each for rows of its own.
 
-Copies its argument.  Needs a structure as ``make_inputs`` leaves it; leaves a graph with ``n`` slots, each with the
-values of one task.  Rows stand in the order of the slots, so a slot's rows and tokens are consecutive: what reads
-a task's values is repeated for each slot on a slice of them, and joined again where the backbone goes on.  Nothing
-is gathered or padded: weights are fed where they lie, and each slot has logits of its own.
+Rows stand in the order of the ``n`` slots, so a slot's rows and tokens are consecutive: what reads a task's values is
+repeated for each slot on a slice of them, and joined again where the backbone goes on.  Nothing is gathered or padded:
+weights are fed where they lie, and each slot has logits of its own.
 
 A delta's nodes see packed tokens, and no row's answer may depend on its neighbours: so they may be given any run of
 tokens.  Those that read which row a token is of may not, nor may the backbone's own nodes but for the few named here.
@@ -18,7 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import Helper
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, without_prefix
+from edgepeft.graph.predicates import all_used, gives_logits, standard, well_formed
+from edgepeft.graph.protos import attributes, copied
 
 __all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "mix", "slotted"]
 
@@ -43,10 +45,12 @@ def slotted(name: str, slot: int) -> str:
     return f"{name}/slot{slot}"
 
 
+@Contract(requires=[well_formed, standard, all_used, gives_logits], ensures=[well_formed, standard, all_used])
 def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, str], n: int) -> onnx.ModelProto | None:
     """The graph for ``n`` slots; None where the structure has what cannot be told apart by rows.
 
-    ``feeds`` are the structure's inputs that hold a task's values, ``sites`` the bundle's bindings.
+    ``structure`` is as ``make_inputs`` leaves it, ``feeds`` its inputs that hold a task's values, ``sites`` the
+    bundle's bindings.
     """
     mixer = _Mixer(structure.graph, frozenset(feeds), sites, n)
     if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) != _Axis.ROWS:
@@ -62,8 +66,7 @@ def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, st
 
 def _of_slot(value: onnx.ValueInfoProto, slot: int) -> onnx.ValueInfoProto:
     """The same description for one slot, whose numbers of rows and of labels are its own."""
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(value)
+    copy = copied(value)
     copy.name = slotted(value.name, slot)
     for dimension in copy.type.tensor_type.shape.dim:
         if dimension.dim_param:
@@ -142,15 +145,15 @@ class _Mixer:
 
     def _axis_of_result(self, node: onnx.NodeProto) -> _Axis | None:
         """Of a node that stands once."""
-        op, attributes = node.op_type, {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        op, given = node.op_type, attributes(node)
         if op in _PICKS:
-            return None if attributes.get("axis") or attributes.get("batch_dims") else self._of(node.input[1])
+            return None if given.get("axis") or given.get("batch_dims") else self._of(node.input[1])
         first = self._of(node.input[0]) if node.input else None
         if op in _FIRST_OPERAND:
-            return None if attributes.get("transA") else first
+            return None if given.get("transA") else first
         if op in _KEEPS:
             kept = {
-                "Transpose": attributes.get("perm", [1])[0] == 0,
+                "Transpose": given.get("perm", [1])[0] == 0,
                 "Concat": len(node.input) == 1,
                 "Unsqueeze": self._axes.get(node.input[-1]) == [-1],
                 "Expand": self._shape_of.get(node.input[-1]) == node.input[0],
@@ -190,8 +193,7 @@ class _Mixer:
             self._cut(name)
         divided = set(self.parts) | set(whole)
         for i in range(self.n):
-            copy = onnx.NodeProto()
-            copy.CopyFrom(node)
+            copy = copied(node)
             copy.name = slotted(node.name, i) if node.name else ""
             copy.input[:] = [slotted(name, i) if name in divided else name for name in node.input]
             copy.output[:] = [slotted(name, i) if name else "" for name in node.output]

@@ -1,4 +1,4 @@
-"""How a delta graph's inputs and outputs are called; the splice and the exporter share this spelling."""
+"""Names of the inputs and outputs of delta and training graphs, as the exporter writes and the splice reads them."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def weight(tensor: str) -> str:
 
 
 def generated(tensor: str) -> str:
-    """The input that the loader fills: a backbone tensor of the task's own, made by the graph's recipe."""
+    """The input for a replaced backbone tensor that the loader computes by the graph's recipe."""
     return _GENERATED + tensor
 
 
 def gradient(tensor: str) -> str:
-    """The output of a training graph that belongs to a trained tensor."""
+    """The output of a training graph that is a trained tensor's gradient."""
     return f"gradient:{tensor}"
 
 
 def dropout(index: int) -> str:
-    """The input of a training graph that says which features its dropout keeps."""
+    """The input of a training graph that scales the features at one of its dropouts: 0 where dropped."""
     return f"dropout:{index}"
 
 

@@ -1,36 +1,39 @@
-"""Pass: a spliced task's own values become inputs, so that tasks of one structure share one session.
+"""Passes: a spliced task's own values become inputs, so that tasks of one structure share one session.
 
-Copies its argument.  Needs a spliced graph; leaves one whose bytes depend on the task's structure alone, and
-says what has to be fed.  Values that follow from the task's own alone (Compacter's weights from their factors)
-are computed once, by whoever feeds them.  Integers and scalars stay: shapes and factors that the optimiser reads.
+The structure's bytes depend on nothing else of the task.  Values that follow from the task's own alone (Compacter's
+weights from their factors) are computed once and fed too.  Integers and scalars stay: shapes and factors that the
+optimiser reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import without_prefix
+from edgepeft.graph.predicates import all_used, gives_logits, well_formed
+from edgepeft.graph.protos import attributes, writers
 from edgepeft.graph.prune import prune
 
-__all__ = ["Parted", "computed_values", "make_inputs"]
+__all__ = ["StructuredTask", "computed_values", "make_inputs"]
 
 Values = Mapping[str, NDArray[np.generic]]
 
 
-@dataclass(frozen=True)
-class Parted:
-    """A structure, and what one task feeds to it."""
+class StructuredTask(NamedTuple):
+    """A task as a structure, which others may have too, and the values that it feeds to it."""
 
     structure: onnx.ModelProto
     feeds: dict[str, NDArray[np.float32]]
 
 
+@Contract(requires=[well_formed, gives_logits], ensures=[well_formed, all_used])
 def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """A graph without inputs whose outputs are to be computed once for the task; None where nothing is."""
     own, nodes = _own(model.graph)
@@ -49,8 +52,9 @@ def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-def make_inputs(model: onnx.ModelProto, computed: Values) -> Parted | None:
-    """The structure and its feeds; None for a task that gains nothing: it changes matrices of the backbone.
+@Contract(requires=[well_formed, gives_logits], ensures=[well_formed, all_used, gives_logits])
+def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | None:
+    """The structure and its feeds; None for a task that changes matrices of the backbone, which gains nothing.
 
     ``computed`` holds the outputs of ``computed_values``.
     """
@@ -73,7 +77,7 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> Parted | None:
     if free:
         new.output[0].type.tensor_type.shape.dim[1].dim_param = "outputs"
     structure = helper.make_model(new, opset_imports=model.opset_import, ir_version=model.ir_version)
-    return Parted(structure, {name: np.ascontiguousarray(value) for name, value in fed.items()})
+    return StructuredTask(structure, {name: np.ascontiguousarray(value) for name, value in fed.items()})
 
 
 def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto]]:
@@ -110,12 +114,12 @@ def _changes_the_backbone(graph: onnx.GraphProto, own: set[str], nodes: Sequence
 
 def _dimensions_of_outputs(graph: onnx.GraphProto, fed: Values) -> dict[tuple[str, int], str]:
     """The head's last ``Gemm(_, weight [outputs, d]) + bias [outputs]`` fits any number of outputs."""
-    writer = {name: node for node in graph.node for name in node.output}
+    writer = writers(graph)
     add = writer.get(graph.output[0].name)
     if add is None or add.op_type != "Add" or len(graph.output) != 1:
         return {}
     product = writer.get(add.input[0])
-    if product is None or product.op_type != "Gemm" or {a.name: a.i for a in product.attribute}.get("transB") != 1:
+    if product is None or product.op_type != "Gemm" or attributes(product).get("transB") != 1:
         return {}
     weight, bias = product.input[1], add.input[1]
     readers = [name for node in graph.node for name in node.input]

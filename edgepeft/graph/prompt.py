@@ -1,8 +1,7 @@
 """Pass: placeholder tokens in front of every row, for a delta that puts a prompt's vectors in their place.
 
-Changes the graph that it is given.  Needs inputs [batch, length]; leaves the same inputs, read through a
-Concat with p columns more: ids of the placeholder, ones in the mask, token type zero.  Its nodes come last
-(``prune`` sorts).
+The inputs [batch, length] stay, and are read through a Concat with p columns more: ids of the placeholder, ones in
+the mask, token type zero.  The new nodes come last; ``prune`` sorts.
 """
 
 from __future__ import annotations
@@ -13,7 +12,10 @@ import onnx
 from onnx import TensorProto, helper
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
+from edgepeft.graph.predicates import closed, one_writer, same_interface, values_stay
+from edgepeft.graph.protos import properties
 
 __all__ = ["prepend_placeholders", "prompt_of"]
 
@@ -28,7 +30,7 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
     Raises:
         BundleError: its metadata holds no such numbers.
     """
-    facts = {entry.key: entry.value for entry in delta.metadata_props}
+    facts = properties(delta)
     length, token = (facts.get(key, "0") for key in (PROMPT_LENGTH, PLACEHOLDER_ID))
     if not all(text.isdecimal() and len(text) <= _MOST_DIGITS for text in (length, token)) or int(length) > _MOST:
         raise BundleError(
@@ -37,6 +39,9 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
     return int(length), int(token)
 
 
+@Contract(
+    requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[same_interface, values_stay], mutates=True
+)
 def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> None:
     """Have every reader of an input read it with ``length`` columns more in front."""
     fill = {"input_ids": token_id, _MASK: 1}

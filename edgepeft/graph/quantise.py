@@ -1,4 +1,4 @@
-"""Pass: a backbone's projections in 8-bit integers, its word embeddings as 8-bit rows (dynamic quantisation).
+"""Passes: a backbone's projections in 8-bit integers, its word embeddings as 8-bit rows (dynamic quantisation).
 
 Per output channel c of a matrix W [out, in], symmetric (Jacob et al., 2018, arXiv:1712.05877, eq. 1 with Z = 0):
 
@@ -17,7 +17,7 @@ The weights file holds ``Quantised`` tensors for these, and every other tensor a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,17 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import BundleError
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import (
+    closed,
+    one_writer,
+    same_interface,
+    standard,
+    values_stay,
+    weights_outside,
+    well_formed,
+)
+from edgepeft.graph.protos import copied, replace, writers
 
 __all__ = ["dequantised", "quantise", "quantised_tensors", "restore"]
 
@@ -48,30 +59,35 @@ def quantised_tensors(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[st
     """
     matrices = {node.input[1] for node in graph.node if _is_projection(node)}
     tables = {node.input[0] for node in graph.node if _is_table(node, checkpoint)}
-    found: dict[str, NDArray[np.generic]] = {}
+    stored_tensors: dict[str, NDArray[np.generic]] = {}
     for name in (i.name for i in graph.initializer if i.data_location == TensorProto.EXTERNAL):
         values, stored = checkpoint.values(name), Quantised(name)
         if name not in matrices | tables:
-            found[name] = values
+            stored_tensors[name] = values
             continue
-        integers, found[stored.scale] = _rounded(values, name)
-        found |= {stored.table: integers} if name in tables else {stored.matrix: np.ascontiguousarray(integers.T)}
-    return found
+        integers, stored_tensors[stored.scale] = _rounded(values, name)
+        stored_tensors |= (
+            {stored.table: integers} if name in tables else {stored.matrix: np.ascontiguousarray(integers.T)}
+        )
+    return stored_tensors
 
 
+@Contract(
+    requires=[well_formed, standard, weights_outside],
+    ensures=[well_formed, standard, weights_outside],
+    keeps=[same_interface, values_stay],
+    mutates=True,
+)
 def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
-    """Rewrite, in place, a backbone to read ``checkpoint``, a file of ``quantised_tensors``.
-
-    Values keep their names; nodes stay sorted.
-    """
+    """Rewrite a backbone to read ``checkpoint``, a file of ``quantised_tensors``."""
     graph = model.graph
-    writers = {name: node.op_type for node in graph.node for name in node.output}
+    activations = {name for node in graph.node if node.op_type in _ACTIVATIONS for name in node.output}
     shared: set[str] = set()  # values that are quantised already: query, key and value read one
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if _is_projection(node) and Quantised(node.input[1]).matrix in checkpoint.tensors:
             source = node.input[0]
-            zero = _PAST_ACTIVATION if writers.get(source) in _ACTIVATIONS else _MIDDLE
+            zero = _PAST_ACTIVATION if source in activations else _MIDDLE
             if source not in shared:
                 nodes += _quantised_rows(source, zero)
             shared.add(source)
@@ -79,32 +95,31 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
         elif node.op_type == "Gather" and Quantised(node.input[0]).table in checkpoint.tensors:
             nodes += _lookup(Quantised(node.input[0]), node.input[1], node.output[0])
         else:
-            nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
-    inline = [i for i in graph.initializer if i.data_location != TensorProto.EXTERNAL]
-    inline = [TensorProto.FromString(i.SerializeToString()) for i in inline] + list(_constants())
-    read = {name for node in nodes for name in node.input}
+            nodes.append(copied(node))
+    inline = (i for i in graph.initializer if i.data_location != TensorProto.EXTERNAL)
     external = (external_tensor(t) for t in checkpoint.tensors.values())
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(i for i in (*inline, *external) if i.name in read)
+    replace(graph.node, nodes)
+    read = {name for node in graph.node for name in node.input}
+    replace(graph.initializer, [i for i in (*inline, *_constants(), *external) if i.name in read])
 
 
+@Contract(requires=[closed, one_writer], ensures=[one_writer], keeps=[same_interface, values_stay], mutates=True)
 def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
     """Have the float32 operators read these tensors again, by name; what quantised them is left for ``prune``.
 
     For tensors that a delta overrides: its own values are float32.
     """
     originals = {name: tensor for tensor in tensors for name in (Quantised(tensor).matrix, Quantised(tensor).table)}
-    writers = {name: node for node in graph.node for name in node.output}
+    writer = writers(graph)
     for node in graph.node:
-        reader = _reader_of_integers(node, writers)
+        reader = _reader_of_integers(node, writer)
         if reader is None:
             continue
         if reader.op_type == "Gather" and reader.input[0] in originals:
             inputs = [originals[reader.input[0]], reader.input[1]]
             node.CopyFrom(_NODE("Gather", inputs, node.output, name=node.name))
         elif reader.op_type == "MatMulInteger" and reader.input[1] in originals:
-            inputs = [writers[reader.input[0]].input[0], originals[reader.input[1]]]
+            inputs = [writer[reader.input[0]].input[0], originals[reader.input[1]]]
             node.CopyFrom(_NODE("Gemm", inputs, node.output, name=node.name, transB=1))
 
 
@@ -189,12 +204,13 @@ def _lookup(stored: Quantised, index: str, output: str) -> list[onnx.NodeProto]:
     ]
 
 
-def _reader_of_integers(node: onnx.NodeProto, writers: dict[str, onnx.NodeProto]) -> onnx.NodeProto | None:
+def _reader_of_integers(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto]) -> onnx.NodeProto | None:
     """The MatMulInteger or Gather of quantised values whose float32 result this node gives."""
     path = {"DequantizeLinear": ["Gather"], "Mul": ["Mul", "Cast", "MatMulInteger"]}.get(node.op_type, [])
-    found: onnx.NodeProto | None = node
+    reader = node
     for op_type in path:
-        found = writers.get(found.input[0]) if found is not None else None
-        if found is None or found.op_type != op_type:
+        above = writer.get(reader.input[0])
+        if above is None or above.op_type != op_type:
             return None
-    return found if path else None
+        reader = above
+    return reader if path else None

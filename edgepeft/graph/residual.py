@@ -1,8 +1,8 @@
 """Pass: (y + c) + r becomes (y + r) + c where y + r stands in the graph already.
 
-Mutates its argument; what was y + c is left without a reader (``prune`` takes it).  Needs nothing; leaves all
-values but that sum as they were, up to rounding.  AdapterHub's Pfeiffer form computes LN(y + r) for itself and
-gives y + A(...), to which the layer adds r: with the sum shared an addition over all tokens is saved a layer.
+Up to rounding no value changes; what was y + c is left without a reader, for ``prune``.  AdapterHub's Pfeiffer form
+computes LN(y + r) for itself and gives y + A(...), to which the layer adds r: with the sum shared an addition over all
+tokens is saved a layer.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ from collections import Counter
 
 import onnx
 
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import one_writer, same_interface, same_operators, values_stay
+
 __all__ = ["share_residual_sums"]
 
 
+@Contract(
+    requires=[one_writer], ensures=[one_writer], keeps=[same_interface, same_operators, values_stay], mutates=True
+)
 def share_residual_sums(graph: onnx.GraphProto) -> None:
     """Rewrite each such Add whose inner sum nothing else reads."""
     sums = {node.output[0]: node for node in graph.node if node.op_type == "Add"}

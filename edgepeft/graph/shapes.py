@@ -1,41 +1,29 @@
-"""The type and shape of every value of a graph, for given sizes of its inputs' open dimensions.
+"""The type and shape of every value of a graph, for given inputs or for given sizes of their open dimensions.
 
-An exporter computes the targets of Reshape and Expand in the graph itself, from Shape.  ONNX's shape inference does
-not follow that; so these integers are computed first, by ONNX's own reference, and put in as constants.
+A packed graph's shapes depend on its mask, a task's on Shape of values in between, and an exporter computes the targets
+of Reshape and Expand in the graph.  So the nodes are walked in order: integers that follow from the inputs, from shapes
+and from small constants are computed by ONNX's own reference, of the rest the shape is inferred.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from numpy.typing import NDArray
+from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.protos import attributes
 
-__all__ = ["Spec", "sized"]
+__all__ = ["Spec", "Walked", "sized", "walk"]
 
-# Which inputs of an operator the shape of its output depends on, by value.
-_SHAPING = {
-    "ConstantOfShape": (0,),
-    "Expand": (1,),
-    "Pad": (1,),
-    "Range": (0, 1, 2),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "ReduceSum": (1,),
-    "Reshape": (1,),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-}
+_INTEGERS = "biu"
+_SMALL = 4096  # numbers of a constant that shapes may depend on; a task's matrices have more
 
 
 class Spec(NamedTuple):
@@ -50,70 +38,104 @@ class Spec(NamedTuple):
         return helper.tensor_dtype_to_np_dtype(self.kind).itemsize * math.prod(self.shape)
 
 
+class Walked(NamedTuple):
+    """Specs by name; ``computed`` are the integers that follow from the inputs, or from shapes, without weights."""
+
+    specs: dict[str, Spec]
+    computed: frozenset[str]
+
+
 def sized(model: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """Every value's spec where its inputs' dimensions have these sizes, by their names; copies its argument.
+    """Every value's spec where the inputs' open dimensions have these sizes, by their names.
 
     Raises:
         BundleError: a dimension is not given, or a shape depends on values.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    graph = copy.graph
-    for value in graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.HasField("dim_param"):
-                dim.dim_value = _size(dim.dim_param, sizes)
-    inputs = {value.name: _spec(value) for value in graph.input}
-    folded = _integers(copy, inputs)
-    nodes = [
-        type(node).FromString(node.SerializeToString()) for node in graph.node if folded.keys().isdisjoint(node.output)
-    ]
-    del graph.node[:]
-    graph.node.extend(nodes)
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in folded.items())
-    for output in graph.output:
-        output.type.tensor_type.ClearField("shape")
-    done = shape_inference.infer_shapes(copy, data_prop=True).graph
-    found = {value.name: _spec(value) for value in (*done.value_info, *done.output)}
-    found |= {i.name: Spec(i.data_type, tuple(i.dims)) for i in graph.initializer} | inputs
-    missing = [name for node in graph.node for name in node.output if name and found.get(name) is None]
+    return walk(model, {value.name: _sized(value.type.tensor_type, sizes) for value in model.graph.input}).specs
+
+
+def _sized(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> Spec:
+    missing = [dim.dim_param for dim in tensor.shape.dim if dim.dim_param and dim.dim_param not in sizes]
     if missing:
-        raise BundleError(f"the shape of {missing[0]} in the training graph cannot be told before it runs.")
-    return {name: spec for name, spec in found.items() if spec is not None}
+        raise BundleError(f"the training graph has an open dimension {missing[0]!r} that this version does not know.")
+    return Spec(tensor.elem_type, tuple(sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim))
 
 
-def _size(name: str, sizes: Mapping[str, int]) -> int:
-    if name not in sizes:
-        raise BundleError(f"the training graph has an open dimension {name!r} that this version does not know.")
-    return sizes[name]
+def walk(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Walked:
+    """Walk a sorted graph; of an input that is given as a spec, no value is known.
+
+    Raises:
+        BundleError: an input is not given, or a shape depends on values that are not known.
+    """
+    missing = [value.name for value in model.graph.input if value.name not in inputs]
+    if missing:
+        raise BundleError(f"the graph has an input {missing[0]!r} that this version does not know.")
+    walker = _Walker(model, inputs)
+    for node in model.graph.node:
+        walker.take(node)
+    return Walked(walker.specs, frozenset(walker.values))
 
 
-def _spec(value: onnx.ValueInfoProto) -> Spec | None:
-    tensor = value.type.tensor_type
-    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-        return None
-    return Spec(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
+class _Walker:
+    """What is known after each node."""
+
+    def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> None:
+        self.versions = {opset.domain: opset.version for opset in model.opset_import}
+        self.opsets, self.ir_version = list(model.opset_import), model.ir_version
+        self.values: dict[str, NDArray[Any]] = {}
+        self.specs = {name: given for name, given in inputs.items() if isinstance(given, Spec)}
+        self._know({name: given for name, given in inputs.items() if not isinstance(given, Spec)})
+        for tensor in model.graph.initializer:
+            self.specs[tensor.name] = Spec(tensor.data_type, tuple(tensor.dims))
+            if tensor.data_location != onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= _SMALL:
+                self._know({tensor.name: numpy_helper.to_array(tensor)})
+
+    def take(self, node: onnx.NodeProto) -> None:
+        """One node: computed where all that it reads is known, otherwise its outputs' specs."""
+        given = [name for name in node.input if name]
+        if node.op_type == "Shape":
+            part = slice(*(attributes(node).get(end) for end in ("start", "end")))
+            self._know({node.output[0]: np.array(self.specs[given[0]].shape[part], np.int64)})
+        elif all(name in self.values for name in given) and not _is_large_constant(node):
+            evaluator = ReferenceEvaluator(node, opsets=self.versions)
+            results = evaluator.run(None, {name: self.values[name] for name in given})
+            self._know(dict(zip(node.output, map(np.asarray, results), strict=True)))
+        else:
+            self._infer(node, given)
+
+    def _know(self, values: Mapping[str, NDArray[Any]]) -> None:
+        self.specs.update((name, _spec_of(value)) for name, value in values.items())
+        self.values.update((name, value) for name, value in values.items() if value.dtype.kind in _INTEGERS)
+
+    def _infer(self, node: onnx.NodeProto, given: list[str]) -> None:
+        types = {name: helper.make_tensor_type_proto(*self.specs[name]) for name in given}
+        # Those that a shape may depend on: the longest is a Reshape's or Slice's few integers.
+        data = {
+            name: numpy_helper.from_array(self.values[name], name)
+            for name in given
+            if name in self.values and self.values[name].size <= _SMALL
+        }
+        try:
+            schema = defs.get_schema(node.op_type, self.versions[node.domain], node.domain)
+            inferred = shape_inference.infer_node_outputs(
+                schema, node, types, data, opset_imports=self.opsets, ir_version=self.ir_version
+            )
+        except (KeyError, defs.SchemaError, shape_inference.InferenceError) as error:
+            raise BundleError(f"the shape of {node.output[0]} ({node.op_type}) cannot be told: {error}") from error
+        for name in filter(None, node.output):
+            tensor = inferred[name].tensor_type if name in inferred else onnx.TypeProto.Tensor()
+            if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+                raise BundleError(
+                    f"the shape of {name} ({node.op_type}) depends on weights or inputs; it cannot be told."
+                )
+            self.specs[name] = Spec(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
 
 
-def _integers(model: onnx.ModelProto, inputs: Mapping[str, Spec | None]) -> dict[str, np.ndarray]:
-    """What follows from sizes and constants alone, where a shape depends on it."""
-    graph = model.graph
-    known: set[str] = set()
-    nodes = []
-    for node in graph.node:
-        sizes = node.op_type == "Shape" and node.input[0] in inputs
-        if sizes or all(name in known for name in node.input if name):
-            known.update(node.output)
-            nodes.append(node)
-    pairs = ((node, i) for node in graph.node for i in _SHAPING.get(node.op_type, ()) if i < len(node.input))
-    wanted = list(dict.fromkeys(node.input[i] for node, i in pairs if node.input[i] in known))
-    read = [name for name in inputs if any(name in node.input for node in nodes)]
-    part = helper.make_graph(
-        nodes,
-        "sizes",
-        [value for value in graph.input if value.name in read],
-        [helper.make_empty_tensor_value_info(name) for name in wanted],
+def _spec_of(value: NDArray[Any]) -> Spec:
+    return Spec(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def _is_large_constant(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Constant" and any(
+        attribute.HasField("t") and math.prod(attribute.t.dims) > _SMALL for attribute in node.attribute
     )
-    whole = helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
-    given = {name: np.broadcast_to(np.float32(0), spec.shape) for name in read if (spec := inputs[name]) is not None}
-    return dict(zip(wanted, map(np.asarray, ReferenceEvaluator(whole).run(None, given)), strict=True))

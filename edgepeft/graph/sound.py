@@ -10,17 +10,19 @@ from collections.abc import Iterator
 
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import Message
 from onnx import numpy_helper
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.external import all_tensors
+from edgepeft.graph.protos import messages
 
 __all__ = ["check_sound"]
 
 
+@Contract()
 def check_sound(model: onnx.ModelProto, where: object) -> None:
-    """See that texts are texts and that stored tensors are as large as they say.  Changes nothing.
+    """See that texts are texts and that stored tensors are as large as they say.
 
     Raises:
         BundleError: they are not; says which.
@@ -38,12 +40,8 @@ def check_sound(model: onnx.ModelProto, where: object) -> None:
             raise BundleError(f"{where} is damaged: its tensor {tensor.name!r} cannot be read ({error}).") from error
 
 
-def _texts(message: Message) -> Iterator[object]:
-    """Every value of a text field; data fields are not entered."""
-    for field, value in message.ListFields():
-        values = (value,) if isinstance(value, (str, bytes, Message)) else value
+def _texts(model: onnx.ModelProto) -> Iterator[object]:
+    """Every value of a text field."""
+    for field, value in (pair for message in messages(model) for pair in message.ListFields()):
         if field.type == FieldDescriptor.TYPE_STRING:
-            yield from values
-        elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            for part in values:
-                yield from _texts(part)
+            yield from (value,) if isinstance(value, (str, bytes)) else value

@@ -1,7 +1,6 @@
 """Pass: join a delta graph to its backbone: every reader of a site reads its adapted value instead.
 
-Copies its arguments.  Needs the bundle's bindings (site -> value); leaves one model whose only output
-is ``logits``, with nothing dangling.  The delta's own reads of a site stay on the raw value.
+The delta's own reads of a site stay on the raw value.
 """
 
 from __future__ import annotations
@@ -14,9 +13,12 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import BundleError
 from edgepeft.graph.bias import split_biases
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
+from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
+from edgepeft.graph.protos import copied
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
@@ -25,6 +27,7 @@ from edgepeft.graph.residual import share_residual_sums
 __all__ = ["splice"]
 
 
+@Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used, gives_logits])
 def splice(
     backbone: onnx.ModelProto, delta: onnx.ModelProto, bindings: Mapping[str, str], checkpoint: Checkpoint
 ) -> onnx.ModelProto:
@@ -38,17 +41,15 @@ def splice(
             names a value that the backbone's graph lacks.
     """
     _check_bindings(backbone.graph, delta.graph, bindings)
-    joined, part = onnx.ModelProto(), onnx.ModelProto()
-    joined.CopyFrom(backbone)
-    part.CopyFrom(delta)
+    joined, part = copied(backbone), copied(delta)
     split_biases(part.graph)
     changed = _replacements(part.graph, bindings)
     _check_overrides(joined.graph, part.graph, checkpoint)
-    restore(joined.graph, changed)
-    _read_instead(joined.graph, changed)
     prompt_length, placeholder = prompt_of(delta)
     if prompt_length:
         prepend_placeholders(joined.graph, prompt_length, placeholder)
+    restore(joined.graph, changed)
+    _read_instead(joined.graph, changed)
     bound = {i.name: _bound(i.name, bindings, changed) for i in part.graph.input}
     borrowed = list(dict.fromkeys(name for name in bound.values() if checkpoint.holds(name)))
     produced = {output.name for output in part.graph.output}
@@ -89,7 +90,7 @@ def _replacements(part: onnx.GraphProto, bindings: Mapping[str, str]) -> dict[st
 
 
 def _bound(name: str, bindings: Mapping[str, str], changed: Mapping[str, str]) -> str:
-    """What a delta's input reads: raw for the site itself, else whatever stands there now."""
+    """The value that a delta's input reads: a site's raw one, for anything else the one that replaces it."""
     kind, rest = without_prefix(name)
     if kind == "generated":
         return f"delta/{name}"
@@ -109,7 +110,7 @@ def _value_of(site: str, bindings: Mapping[str, str]) -> str:
 
 
 def _check_bindings(graph: onnx.GraphProto, part: onnx.GraphProto, bindings: Mapping[str, str]) -> None:
-    """A site whose value nobody produces would be adapted without effect: the backbone alone would answer."""
+    """See that each site is bound to a value of the graph: otherwise its adaptation would have no effect."""
     values = {name for node in graph.node for name in node.output}
     for value in (*part.input, *part.output):
         kind, name = without_prefix(value.name)

@@ -1,16 +1,17 @@
-"""Pass: remove doc strings and metadata that tell of the machine that wrote the graph.
-
-Mutates its argument.  Needs nothing; leaves the computation and the model's own metadata as they were.
-"""
+"""Pass: remove doc strings and metadata that tell of the machine that wrote the graph."""
 
 from __future__ import annotations
 
 import onnx
 
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import plain, same_interface, same_operators, values_stay
+
 __all__ = ["strip"]
 
 
-def strip(model: onnx.ModelProto) -> onnx.ModelProto:
+@Contract(ensures=[plain], keeps=[same_interface, same_operators, values_stay], mutates=True)
+def strip(model: onnx.ModelProto) -> None:
     """Clear node, value and graph annotations (the exporter writes stack traces with file paths into them)."""
     graph = model.graph
     model.doc_string = graph.doc_string = ""
@@ -19,4 +20,3 @@ def strip(model: onnx.ModelProto) -> onnx.ModelProto:
             item.doc_string = ""
             del item.metadata_props[:]
     del graph.metadata_props[:]
-    return model

@@ -1,4 +1,4 @@
-"""A template's graph with a head for these labels: the modules as they are, the head drawn from the seed."""
+"""Pass: a template's graph with a head for these labels: the modules as they are, the head drawn from the seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import onnx
 from onnx import numpy_helper
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.predicates import same_inputs, same_operators, values_stay, well_formed
+from edgepeft.graph.protos import copied, properties
 from edgepeft.graph.seeded import normal
 
 __all__ = ["OPEN", "with_labels"]
@@ -18,17 +21,16 @@ OPEN = "edgepeft.open"  # metadata of a template: which axis of which tensor cou
 _STD = 0.02  # as BERT and its relatives start a head: `edgepeft.heads.base.fresh_linear`
 
 
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_inputs, same_operators, values_stay])
 def with_labels(
     template: onnx.ModelProto, task: str, labels: tuple[str, ...], pairs: bool, seed: int
 ) -> onnx.ModelProto:
-    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero.  Copies its argument.
+    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero.
 
     Raises:
         BundleError: it is no template.
     """
-    model = onnx.ModelProto()
-    model.CopyFrom(template)
-    facts = {entry.key: entry.value for entry in model.metadata_props}
+    model, facts = copied(template), properties(template)
     try:
         axes, card = json.loads(facts[OPEN]), json.loads(facts["edgepeft.card"])
     except (KeyError, ValueError) as error:
@@ -44,10 +46,7 @@ def with_labels(
         if output.name == LOGITS:
             output.type.tensor_type.shape.dim[1].dim_value = len(labels)
     card |= {"task": task, "labels": labels, "pairs": pairs, "metrics": {}, "training": {}}
-    _set(model, facts | {"edgepeft.task": task, "edgepeft.card": json.dumps(card)})
+    facts |= {"edgepeft.task": task, "edgepeft.card": json.dumps(card)}
+    del facts[OPEN], model.metadata_props[:]
+    onnx.helper.set_model_props(model, facts)
     return model
-
-
-def _set(model: onnx.ModelProto, facts: dict[str, str]) -> None:
-    del model.metadata_props[:]
-    onnx.helper.set_model_props(model, {key: value for key, value in facts.items() if key != OPEN})

@@ -1,4 +1,4 @@
-"""What a training graph says of itself, in its ``metadata_props``: see ``edgepeft.exporting.training_graph``."""
+"""The facts that a training graph's ``metadata_props`` hold: see ``edgepeft.exporting.training_graph``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import onnx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.protos import properties
 
 __all__ = ["TRAINING", "TrainingFacts", "training_facts"]
 
@@ -30,10 +31,10 @@ def training_facts(graph: onnx.ModelProto, where: str) -> TrainingFacts:
     Raises:
         BundleError: it is no training graph that this version knows.
     """
-    facts = {entry.key: entry.value for entry in graph.metadata_props}
-    if facts.get("edgepeft.format") != "edgepeft.training/1":
-        found = facts.get("edgepeft.format", "none")
-        raise BundleError(f"{where} is not a training graph that this version knows; its edgepeft.format is {found}.")
+    facts = properties(graph)
+    known = facts.get("edgepeft.format", "none")
+    if known != "edgepeft.training/1":
+        raise BundleError(f"{where} is not a training graph that this version knows; its edgepeft.format is {known}.")
     try:
         return TrainingFacts.model_validate_json(facts.get(TRAINING, ""))
     except ValidationError as error:

@@ -20,7 +20,7 @@ from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.liveness import peak_bytes
-from edgepeft.graph.walk import walk
+from edgepeft.graph.shapes import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import LENGTH, example_inputs

@@ -16,7 +16,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.graph.parameters import Parted, computed_values, make_inputs
+from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.resources import file_identity
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
@@ -124,7 +124,7 @@ class Weights:
         self._owner_moves(first)
         return TaskSession(shared, parted.feeds, structure, self.used)
 
-    def parted(self, model: onnx.ModelProto) -> Parted | None:
+    def parted(self, model: onnx.ModelProto) -> StructuredTask | None:
         """A task's structure and values; None where it changes matrices of the backbone."""
         return make_inputs(model, _computed(model))
 

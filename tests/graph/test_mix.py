@@ -35,7 +35,7 @@ def structure(nodes, feeds):
             value("delta/head", TensorProto.FLOAT, 2, "outputs"),
         ],
         [value("logits", TensorProto.FLOAT, "rows", "outputs")],
-        [numpy_helper.from_array(W, "w"), numpy_helper.from_array(np.array([1]), "ones")],
+        [numpy_helper.from_array(W, "w")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 

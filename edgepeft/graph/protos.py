@@ -1,0 +1,77 @@
+"""Small accessors for ONNX's messages, which all passes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from typing import Any, TypeVar
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from onnx import helper
+
+__all__ = ["ancestors", "attributes", "copied", "messages", "properties", "reads", "replace", "subgraphs", "writers"]
+
+M = TypeVar("M", bound=Message)
+
+
+def copied(message: M) -> M:
+    """A copy that shares nothing with ``message``."""
+    copy: M = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def messages(message: Message) -> Iterator[Message]:
+    """The message and every one inside it; data fields are not entered."""
+    yield message
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for part in (value,) if isinstance(value, Message) else value:
+                yield from messages(part)
+
+
+def replace(field: MutableSequence[M], items: Iterable[M]) -> None:
+    """Have a repeated field hold copies of ``items``, which may be its own."""
+    kept = list(map(copied, items))
+    del field[:]
+    field.extend(kept)
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """A node's attributes by name."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def properties(model: onnx.ModelProto) -> dict[str, str]:
+    """A model's own metadata."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def writers(graph: onnx.GraphProto) -> Mapping[str, onnx.NodeProto]:
+    """The node that gives each value."""
+    return {name: node for node in graph.node for name in node.output if name}
+
+
+def ancestors(values: Iterable[str], writer: Mapping[str, onnx.NodeProto], seen: set[str]) -> Iterator[onnx.NodeProto]:
+    """Each node that gives ``values`` or what they depend on, down to what was ``seen``, to which all is added."""
+    waiting = list(values)
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            if name in writer:
+                yield writer[name]
+                waiting += reads(writer[name])
+
+
+def subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    """The branches and bodies of control flow that stand in these nodes, not those inside them in turn."""
+    for attribute in (attribute for node in nodes for attribute in node.attribute):
+        yield from (*attribute.graphs, *((attribute.g,) if attribute.HasField("g") else ()))
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Every value that a node reads, its subgraphs' included."""
+    yield from filter(None, node.input)
+    yield from (name for graph in subgraphs([node]) for inner in graph.node for name in reads(inner))
