@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import suite
 import torch
 import transformers
 from tiny import SIZES, ragged, randomise
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.delta import new_delta
+from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, UnknownName
 from edgepeft.heads.base import head_named, heads
 from edgepeft.methods.lora import LoRA
@@ -62,7 +63,23 @@ def test_logits_equal_transformers_model_with_the_same_head(classifier: Any, mod
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["linear", *sorted({kind for kind, _ in HEADS.values()})])
+class WithHead(suite.Case):
+    """A LoRA under a head of a kind, on BERT, which has the pooler that one of them reads."""
+
+    def __init__(self, kind: str, backbone: Backbone) -> None:
+        super().__init__(LoRA(rank=2), backbone)
+        self.kind = kind
+
+    def fresh(self) -> Delta:
+        return new_delta(self.backbone, self.method, "task", suite.LABELS, head=self.kind).eval()
+
+
+@pytest.mark.parametrize("kind", sorted(heads()))
+def test_torch_equals_the_exported_graph(tiny: Callable[..., Path], kind: str):
+    suite.torch_equals_onnxruntime(WithHead(kind, open_backbone(str(tiny("bert")))))
+
+
+@pytest.mark.parametrize("kind", sorted(heads()))
 def test_count_is_that_of_the_modules_parameters(tiny: Callable[..., Path], kind: str):
     architecture = open_backbone(str(tiny("bert"))).architecture
     head = head_named(kind)
