@@ -20,11 +20,11 @@ def rename_values(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> Non
 
 
 def _rename(graph: onnx.GraphProto, new_name: Callable[[str], str]) -> None:
+    for node in graph.node:  # first: a new name may depend on how many were given before
+        node.input[:] = [new_name(name) if name else name for name in node.input]
+        node.output[:] = [new_name(name) if name else name for name in node.output]
+        for subgraph in subgraphs([node]):
+            _rename(subgraph, new_name)
     for part in (graph.input, graph.output, graph.value_info, graph.initializer):
         for item in part:
             item.name = new_name(item.name)
-    for node in graph.node:
-        node.input[:] = [new_name(name) if name else name for name in node.input]
-        node.output[:] = [new_name(name) if name else name for name in node.output]
-    for subgraph in subgraphs(graph.node):
-        _rename(subgraph, new_name)
