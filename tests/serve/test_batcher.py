@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 
+from edgepeft.errors import BundleError
 from edgepeft.serve.batcher import Batcher, Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.settings import ServiceLimits
 
@@ -204,6 +205,23 @@ def test_a_request_that_fails_takes_no_other_with_it():
     _, good, bad, fine = run(scenario, slow)
     assert (good, fine) == ([("t", "good")], [("t", "fine")])
     assert isinstance(bad, ValueError)
+
+
+def test_a_task_that_fails_in_a_request_of_several_leaves_the_others_their_answers():
+    def rows(tasks, texts):
+        if "bad" in tasks:
+            raise BundleError("its graph stops")
+        return list(zip(tasks, texts, strict=True))
+
+    rows.gate = threading.Event()
+
+    async def scenario(batcher):
+        return await batcher.submit(["good", "bad", "fine", "bad"], ["a", "b", "c", "d"])
+
+    good, bad, fine, again = run(scenario, rows)
+    assert (good, fine) == (("good", "a"), ("fine", "c"))
+    assert isinstance(bad, BundleError)
+    assert isinstance(again, BundleError)
 
 
 def test_closing_answers_what_is_queued_and_takes_nothing_new():
