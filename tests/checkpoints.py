@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -23,12 +24,21 @@ def imported(folder, backbone, **request):
     return importer_of(folder).read(folder, backbone, ImportRequest(task="task", **request))
 
 
+def rows_beside(backbone):
+    """The golden rows of a backbone."""
+    inputs = load_file(backbone.folder / "inputs.safetensors")
+    return {name: inputs[name] for name in backbone.architecture.inputs}
+
+
 def logits_of(delta, backbone):
     """Of the rows beside the backbone."""
-    inputs = load_file(backbone.folder / "inputs.safetensors")
-    wanted = {name: inputs[name] for name in backbone.architecture.inputs}
     with torch.no_grad():
-        return delta.logits(load_model(backbone, "eager"), wanted)
+        return delta.logits(load_model(backbone, "eager"), rows_beside(backbone))
+
+
+def exact_of(delta, backbone):
+    """The same in float64, and what float32 may make of them."""
+    return exact_logits(delta, load_model(backbone, "eager"), rows_beside(backbone))
 
 
 def changed_copy(folder, target, **settings):

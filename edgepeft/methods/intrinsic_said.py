@@ -103,7 +103,7 @@ def _walsh_hadamard(values: Tensor) -> Tensor:
     length, inner = len(values), 1
     while inner < length:
         radix = min(_RADIX, length // inner)
-        matrix = torch.from_numpy(hadamard(radix))
+        matrix = torch.from_numpy(hadamard(radix)).to(values.dtype)
         if inner == 1:
             values = values.view(-1, radix) @ matrix
         else:

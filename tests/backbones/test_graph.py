@@ -20,6 +20,7 @@ from graphs import Both, build, session
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file, save_file
 from tiny import MODEL_TYPES, SIZES, ragged, randomise
+from tolerance import exactly
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.named import config_of
@@ -72,17 +73,17 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
 ):
     """The site table's two columns, module path and graph value, name the same numbers."""
     both = Both(tiny(model_type))
-    seen: dict[str, np.ndarray] = {}
+    seen: dict[str, torch.Tensor] = {}
 
     def keep(name: str) -> Callable[..., None]:
         def hook(_: Any, args: Any, kwargs: Any, output: Any) -> None:
-            seen[name] = (output[0] if isinstance(output, tuple) else output).numpy()
+            seen[name] = (output[0] if isinstance(output, tuple) else output).detach()
 
         return hook
 
     def keep_input(name: str, index: int) -> Callable[..., None]:
         def hook(_: Any, args: Any, kwargs: Any) -> None:
-            seen[name] = (*args, *kwargs.values())[index].numpy()
+            seen[name] = (*args, *kwargs.values())[index].detach()
 
         return hook
 
@@ -100,7 +101,9 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
             around = both.model.get_submodule(path)
             around.register_forward_pre_hook(keep_input(f"{site.name}.residual", index), with_kwargs=True)
     rows = ragged(4, 7, SIZES[model_type])
-    both.theirs(rows)
+    inputs = {name: torch.from_numpy(rows[name]) for name in both.backbone.architecture.inputs}
+    both.model.double()
+    exact = exactly(lambda: {"last": both.model(**inputs).last_hidden_state} | seen)
 
     model = build(both.backbone)
     del model.graph.output[:]
@@ -111,9 +114,11 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
     real = rows["attention_mask"].astype(bool)
     n_layer_sites = 2 * (8 + 7 + 2)  # outputs, inputs of linear layers and of the activation, residuals
     assert len(seen) == n_layer_sites + 3  # and the embeddings of words, of positions, and all of them
-    for name, expected in seen.items():
-        every = np.broadcast_to(expected, (*real.shape, expected.shape[-1]))  # positions come once for all rows
-        np.testing.assert_allclose(found[bindings[name]], every[real], atol=3e-5, rtol=1e-5, err_msg=name)
+    for name in seen:
+        every = np.broadcast_to(
+            exact[name].value, (*real.shape, seen[name].shape[-1])
+        )  # positions come once for all rows
+        np.testing.assert_allclose(found[bindings[name]], every[real], rtol=0, atol=exact[name].error, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["roberta-base", "bert-base-uncased", "distilbert-base-uncased"])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tiny import ragged
+from tolerance import exactly
 
 from edgepeft.backbones.bert import LAYOUTS
 from edgepeft.backbones.hooks import load_model
@@ -17,6 +18,7 @@ def test_every_model_type_loads_with_its_fastest_attention_and_equals_the_eager_
     }
     real = inputs["attention_mask"] != 0
     with torch.no_grad():
-        fast, eager = (load_model(backbone, kind)(**inputs).last_hidden_state[real] for kind in (None, "eager"))
-    torch.testing.assert_close(fast, eager, atol=1e-5, rtol=1e-5)
-    assert eager.std() > 0.1 and not any(p.requires_grad for p in load_model(backbone).parameters())
+        fast, model = load_model(backbone)(**inputs).last_hidden_state[real], load_model(backbone, "eager").double()
+        eager = exactly(lambda: {"hidden": model(**inputs).last_hidden_state[real]})["hidden"]
+    eager.require(fast.numpy())
+    assert eager.value.std() > 0.1 and not any(p.requires_grad for p in load_model(backbone).parameters())

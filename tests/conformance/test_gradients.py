@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,10 @@ import onnx
 import pytest
 import suite
 import torch
+from tolerance import Exact, exactly
 from torch.nn import functional
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.exporting.step import Step
 from edgepeft.exporting.training_graph import export_training_graph
@@ -34,15 +35,25 @@ LATER = [
 
 
 def gradients_of(
-    case: suite.Case, rows: dict[str, torch.Tensor], targets: torch.Tensor, kind: torch.dtype
-) -> tuple[float, dict]:
-    """Loss and gradients, by the names of delta.safetensors."""
-    delta, model = copy.deepcopy(case.moved).eval().to(kind), copy.deepcopy(case.model).to(kind)
-    loss = functional.cross_entropy(delta.logits(model, rows), targets)
-    loss.backward()
-    return loss.item(), {name: p.grad.numpy() for name, p in delta.tensors().items()}
+    case: suite.Case, rows: dict[str, torch.Tensor], targets: torch.Tensor, masks: Sequence[np.ndarray] = ()
+) -> dict[str, Exact]:
+    """PyTorch's loss, logits and gradients, by the names of delta.safetensors; ``masks`` in the place of dropout."""
+    delta, model = copy.deepcopy(case.moved).eval().double(), copy.deepcopy(case.model).double()
+    supply = itertools.cycle(torch.from_numpy(mask) for mask in masks)
+    if masks:
+        delta.head.dropout.register_forward_hook(lambda _, __, y: y * next(supply))
+
+    def backward() -> dict[str, torch.Tensor]:
+        delta.zero_grad()
+        logits = delta.logits(model, rows)
+        loss = functional.cross_entropy(logits, targets)
+        loss.backward()
+        return {"loss": loss, "logits": logits, **{name: p.grad for name, p in delta.tensors().items()}}
+
+    return exactly(backward)
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize(("name", "example"), [*FIRST, *LATER])
 def test_the_gradients_of_the_training_graph_are_pytorchs(tiny: Callable[..., Path], name: str, example: int):
     model_type, options = RELATIVES[(WITH_GRADIENTS.index(name) + example) % len(RELATIVES)]
@@ -58,23 +69,17 @@ def test_the_gradients_of_the_training_graph_are_pytorchs(tiny: Callable[..., Pa
     assert peak_bytes(model.graph, specs) > sum(specs[name].n_bytes for name in graph.facts.trained)
     for batch, length in suite.SHAPES:
         rows, targets = case.rows(batch, length), torch.arange(batch) % len(suite.LABELS)
-        loss, exact = gradients_of(case, rows, targets, torch.float64)
-        _, single = gradients_of(case, rows, targets, torch.float32)
+        exact = gradients_of(case, rows, targets)
         trained = {
             name: tensor.detach().numpy() for name, tensor in Step.of(case.moved, case.model, backbone).trained.items()
         }
         masks = [np.ones((batch, width), np.float32) for _, width in graph.facts.dropouts]
         found = graph(trained, {name: tensor.numpy() for name, tensor in rows.items()}, targets.numpy(), masks)
-        assert found.loss == pytest.approx(loss, rel=1e-5)
-        np.testing.assert_allclose(found.logits, case.logits(case.moved, rows), atol=2e-5)
-        assert len(found.gradients) == len(exact)
-        most = max(float(np.abs(value).max()) for value in exact.values())
-        for (stored, gradient), (on_disk, wanted) in zip(found.gradients.items(), exact.items(), strict=True):
+        exact.pop("loss").require(found.loss)
+        exact.pop("logits").require(found.logits)
+        for (stored, gradient), (on_disk, expected) in zip(found.gradients.items(), exact.items(), strict=True):
             assert stored.split("/")[0] == on_disk.split("/")[0]
-            # Float32 rounds in PyTorch too; a key's bias has no gradient but rounding.
-            rounding = float(np.abs(single[on_disk] - wanted).max())
-            largest = max(float(np.abs(wanted).max()), 1e-3 * most)
-            assert float(np.abs(gradient - wanted).max()) <= 1e-5 * largest + 4 * rounding, stored
+            expected.require(gradient, stored)
 
 
 def test_a_projection_of_the_whole_backbone_is_refused_by_name(tiny: Callable[..., Path]):
@@ -94,17 +99,12 @@ def test_dropout_comes_from_outside_and_scales_what_it_keeps(tiny: Callable[...,
     source = np.random.default_rng(0)
     masks = [((source.random((5, 32)) >= 0.4) / 0.6).astype(np.float32) for _ in range(2)]
     rows, targets = case.rows(5, 9), torch.arange(5) % 3
-    delta: Delta = copy.deepcopy(case.moved)
-    supply = iter(masks)
-    delta.head.dropout.register_forward_hook(lambda _, __, y: y * torch.from_numpy(next(supply)))
-    loss = functional.cross_entropy(delta.logits(case.model, rows), targets)
-    loss.backward()
+    exact = gradients_of(case, rows, targets, masks)
     trained = {name: tensor.detach().numpy() for name, tensor in case.moved.tensors().items()}
     found = graph(trained, {name: tensor.numpy() for name, tensor in rows.items()}, targets.numpy(), masks)
-    assert found.loss == pytest.approx(loss.item(), rel=1e-5)
-    for name, parameter in delta.tensors().items():
-        wanted = parameter.grad.numpy()
-        assert float(np.abs(found.gradients[name] - wanted).max()) <= 1e-5 * float(np.abs(wanted).max()), name
+    exact["loss"].require(found.loss)
+    for name in case.moved.tensors():
+        exact[name].require(found.gradients[name], name)
 
 
 def test_without_dropout_there_is_no_such_input_and_exporting_twice_gives_the_same_bytes(tiny: Callable[..., Path]):

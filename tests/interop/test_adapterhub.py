@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import GOLDEN as BACKBONES
-from checkpoints import backbone_of, imported, logits_of
+from checkpoints import backbone_of, exact_of, imported, logits_of
 from safetensors.torch import load_file, save_file
 
 from edgepeft.backbones.source import open_backbone
@@ -86,7 +86,7 @@ def test_import_works_where_adapters_cannot_be_imported(tmp_path):
 def test_an_imported_checkpoint_gives_the_logits_that_adapters_gave(name):
     backbone = backbone_of(name)
     assert np.ptp(theirs(name), axis=0).min() > 0.1  # rows are told apart
-    np.testing.assert_allclose(logits_of(imported(GOLDEN / name, backbone), backbone), theirs(name), atol=1e-5)
+    exact_of(imported(GOLDEN / name, backbone), backbone).require(theirs(name))
 
 
 @pytest.mark.parametrize("kind", ["compacter-shared", "own-norms", "residual-after-ln", "lora-everywhere"])
@@ -94,7 +94,7 @@ def test_an_imported_delta_survives_saving_and_loading(kind, tmp_path):
     backbone = backbone_of("roberta")
     imported(GOLDEN / f"roberta-{kind}", backbone).save(tmp_path / "delta")
     loaded = Delta.load(tmp_path / "delta", backbone)
-    np.testing.assert_allclose(logits_of(loaded, backbone), theirs(f"roberta-{kind}"), atol=1e-5)
+    exact_of(loaded, backbone).require(theirs(f"roberta-{kind}"))
     assert loaded.card.training["imported_from"] == "AdapterHub" and loaded.card.versions["adapters"] == "1.3.0"
 
 
@@ -154,7 +154,7 @@ def test_older_names_and_activations_are_read_as_adapters_reads_them(copy):
 
     change_tensors(folder / SAFE, renamed)
     expected = theirs("bert-seq-bn-reductions")
-    np.testing.assert_allclose(logits_of(imported(folder, backbone), backbone), expected, atol=1e-5)
+    exact_of(imported(folder, backbone), backbone).require(expected)
 
 
 def test_lora_from_before_its_scale_was_repaired_is_read_without_one(copy):
@@ -382,7 +382,7 @@ def test_a_head_that_was_not_saved_is_the_backbones_own_or_refused(copy, tmp_pat
     base = {f"bert.{name}": tensor for name, tensor in load_file(whole / "model.safetensors").items()}
     save_file(base | heads, whole / "model.safetensors")
     backbone = open_backbone(str(whole))
-    np.testing.assert_allclose(logits_of(imported(folder, backbone), backbone), theirs("bert-seq-bn-static"), atol=1e-5)
+    exact_of(imported(folder, backbone), backbone).require(theirs("bert-seq-bn-static"))
 
 
 def test_the_head_reads_the_first_token_even_where_the_backbones_own_pooling_is_the_mean(tmp_path):
@@ -390,9 +390,7 @@ def test_the_head_reads_the_first_token_even_where_the_backbones_own_pooling_is_
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     backbone = open_backbone(str(folder))
-    np.testing.assert_allclose(
-        logits_of(imported(GOLDEN / "bert-lora", backbone), backbone), theirs("bert-lora"), atol=1e-5
-    )
+    exact_of(imported(GOLDEN / "bert-lora", backbone), backbone).require(theirs("bert-lora"))
 
 
 def test_importing_twice_gives_the_same_bytes(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import GOLDEN, backbone_of, changed_copy, imported, logits_of
+from checkpoints import GOLDEN, backbone_of, changed_copy, exact_of, imported, logits_of
 from safetensors.torch import load_file, save_file
 
 from edgepeft.backbones.source import open_backbone
@@ -58,7 +58,7 @@ def test_an_imported_checkpoint_gives_the_logits_that_peft_gave(name):
     backbone = backbone_of(name)
     theirs = load_file(GOLDEN / name / "logits.safetensors")["logits"]
     assert np.ptp(theirs.numpy(), axis=0).min() > 0.1  # rows are told apart
-    np.testing.assert_allclose(logits_of(imported(GOLDEN / name, backbone), backbone), theirs, atol=1e-5)
+    exact_of(imported(GOLDEN / name, backbone), backbone).require(theirs)
 
 
 @pytest.mark.parametrize("name", ["bert-lora-bias-all", "roberta-rslora-every-site", "roberta-ln-tuning-part"])
@@ -67,7 +67,7 @@ def test_an_imported_delta_survives_saving_and_loading(name, tmp_path):
     imported(GOLDEN / name, backbone).save(tmp_path / "delta")
     theirs = load_file(GOLDEN / name / "logits.safetensors")["logits"]
     loaded = Delta.load(tmp_path / "delta", backbone)
-    np.testing.assert_allclose(logits_of(loaded, backbone), theirs, atol=1e-5)
+    exact_of(loaded, backbone).require(theirs)
     assert loaded.card.training["imported_from"] == "PEFT" and loaded.card.versions["peft"] == "0.21.2"
 
 
@@ -124,7 +124,7 @@ def test_a_head_that_was_not_saved_is_the_backbones_own(copy, tmp_path):
     save_file(base | heads, whole / "model.safetensors")
     backbone = open_backbone(str(whole))
     theirs = load_file(folder / "logits.safetensors")["logits"]
-    np.testing.assert_allclose(logits_of(imported(folder, backbone), backbone), theirs, atol=1e-5)
+    exact_of(imported(folder, backbone), backbone).require(theirs)
 
 
 def test_a_checkpoint_without_a_head_is_refused(copy):
@@ -272,7 +272,7 @@ def test_the_head_reads_the_first_token_even_where_the_backbones_own_pooling_is_
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     backbone = open_backbone(str(folder))
     theirs = load_file(GOLDEN / "bert-lora" / "logits.safetensors")["logits"]
-    np.testing.assert_allclose(logits_of(imported(GOLDEN / "bert-lora", backbone), backbone), theirs, atol=1e-5)
+    exact_of(imported(GOLDEN / "bert-lora", backbone), backbone).require(theirs)
 
 
 def test_importing_twice_gives_the_same_bytes(tmp_path):

@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
+from checkpoints import exact_of
 from safetensors.numpy import load_file
 from verbs import edgepeft
 
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import Delta
 from edgepeft.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -29,11 +31,13 @@ def test_what_is_imported_and_exported_gives_pefts_logits_in_onnxruntime(family,
         assert done.returncode == 0, done.stderr
     assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
     assert edgepeft("verify", tmp_path / "bundle").returncode == 0
-    inputs = load_file(backbone / "inputs.safetensors")
+    inputs, opened = load_file(backbone / "inputs.safetensors"), open_backbone(str(backbone))
     runtime = Runtime(tmp_path / "bundle")
     for kind in kinds:
         theirs = load_file(GOLDEN / f"{family}-{kind}" / "logits.safetensors")["logits"]
-        np.testing.assert_allclose(runtime.logits(f"{family}-{kind}", inputs), theirs, atol=1e-5)
+        expected = exact_of(Delta.load(tmp_path / kind, opened), opened)
+        expected.require(theirs)
+        expected.require(runtime.logits(f"{family}-{kind}", inputs))
 
 
 @pytest.mark.parametrize(
@@ -51,11 +55,13 @@ def test_what_adapterhub_saved_gives_its_logits_in_onnxruntime(family, kinds, tm
         assert done.returncode == 0 and "from AdapterHub" in done.stdout, done.stderr
     assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
     assert edgepeft("verify", tmp_path / "bundle").returncode == 0
-    inputs = load_file(backbone / "inputs.safetensors")
+    inputs, opened = load_file(backbone / "inputs.safetensors"), open_backbone(str(backbone))
     runtime = Runtime(tmp_path / "bundle")
     for kind in kinds:
         theirs = load_file(hub / f"{family}-{kind}" / "logits.safetensors")["logits"]
-        np.testing.assert_allclose(runtime.logits(f"{family}-{kind}", inputs), theirs, atol=1e-5)
+        expected = exact_of(Delta.load(tmp_path / kind, opened), opened)
+        expected.require(theirs)
+        expected.require(runtime.logits(f"{family}-{kind}", inputs))
 
 
 def test_what_of_adapterhub_cannot_be_imported_exits_with_1_and_writes_nothing(tmp_path):

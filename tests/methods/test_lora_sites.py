@@ -46,4 +46,4 @@ def test_a_rank_stabilised_update_is_a_merged_weight(tiny: Callable[..., Path], 
     with torch.no_grad():
         expected = bare.logits(merged, rows).numpy()
     suite.moves_the_logits(case)
-    np.testing.assert_allclose(case.logits(case.moved, rows), expected, atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(case.logits(case.moved, rows), expected, rtol=0, atol=2 * case.exact(rows).error)

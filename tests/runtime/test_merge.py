@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 from deltas import TEXTS
 from tokenizers import Tokenizer
+from tolerance import error_beside, require_alike
 
 from edgepeft.errors import BundleError, UnknownName, UsageError, VerificationFailed
 from edgepeft.runtime.bundle import Bundle
@@ -49,13 +50,13 @@ def test_transformers_and_optimum_load_the_folder_and_answer_as_the_bundle(expor
     logits = model(**inputs).logits.numpy()
     answers = Runtime(exported).predict(task, texts)
     if task == "score":
-        np.testing.assert_allclose(logits[:, 0], [answer.score for answer in answers], atol=1e-5)
+        require_alike(logits[:, 0], [answer.score for answer in answers], exported)
         assert model.config.problem_type == "regression"
     else:
         assert [model.config.id2label[index] for index in logits.argmax(1)] == [answer.label for answer in answers]
         odds = np.exp(logits - logits.max(1, keepdims=True))
         expected = [[answer.scores[model.config.id2label[i]] for i in range(logits.shape[1])] for answer in answers]
-        np.testing.assert_allclose(odds / odds.sum(1, keepdims=True), expected, atol=2e-6)
+        require_alike(odds / odds.sum(1, keepdims=True), expected, exported)
 
 
 def test_the_model_needs_no_other_file_and_standard_operators_only(merged, tmp_path):
@@ -123,4 +124,6 @@ def test_the_javascript_example_answers_as_the_bundle(exported, merged):
     found = subprocess.run(command, cwd=EXAMPLE, capture_output=True, text=True, check=True).stdout
     answers = Runtime(exported).predict("mood", texts)
     for line, answer in zip(map(json.loads, found.splitlines()), answers, strict=True):
-        assert line["label"] == answer.label and line["score"] == pytest.approx(answer.score, abs=2e-6)
+        assert line["label"] == answer.label and line["score"] == pytest.approx(
+            answer.score, abs=error_beside(exported)
+        )

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from deltas import TEXTS, random_delta, saved
 from onnx import numpy_helper
+from tolerance import require_alike
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import open_backbone
@@ -94,13 +95,13 @@ def numbers(prediction):
     return [prediction.score, *prediction.scores.values()]
 
 
-def check(runtime, tasks, texts):
+def check(several, runtime, tasks, texts):
     """The mixed answers are those of each row's task alone."""
     found = runtime.predict_mixed(tasks, texts)
     for task, text, answer in zip(tasks, texts, found, strict=True):
         alone = runtime.predict(task, [text])[0]
         assert (answer.task, answer.label, list(answer.scores)) == (task, alone.label, list(alone.scores))
-        np.testing.assert_allclose(numbers(answer), numbers(alone), atol=1e-5)
+        require_alike(numbers(answer), numbers(alone), several)
     return found
 
 
@@ -113,7 +114,7 @@ def test_each_row_answers_as_its_task_does_alone(several, runs, method):
     name = method.replace("+", "p")
     with Runtime(several, threads=1, cache=False) as runtime:
         for n in (1, 2, 13):
-            check(runtime, rows(name, n), TEXTS[3 : 3 + n])
+            check(several, runtime, rows(name, n), TEXTS[3 : 3 + n])
         runs.clear()
         found = runtime.predict_mixed([f"{name}-{i % 5}" for i in range(11)], [TEXTS[3]] * 11)
     assert len(runs) == (5 if method in GROUPED else 1)
@@ -126,7 +127,7 @@ def test_a_head_of_two_layers_mixes_too(tiny, tmp_path, runs):
     path = saved(random_delta(backbone, "pfeiffer", "pfeiffer", settings=example("pfeiffer")), tmp_path / "delta")
     export_bundle(backbone, [path], tmp_path / "bundle", texts=TEXTS[:20])
     with Runtime(multiply(tmp_path / "bundle"), threads=1) as runtime:
-        check(runtime, rows("pfeiffer", 9), TEXTS[:9])
+        check(several, runtime, rows("pfeiffer", 9), TEXTS[:9])
         runs.clear()
         runtime.predict_mixed([f"pfeiffer-{i}" for i in range(5)], TEXTS[:5])
     assert len(runs) == 1
@@ -139,7 +140,7 @@ def test_a_mean_mixes_where_it_is_the_backbones_and_not_where_it_leaves_a_prompt
     export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:20])
     with Runtime(multiply(tmp_path / "bundle"), threads=1) as runtime:
         for name, n_runs in (("houlsby", 1), ("prompt-t", 5)):
-            check(runtime, rows(name, 9), TEXTS[:9])
+            check(several, runtime, rows(name, 9), TEXTS[:9])
             runs.clear()
             runtime.predict_mixed([f"{name}-{i}" for i in range(5)], TEXTS[:5])
             assert len(runs) == n_runs
@@ -154,7 +155,7 @@ def test_rows_of_one_task_run_in_its_own_session(several, runs):
 
 def test_a_long_batch_of_several_passes_keeps_its_order(several):
     with Runtime(several, threads=1) as runtime:
-        check(runtime, rows("houlsby", 140), TEXTS + TEXTS[::-1])
+        check(several, runtime, rows("houlsby", 140), TEXTS + TEXTS[::-1])
 
 
 def test_structures_and_bare_rows_in_one_batch_keep_their_order(several, runs):
@@ -164,7 +165,7 @@ def test_structures_and_bare_rows_in_one_batch_keep_their_order(several, runs):
         assert len(runs) == 5
         for task, text, answer in zip(tasks, TEXTS, found, strict=False):
             if task is not None:
-                np.testing.assert_allclose(numbers(answer), numbers(runtime.predict(task, [text])[0]), atol=1e-5)
+                require_alike(numbers(answer), numbers(runtime.predict(task, [text])[0]), several)
 
 
 @pytest.mark.parametrize("pooling", list(Pooling))
@@ -174,13 +175,13 @@ def test_a_row_without_a_task_gets_the_backbones_embedding(several, pooling):
         for text, answer in ((TEXTS[4], found[0]), (TEXTS[6], found[2])):
             hidden = runtime.last_hidden_state(runtime.bundle.encoder().encode([text], 60).inputs)[0]
             expected = hidden[0] if pooling is Pooling.FIRST else hidden.mean(0)
-            np.testing.assert_allclose(answer, expected, atol=1e-5)
+            require_alike(answer, expected, several)
 
 
 def test_more_tasks_than_one_pass_takes_run_in_several(several, runs, monkeypatch):
     monkeypatch.setattr(runtime_module, "MOST_TASKS", 2)
     with Runtime(several, threads=1) as runtime:
-        check(runtime, [f"bitfit-{i}" for i in range(5)], TEXTS[:5])
+        check(several, runtime, [f"bitfit-{i}" for i in range(5)], TEXTS[:5])
         runs.clear()
         runtime.predict_mixed([f"bitfit-{i}" for i in range(5)], TEXTS[:5])
     assert len(runs) == 3
@@ -194,7 +195,7 @@ def test_threads_that_ask_at_once_get_the_answers_of_one_after_the_other(several
         for found, alone in zip(pool.map(lambda batch: runtime.predict_mixed(*batch), batches), expected, strict=True):
             for one, other in zip(found, alone, strict=True):
                 assert (one.task, one.label) == (other.task, other.label)
-                np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+                require_alike(one.logits, other.logits, several)
 
 
 def test_tasks_whose_files_were_replaced_meanwhile_answer_as_before(several, tmp_path):
@@ -205,7 +206,7 @@ def test_tasks_whose_files_were_replaced_meanwhile_answer_as_before(several, tmp
         (folder / "tasks" / "lora-0.onnx").write_bytes(b"another")
         found = runtime.predict_mixed(tasks, TEXTS[:5])
         for answer, before in zip(found, alone, strict=True):
-            np.testing.assert_allclose(numbers(answer), numbers(before), atol=1e-5)
+            require_alike(numbers(answer), numbers(before), several)
 
 
 def test_tasks_that_came_with_a_reload_mix_and_one_that_was_replaced_answers_by_its_new_values(several, tmp_path):
@@ -214,14 +215,14 @@ def test_tasks_that_came_with_a_reload_mix_and_one_that_was_replaced_answers_by_
     shown = {name: entry for name, entry in manifest["tasks"].items() if name in ("lora-0", "lora-1", "full-0")}
     (folder / "edgepeft.json").write_text(json.dumps(manifest | {"tasks": shown}))
     with Runtime(folder, threads=1) as runtime:
-        check(runtime, ["lora-0", "lora-1"], TEXTS[:2])
+        check(several, runtime, ["lora-0", "lora-1"], TEXTS[:2])
         other = manifest["tasks"]["lora-3"]
         (folder / "tasks" / "lora-0.onnx").write_bytes((folder / "tasks" / "lora-3.onnx").read_bytes())
         everything = manifest["tasks"] | {"lora-0": manifest["tasks"]["lora-0"] | other}
         (folder / "edgepeft.json").write_text(json.dumps(manifest | {"tasks": everything}))
         assert {"lora-0", "lora-2", "pfeiffer-0", "pfeiffer-1"} <= set(runtime.reload())
-        found = check(runtime, ["lora-2", "lora-0", "lora-3", "pfeiffer-0", "pfeiffer-1"], [TEXTS[5]] * 5)
-    assert numbers(found[1]) == pytest.approx(numbers(found[2]))  # lora-0 is a copy of it now
+        found = check(several, runtime, ["lora-2", "lora-0", "lora-3", "pfeiffer-0", "pfeiffer-1"], [TEXTS[5]] * 5)
+    require_alike(numbers(found[1]), numbers(found[2]), several)  # lora-0 is a copy of it now
 
 
 def test_an_unknown_task_is_refused_before_anything_runs(several, runs):
@@ -238,7 +239,7 @@ def test_by_choice_only_the_rows_of_an_unknown_or_damaged_task_fail(several, tmp
         found = runtime.predict_mixed(tasks, TEXTS[:5], strict=False)
         assert [type(answer) for answer in (found[1], found[3], found[4])] == [UnknownName, BundleError, UnknownName]
         for i in (0, 2):
-            np.testing.assert_allclose(numbers(found[i]), numbers(runtime.predict(tasks[i], [TEXTS[i]])[0]), atol=1e-5)
+            require_alike(numbers(found[i]), numbers(runtime.predict(tasks[i], [TEXTS[i]])[0]), several)
 
 
 def test_no_rows_give_no_answers_and_each_text_needs_a_task(several):

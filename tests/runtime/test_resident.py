@@ -5,9 +5,9 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-import numpy as np
 import pytest
 from deltas import TEXTS, random_delta, saved
+from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.exporting.bundle import export_bundle
@@ -106,7 +106,7 @@ def test_tasks_beyond_the_bound_answer_as_ever_and_no_more_sessions_stay_open(di
         for _ in range(2):
             for task in tasks:
                 alone = Runtime(different, threads=1, cache=False)
-                np.testing.assert_allclose(runtime.logits(task, inputs), alone.logits(task, inputs), atol=2e-6)
+                require_alike(runtime.logits(task, inputs), alone.logits(task, inputs), different)
                 alone.close()
                 gc.collect()
                 assert len(alive) <= 4
@@ -119,10 +119,10 @@ def test_mixed_batches_and_all_tasks_on_one_input_stay_within_the_bound(differen
         for _ in range(2):
             found = runtime.predict_mixed([*tasks, None], TEXTS[:1] * (len(tasks) + 1))
             for task, answer in zip(tasks, found, strict=False):
-                np.testing.assert_allclose(answer.logits, alone[task][0].logits, atol=1e-5)
+                require_alike(answer.logits, alone[task][0].logits, different)
             for task, answers in runtime.predict_all(tasks, TEXTS[:3]).items():
                 for answer, expected in zip(answers, alone[task], strict=True):
-                    np.testing.assert_allclose(answer.logits, expected.logits, atol=1e-5)
+                    require_alike(answer.logits, expected.logits, different)
             gc.collect()
             assert len(alive) <= 4
 
@@ -136,4 +136,4 @@ def test_threads_that_take_each_others_place_get_their_answers(different, alive)
         found += [(task, answers) for job in jobs_of_all for task, answers in job.result().items()]
     for task, answers in found:
         for answer, expected in zip(answers, alone[task], strict=True):
-            np.testing.assert_allclose(answer.logits, expected.logits, atol=1e-5)
+            require_alike(answer.logits, expected.logits, different)

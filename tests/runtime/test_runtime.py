@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from deltas import TEXTS
+from tolerance import require_alike
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -33,12 +34,12 @@ def test_answers_are_pytorchs(exported, tiny, task):
         logits = delta.logits(load_model(backbone, "eager"), {n: torch.from_numpy(v) for n, v in inputs.items()})
     answers = Runtime(exported).predict(task, texts)
     if task == "score":
-        np.testing.assert_allclose([a.score for a in answers], logits[:, 0].numpy(), atol=1e-5)
+        require_alike([a.score for a in answers], logits[:, 0].numpy(), exported)
         assert all(a.as_json() == {"task": "score", "value": a.score} for a in answers)
     else:
         expected = torch.softmax(logits, 1).numpy()
         found = np.array([list(a.scores.values()) for a in answers])
-        np.testing.assert_allclose(found, expected, atol=2e-6)
+        require_alike(found, expected, exported)
         assert [list(a.scores).index(a.label) for a in answers] == expected.argmax(1).tolist()
         assert np.ptp(found, axis=0).max() > 0.05  # rows are told apart
 
@@ -47,7 +48,7 @@ def test_a_row_does_not_depend_on_its_company(exported):
     runtime = Runtime(exported)
     together = runtime.predict("mood", TEXTS[:9])
     alone = [runtime.predict("mood", [text])[0] for text in TEXTS[:9]]
-    np.testing.assert_allclose([a.score for a in together], [a.score for a in alone], atol=2e-6)
+    require_alike([a.score for a in together], [a.score for a in alone], exported)
 
 
 def test_several_tasks_answer_one_input(exported):

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from deltas import TEXTS, random_delta, saved
 from onnx import numpy_helper
+from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError
@@ -65,8 +66,8 @@ def test_tasks_of_one_structure_share_a_session_and_keep_their_own_answers(sibli
     monkeypatch.setattr(weights, "make_inputs", lambda model, computed: None)
     with Runtime(siblings, threads=1, cache=False) as alone:
         for task, logits, later in zip(tasks, found, again, strict=True):
-            np.testing.assert_allclose(logits, alone.logits(task, inputs), atol=2e-6)
-            np.testing.assert_allclose(logits, later, atol=2e-6)  # the first was alone, and shares the session since
+            require_alike(logits, alone.logits(task, inputs), siblings)
+            require_alike(logits, later, siblings)  # the first was alone, and shares the session since
     assert np.abs(found[0] - found[1]).max() > 0.1
 
 
@@ -86,7 +87,7 @@ def test_threads_that_ask_at_once_get_the_answers_of_one_after_the_other(sibling
         for key, job in jobs.items():
             for found, alone in zip(job.result(), expected[key], strict=True):
                 assert found.label == alone.label
-                np.testing.assert_allclose(found.logits, alone.logits, atol=2e-6)
+                require_alike(found.logits, alone.logits, siblings)
 
 
 def test_the_first_task_of_a_structure_moves_to_the_session_that_it_shares_and_its_own_is_let_go(siblings):
