@@ -22,7 +22,7 @@ CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
 GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
              $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-isas test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -47,6 +47,9 @@ test: $(INSTALLED)  ## The tests, a few minutes (PYTEST_ARGS=...)
 
 test-slow: $(INSTALLED)  ## The tests that take minutes each
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-isas: $(INSTALLED)  ## The numerical tests under other instruction sets, one thread and two
+	$(BIN)/python tests/isas.py
 
 test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs node and npm
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund

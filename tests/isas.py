@@ -1,0 +1,46 @@
+"""The numerical tests as other processors would run them: other instruction sets in PyTorch, and one thread and two.
+
+``python tests/isas.py`` runs ``pytest -m numerical`` once in each surrounding, as many at a time as there are cores.
+PyTorch's own kernels, MKL and oneDNN each take the instruction set from a variable and use at most what the host has, so
+a host stands in for older ones, never for newer; ONNX Runtime's kernels take the host's own, whatever is set.  MKL reads
+MKL_ENABLE_INSTRUCTIONS on Intel alone (an AMD EPYC gives the same bits for each); MKL_CBWR counts on both.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "OMP_NUM_THREADS")
+SURROUNDINGS = {
+    "SSE, 1 thread": ("default", "SSE4_2", "COMPATIBLE", "SSE41", "1"),
+    "AVX2, 2 threads": ("avx2", "AVX2", "AVX2", "AVX2", "2"),
+    "AVX-512, 1 thread": ("avx512", "AVX512", "AVX512", "AVX512_CORE", "1"),
+}
+
+
+def run(name: str) -> tuple[str, float, subprocess.CompletedProcess[str]]:
+    variables = os.environ | dict(zip(VARIABLES, SURROUNDINGS[name], strict=True))
+    began = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-m", "numerical and not slow", "-p", "no:cacheprovider", *sys.argv[1:]]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    return name, time.monotonic() - began, done
+
+
+def main() -> int:
+    failed = 0
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, seconds, done in pool.map(run, SURROUNDINGS):
+            lines = done.stdout.splitlines()
+            print(f"{name} ({seconds:.0f} s): {lines[-1] if lines else done.stderr}", flush=True)
+            if done.returncode:
+                failed += 1
+                print(done.stdout, done.stderr, sep="\n")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
