@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from edgepeft.cli._main import app
 from edgepeft.errors import UnknownName, UsageError
-from edgepeft.methods.base import methods
+from edgepeft.resources import package_data
 
 
 def run(*arguments: str) -> str:
@@ -27,7 +27,8 @@ def refused(*arguments: str) -> BaseException:
 
 def test_methods_prints_the_catalogue_as_one_json_document():
     entries = {entry["name"]: entry for entry in json.loads(run("methods", "--json"))["methods"]}
-    assert set(entries) == set(methods())
+    shipped = json.loads(package_data("methods.json").read_text(encoding="utf-8"))["methods"]
+    assert set(entries) == {entry["name"] for entry in shipped}  # of a method without `make generated` it has none
     assert entries["spartan"]["parameters"]["roberta-base"] == 1_032_192 + 38_400
     assert {field["name"]: field["default"] for field in entries["lora"]["fields"]}["roles"] == ["query", "value"]
 
