@@ -12,11 +12,11 @@ import json
 import sys
 from pathlib import Path
 
+from bench import methods
 from bench.floors import floors_picture
 from bench.suites._result import SuiteResult
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.methods import _catalogue
 from edgepeft.report.quickstart import QuickstartSummary
 from edgepeft.resources import write_atomically
 
@@ -35,7 +35,7 @@ def generated_files(root: Path) -> dict[Path, str]:
     """What each file should hold; ``root`` has the README and docs."""
     schemas = {root / "docs" / "schemas" / f"{name}.json": _json_schema(part) for name, part in _DOCUMENTS.items()}
     pictures = {root / "docs" / "floors.svg": floors_picture(_REPOSITORY / "pyproject.toml")}
-    return {**_catalogue.generated_files(root / "README.md"), **schemas, **pictures}
+    return {**methods.generated_files(root / "README.md"), **schemas, **pictures}
 
 
 def _json_schema(document: type[Part]) -> str:

@@ -18,19 +18,19 @@ from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.resources import package_data
 
-__all__ = ["catalogue", "generated_files", "readme_table", "with_table"]
+__all__ = ["generated_files"]
 
 COUNTED_ON = ("roberta-base", "bert-base-uncased")
 BEGIN, END = "<!-- methods:begin", "<!-- methods:end -->"
 
 
-def catalogue() -> dict[str, Any]:
+def _catalogue() -> dict[str, Any]:
     """Every method's facts, fields and counts, as `edgepeft methods --json` prints them."""
     architectures = {name: _architecture(name) for name in COUNTED_ON}
     return {"methods": [_entry(method, architectures) for method in methods().values()]}
 
 
-def readme_table(document: dict[str, Any]) -> str:
+def _readme_table(document: dict[str, Any]) -> str:
     """A markdown table, one row a method."""
     name = COUNTED_ON[0]
     lines = [f"| method | what it computes | trained on {name} | learning rate | paper |", "|---|---|---|---|---|"]
@@ -43,7 +43,7 @@ def readme_table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def with_table(text: str, table: str, where: str) -> str:
+def _with_table(text: str, table: str, where: str) -> str:
     """``text`` with what stands between the two markers replaced.
 
     Raises:
@@ -59,10 +59,10 @@ def with_table(text: str, table: str, where: str) -> str:
 
 def generated_files(readme: Path) -> dict[Path, str]:
     """What ``methods.json`` and, where there is one, the README should hold."""
-    document = catalogue()
+    document = _catalogue()
     files = {package_data("methods.json"): json.dumps(document, indent=2, ensure_ascii=False) + "\n"}
     if readme.is_file():
-        files[readme] = with_table(readme.read_text(encoding="utf-8"), readme_table(document), str(readme))
+        files[readme] = _with_table(readme.read_text(encoding="utf-8"), _readme_table(document), str(readme))
     return files
 
 
