@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,8 +56,8 @@ def read_rows(path: Path, *, labels: bool, task_column: str | None = None) -> It
         raise UsageError(f"{path} ends in {path.suffix or 'no extension'}; a data file is one of {known}.")
     try:
         if not path.is_file():
-            found = "is a folder" if path.is_dir() else "does not exist"
-            raise UsageError(f"data file {path} {found}; give a file of {', '.join(FORMATS)}.")
+            problem = "is a folder" if path.is_dir() else "does not exist"
+            raise UsageError(f"data file {path} {problem}; give a file of {', '.join(FORMATS)}.")
         path.open("rb").close()
     except OSError as error:
         raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
@@ -125,10 +125,10 @@ def _label(path: Path, line: int, value: Any) -> str:
     return label
 
 
-def _require_columns(path: Path, line: int, found: dict[str, Any], labels: bool) -> None:
-    missing = [name for name in (FIRST, LABEL)[: 1 + labels] if name not in found]
+def _require_columns(path: Path, line: int, columns: Collection[str], labels: bool) -> None:
+    missing = [name for name in (FIRST, LABEL)[: 1 + labels] if name not in columns]
     if missing:
-        names = ", ".join(map(str, found)) or "none"
+        names = ", ".join(map(str, columns)) or "none"
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
             f"Found columns: {names}. Expected: {_expected(labels)}."
@@ -176,7 +176,7 @@ def _read_table(path: Path, **form: Any) -> Iterator[Record]:
         for cells in reader:
             if cells and not header:
                 header = [name.strip() for name in cells]
-                _require_columns(path, line, dict.fromkeys(header), labels=False)
+                _require_columns(path, line, header, labels=False)
             elif cells:
                 yield line, _record(path, line, header, cells)
             line = reader.line_num + 1

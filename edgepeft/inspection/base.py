@@ -53,14 +53,14 @@ class Inspection(ABC):
 
     @abstractmethod
     def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
-        """What it found, as plain values; ``advance`` is called for every pass over the rows."""
+        """What it measured, as plain values; ``advance`` is called for every pass over the rows."""
 
     @abstractmethod
-    def draw(self, found: Mapping[str, Any], task: str) -> dict[str, Figure]:
+    def draw(self, measured: Mapping[str, Any], task: str) -> dict[str, Figure]:
         """Pictures of what ``look`` returned, by the stem of their files."""
 
     @abstractmethod
-    def table(self, found: Mapping[str, Any]) -> RenderableType:
+    def table(self, measured: Mapping[str, Any]) -> RenderableType:
         """The same for a terminal, in short."""
 
 

