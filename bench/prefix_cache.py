@@ -24,8 +24,8 @@ from edgepeft.bench.result.statistics import ratio_of_totals
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.host.machine import host_facts
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tuning.adamw import AdamW, clip
-from edgepeft.runtime.tuning.engine import Engine
+from edgepeft.runtime.tuning.adamw import AdamW
+from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
 from edgepeft.runtime.tuning.layout import lay_out
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_template
@@ -34,25 +34,24 @@ WARM_UP = 3
 
 
 class Side:
-    """One of the two: an engine, tensors of its own, an optimizer, and the seconds of its steps."""
+    """One of the two: an engine, and the seconds of its steps."""
 
     def __init__(
         self, bundle: Bundle, subject: TuningSubject, rows: dict[str, Encoded], work: Path, *, args: argparse.Namespace
     ):
-        self.tensors, self.seconds = subject.tensors(), list[float]()
-        self.masks = [np.ones((args.batch_size, width), np.float32) for _, width in subject.facts.dropouts]
+        self.seconds = list[float]()
         self.layout = lay_out(bundle, subject, args.options, rows, args.batch_size)
-        self.engine = Engine(bundle, subject, rows, self.layout, work, threads=args.threads)
-        self.optimizer = AdamW(dict.fromkeys(self.tensors, 1e-4))
+        optimizer = AdamW(dict.fromkeys(subject.facts.trained, 1e-4))
+        self.engine = OnnxRuntimeEngine(
+            bundle, subject, rows, self.layout, work, optimizer=optimizer, options=args.options, threads=args.threads
+        )
 
     def step(self, chosen: list[int]) -> float:
         """One update; its loss."""
         start = time.perf_counter()
-        result = self.engine.gradients(self.tensors, chosen, [mask[: len(chosen)] for mask in self.masks])
-        clip(result.gradients, 1.0)
-        self.optimizer.update(self.tensors, result.gradients)
+        loss, _ = self.engine.step(chosen, 1.0, lambda _, __, shape: np.ones(shape, np.float32))
         self.seconds.append(time.perf_counter() - start)
-        return result.loss
+        return loss
 
 
 def random_rows(bundle: Bundle, n: int, length: int, seed: int) -> Encoded:

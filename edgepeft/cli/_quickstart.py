@@ -13,7 +13,7 @@ from edgepeft.training.demo import BBC_NEWS, SMS_SPAM, Corpus, DemoSplit
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
-    from edgepeft.training.loop import Progress
+    from edgepeft.data.course.run import Progress
 
 __all__ = ["TASKS", "QuickTask", "describe_data", "train_task", "write_rows"]
 

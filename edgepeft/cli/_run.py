@@ -6,30 +6,16 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from edgepeft.cli._output import messages
 
+if TYPE_CHECKING:
+    from edgepeft.data.course.run import Progress
+
 __all__ = ["interruptible", "progress_bar", "stopping", "use_threads"]
-
-
-class Report(Protocol):
-    """The progress that a run reports."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def done(self) -> int: ...
-    @property
-    def total(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def score(self) -> float | None: ...
-    @property
-    def best(self) -> float | None: ...
 
 
 def use_threads(threads: int | None) -> None:
@@ -42,14 +28,14 @@ def use_threads(threads: int | None) -> None:
 
 
 @contextmanager
-def interruptible(task: str) -> Iterator[tuple[Callable[[Report], None], Callable[[], bool]]]:
+def interruptible(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
     """Yields what a run reports its progress to, and what says whether to stop; a run that stopped exits with 130."""
+    from edgepeft.data.course.run import Interrupted
+
     try:
         with progress_bar(task) as watch, stopping() as stop:
             yield watch, stop
-    except KeyboardInterrupt as interrupted:
-        if not interrupted.args:  # Ctrl-C, before or after the steps; the runs' own say where they stopped
-            raise
+    except Interrupted as interrupted:
         messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
         raise typer.Exit(130) from None
 
@@ -78,15 +64,21 @@ def stopping() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def progress_bar(task: str) -> Iterator[Callable[[Report], None]]:
+def progress_bar(task: str) -> Iterator[Callable[[Progress], None]]:
     """A progress bar with loss and metric; yields what a run reports to."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[state]}", markup=False), console=messages()) as bars:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, TextColumn("{task.fields[state]}", markup=False), console=messages()) as bars:
         bar = bars.add_task(f"{task}: loading", total=None, state="")
 
-        def watch(progress: Report) -> None:
+        def watch(progress: Progress) -> None:
             bars.update(
                 bar,
                 description=f"{task}: {progress.phase}",
@@ -98,6 +90,6 @@ def progress_bar(task: str) -> Iterator[Callable[[Report], None]]:
         yield watch
 
 
-def _state(progress: Report) -> str:
+def _state(progress: Progress) -> str:
     known: dict[str, Any] = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
     return "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)

@@ -104,13 +104,14 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
 def _table(result: TrainResult, out: Path) -> Table:
     from rich.table import Table
 
-    card = result.delta.card
+    card, training = result.delta.card, result.training
     counts = result.delta.n_parameters()
+    after = f"after step {training['best_step']} of {training['steps']}"
     table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
     rows = {
         f"{result.metric}, test rows": f"{result.test_score:.4f}",
-        f"{result.metric}, eval rows": f"{result.eval_score:.4f} after step {result.best_step} of {result.steps}",
-        "rows": result.split,
+        f"{result.metric}, eval rows": f"{result.metrics['eval']:.4f} {after}",
+        "rows": result.metrics["split"],
         "labels": "numbers" if card.labels is None else ", ".join(card.labels),
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
         "written": str(out),

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
+from edgepeft.data.parts import PARTS, TaskData, targets_of
 from edgepeft.data.rows import Row
 
-__all__ = ["Encoded", "encode", "epoch_batches", "sorted_batches"]
+__all__ = ["Encoded", "encode", "encode_parts", "epoch_batches", "sorted_batches"]
 
 CHUNK = 512  # rows tokenized at once: padding to the longest of all would take a multiple of the memory
 POOL = 16  # batches whose rows are sorted by length together: most padding goes, batches stay random
@@ -43,9 +44,9 @@ class Encoded:
 
 
 def encode(
-    rows: Sequence[Row], targets: Sequence[float], encoder: TextEncoder, max_length: int, pad: int, *, regression: bool
+    rows: Sequence[Row], labels: tuple[str, ...] | None, encoder: TextEncoder, max_length: int, pad: int
 ) -> Encoded:
-    """Tokenize every row once."""
+    """Tokenize every row once; ``labels`` are a head's, None for a regression."""
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated = 0
     for start in range(0, len(rows), CHUNK):
@@ -56,8 +57,13 @@ def encode(
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
             columns.setdefault(name, []).extend(values)
-    kind = np.float32 if regression else np.int64
-    return Encoded(columns, np.asarray(targets, kind), truncated, pad)
+    targets = np.asarray(targets_of(rows, labels), np.float32 if labels is None else np.int64)
+    return Encoded(columns, targets, truncated, pad)
+
+
+def encode_parts(data: TaskData, encoder: TextEncoder, max_length: int, pad: int) -> dict[str, Encoded]:
+    """The rows of a run by part: train, eval, test."""
+    return {part: encode(getattr(data, part), data.labels, encoder, max_length, pad) for part in PARTS}
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 from edgepeft.data.rows import Row, label_number, read_rows
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["TaskData", "load_data", "task_data"]
+__all__ = ["PARTS", "Division", "TaskData", "load_data", "targets_of", "task_data"]
 
+PARTS = ("train", "eval", "test")
 HELD_OUT = 0.1  # of the training file, for each part without a file of its own
 
 
@@ -44,18 +45,20 @@ class TaskData:
     def sha256(self) -> str:
         """Of all rows in order: the same digest is the same training."""
         digest = hashlib.sha256()
-        for name, rows in (("train", self.train), ("eval", self.eval), ("test", self.test)):
+        for name in PARTS:
             digest.update(name.encode())
-            for row in rows:
+            for row in getattr(self, name):
                 digest.update(row_digest(row))
         return digest.hexdigest()
 
-    def targets(self, rows: Sequence[Row]) -> list[float]:
-        """The label's index, or the number of a regression."""
-        if self.labels is None:
-            return [label_number(row) for row in rows]
-        index = {label: i for i, label in enumerate(self.labels)}
-        return [index[row.label or ""] for row in rows]
+
+class Division(TypedDict, total=False):
+    """How rows are divided: ``few_shot`` rows are drawn by ``seed``; ``labels`` are those that a head has already."""
+
+    regression: bool
+    few_shot: int | None
+    seed: int
+    labels: tuple[str, ...] | None
 
 
 class _Source(NamedTuple):
@@ -64,16 +67,9 @@ class _Source(NamedTuple):
 
 
 def load_data(
-    train: Path,
-    eval: Path | None = None,
-    test: Path | None = None,
-    *,
-    regression: bool = False,
-    few_shot: int | None = None,
-    seed: int = 0,
-    labels: tuple[str, ...] | None = None,
+    train: Path, eval: Path | None = None, test: Path | None = None, **division: Unpack[Division]
 ) -> TaskData:
-    """Read the files of a run and part them; ``labels`` are those that a head has already.
+    """Read the files of a run and part them.
 
     Raises:
         UsageError: a path that is no data file; a test that lies in another part; too many rows wanted.
@@ -82,15 +78,7 @@ def load_data(
     given = {name: path for name, path in (("--data", train), ("--eval", eval), ("--test", test)) if path}
     parts = {name: tuple(read_rows(path, labels=True)) for name, path in given.items()}
     _require_different(given, parts)
-    return task_data(
-        parts["--data"],
-        parts.get("--eval"),
-        parts.get("--test"),
-        regression=regression,
-        few_shot=few_shot,
-        seed=seed,
-        labels=labels,
-    )
+    return task_data(parts["--data"], parts.get("--eval"), parts.get("--test"), **division)
 
 
 def task_data(
@@ -121,9 +109,18 @@ def task_data(
     kept = _Source(left, f"{len(left)} rows of {_name(train)}")
     if few_shot is not None:
         kept = _few(left, few_shot, seed, labels)
-    split = f"train: {kept.origin}; eval: {chosen.origin}; test: {tested.origin}"
-    split += _shared({"train": kept.rows, "eval": chosen.rows, "test": tested.rows})
+    sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
+    split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
+    split += _shared({name: source.rows for name, source in sources.items()})
     return TaskData(kept.rows, chosen.rows, tested.rows, labels, split, few_shot)
+
+
+def targets_of(rows: Sequence[Row], labels: tuple[str, ...] | None) -> list[float]:
+    """The index of each row's label, or its number where ``labels`` is None."""
+    if labels is None:
+        return [label_number(row) for row in rows]
+    index = {label: i for i, label in enumerate(labels)}
+    return [index[row.label or ""] for row in rows]
 
 
 def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -197,11 +194,11 @@ def _name(rows: Sequence[Row]) -> str:
 def _shared(parts: dict[str, Sequence[Row]]) -> str:
     """What ``split`` says of rows that stand in two parts, as real data sets have them."""
     digests = {name: set(map(row_digest, rows)) for name, rows in parts.items()}
-    found = []
+    counts = []
     for one, other in combinations(parts, 2):
         if n := sum(row_digest(row) in digests[one] for row in parts[other]):
-            found.append(f"{n} of {other} in {one}")
-    return f"; rows in both: {', '.join(found)}" if found else ""
+            counts.append(f"{n} of {other} in {one}")
+    return f"; rows in both: {', '.join(counts)}" if counts else ""
 
 
 def _require_different(given: dict[str, Path], parts: dict[str, tuple[Row, ...]]) -> None:

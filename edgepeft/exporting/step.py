@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.graph import names
+from edgepeft.training.engine import replaced_dropout
 
 __all__ = ["Step", "TensorsByName"]
 
@@ -75,7 +75,7 @@ class Step:
         given |= {f"model.{path}": frozen[path] for path, _ in self.model.named_parameters()}
         given |= {f"delta.reads.{path}": frozen[path.replace("/", ".")] for path, _ in self.delta.reads.named_buffers()}
         supply = iter(masks)
-        with _dropout(self.delta, lambda x: x * next(supply)):
+        with replaced_dropout(self.delta, lambda x, _: x * next(supply)):
             logits: Tensor = torch.func.functional_call(whole, given, (inputs,))
         return logits
 
@@ -91,16 +91,16 @@ class Step:
         """
         dropouts: list[tuple[float, int]] = []
 
-        def record(x: Tensor) -> Tensor:
+        def record(x: Tensor, probability: float) -> Tensor:
             if x.dim() != 2:
                 raise UsageError(
                     f"task {self.delta.card.task}: {self.delta.card.method} drops out values of {x.dim()} dimensions "
                     "inside the backbone; a training graph has dropout in the head only. Export without --trainable."
                 )
-            dropouts.append((self.delta.card.head_dropout, x.shape[1]))
+            dropouts.append((probability, x.shape[1]))
             return x
 
-        with torch.no_grad(), _dropout(self.delta, record):
+        with torch.no_grad(), replaced_dropout(self.delta, record):
             self.delta.logits(self.model, inputs)
         return dropouts
 
@@ -117,18 +117,6 @@ class _Whole(nn.Module):
         return self.delta.logits(self.model, inputs)
 
 
-class _Applied(nn.Module):
-    """Applies a function in a dropout's place."""
-
-    def __init__(self, apply: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.apply_to = apply
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
-        return self.apply_to(x)
-
-
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the batch.  As a product with one-hot rows: the exporter's cross_entropy forgets the division."""
     chosen = (labels.unsqueeze(1) == torch.arange(logits.shape[1])).to(logits.dtype)
@@ -138,21 +126,3 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def _squared_error(logits: Tensor, labels: Tensor) -> Tensor:
     difference = logits.squeeze(-1) - labels
     return (difference * difference).sum() / logits.shape[0]
-
-
-@contextlib.contextmanager
-def _dropout(delta: Delta, apply: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Within the block, ``apply`` takes the place of each of the delta's dropouts whose probability is not 0."""
-    before = [
-        (parent, name, child)
-        for parent in delta.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Dropout) and child.p > 0
-    ]
-    try:
-        for parent, name, _ in before:
-            setattr(parent, name, _Applied(apply))
-        yield
-    finally:
-        for parent, name, child in before:
-            setattr(parent, name, child)

@@ -13,7 +13,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.predicates import same_inputs, same_operators, values_stay, well_formed
 from edgepeft.graph.protos import copied, properties
-from edgepeft.graph.seeded import normal
+from edgepeft.seeded import normal
 
 __all__ = ["OPEN", "with_labels"]
 

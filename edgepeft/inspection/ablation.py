@@ -11,16 +11,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Column, Table
 
+from edgepeft.data.course.scoring import score_rows
 from edgepeft.data.metrics import compute
 from edgepeft.delta import Delta
 from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
-from edgepeft.training.evaluation import evaluate
+from edgepeft.training.engine import logits_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,10 +50,11 @@ class Ablation(Inspection):
     def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
         """``spans``: {first, last, score}, both ends left out; ``whole``, ``majority`` to compare them with."""
         layers = subject.delta.adapted_layers()
+        read = partial(logits_of, subject.delta, subject.model, subject.rows)
 
         def score(removed: Sequence[int]) -> float:
             with subject.delta.without_layers(removed):
-                return evaluate(subject.delta, subject.model, subject.rows, subject.metric, advance=advance).score
+                return score_rows(read, subject.rows, subject.delta.card.labels, subject.metric, advance).score
 
         ends = itertools.combinations_with_replacement(range(len(layers)), 2)
         return {
@@ -63,20 +66,20 @@ class Ablation(Inspection):
             "spans": [{"first": layers[i], "last": layers[j], "score": score(layers[i : j + 1])} for i, j in ends],
         }
 
-    def draw(self, found: Mapping[str, Any], task: str) -> dict[str, Figure]:
+    def draw(self, measured: Mapping[str, Any], task: str) -> dict[str, Figure]:
         """Figure 6's triangle, and its diagonal as a line."""
-        return {"ablation": _triangle(found, task), "ablation_single": _line(found, task)}
+        return {"ablation": _triangle(measured, task), "ablation_single": _line(measured, task)}
 
-    def table(self, found: Mapping[str, Any]) -> RenderableType:
+    def table(self, measured: Mapping[str, Any]) -> RenderableType:
         """One row a layer: the score without it alone, and together with all below or all above."""
         table = Table(
             Column("layer", justify="right"),
             *(Column(header, justify="right") for header in ("removed alone", "with all below", "with all above")),
-            title=f"{found['metric']} on {found['rows']} rows, whole delta {found['whole']:.4f}",
+            title=f"{measured['metric']} on {measured['rows']} rows, whole delta {measured['whole']:.4f}",
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        scores, layers = _scores(found), found["layers"]
+        scores, layers = _scores(measured), measured["layers"]
         for layer in layers:
             spans = ((layer, layer), (layers[0], layer), (layer, layers[-1]))
             table.add_row(str(layer), *(f"{scores[span]:.4f}" for span in spans))
@@ -93,29 +96,29 @@ def _majority(subject: InspectionSubject) -> float | None:
     return compute(subject.metric, targets, [most] * len(targets), labels)
 
 
-def _scores(found: Mapping[str, Any]) -> dict[tuple[int, int], float]:
-    return {(span["first"], span["last"]): span["score"] for span in found["spans"]}
+def _scores(measured: Mapping[str, Any]) -> dict[tuple[int, int], float]:
+    return {(span["first"], span["last"]): span["score"] for span in measured["spans"]}
 
 
-def _beside(found: Mapping[str, Any]) -> str:
+def _beside(measured: Mapping[str, Any]) -> str:
     """What a score is to be compared with."""
-    parts = [f"whole delta {100 * found['whole']:.1f}"]
-    if found["majority"] is not None:
-        parts.append(f"always the commonest label {100 * found['majority']:.1f}")
+    parts = [f"whole delta {100 * measured['whole']:.1f}"]
+    if measured["majority"] is not None:
+        parts.append(f"always the commonest label {100 * measured['majority']:.1f}")
     return ", ".join(parts)
 
 
-def _triangle(found: Mapping[str, Any], task: str) -> Figure:
+def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
     from matplotlib.patches import Rectangle
 
     from edgepeft import drawing
 
-    layers, scores = found["layers"], _scores(found)
+    layers, scores = measured["layers"], _scores(measured)
     values = [[None if b < a else 100 * scores[a, b] for b in layers] for a in layers]
     cell = drawing.cell_inches(len(layers), 0.52, most=9)
     side = cell * len(layers)
     figure, axes = drawing.one(max(side, 3.2) + 2.2, max(side, 2.4) + 1.7)
-    shown = [100 * score for score in (*scores.values(), found["whole"])]
+    shown = [100 * score for score in (*scores.values(), measured["whole"])]
     mesh = drawing.heat_map(axes, values, layers, layers, lowest=min(shown), highest=max(shown), cell=(cell, cell))
     for i in range(len(layers)):
         axes.add_patch(
@@ -125,19 +128,19 @@ def _triangle(found: Mapping[str, Any], task: str) -> Figure:
     axes.set_ylabel("first layer removed")
     drawing.title(
         axes,
-        f"{task}: {found['metric']} after removing the modules of layers",
-        f"{found['rows']} rows; {_beside(found)}\noutlined: one layer removed; top right: all",
+        f"{task}: {measured['metric']} after removing the modules of layers",
+        f"{measured['rows']} rows; {_beside(measured)}\noutlined: one layer removed; top right: all",
     )
-    figure.colorbar(mesh, ax=axes, label=f"{found['metric']} {HUNDRED}", shrink=0.85)
+    figure.colorbar(mesh, ax=axes, label=f"{measured['metric']} {HUNDRED}", shrink=0.85)
     return figure
 
 
-def _line(found: Mapping[str, Any], task: str) -> Figure:
+def _line(measured: Mapping[str, Any], task: str) -> Figure:
     """How far each layer alone moves the score, as a drop from the whole delta's."""
     from edgepeft import drawing
 
-    layers, scores = found["layers"], _scores(found)
-    whole, places = 100 * found["whole"], range(len(layers))
+    layers, scores = measured["layers"], _scores(measured)
+    whole, places = 100 * measured["whole"], range(len(layers))
     singles = [100 * scores[layer, layer] for layer in layers]
     figure, axes = drawing.one(max(6.6, 0.5 * len(layers) + 1.6), 3.9)
     axes.axhline(whole, color=drawing.RED, linewidth=1.5, label="whole delta")
@@ -152,14 +155,14 @@ def _line(found: Mapping[str, Any], task: str) -> Figure:
     axes.set_xticks(places, [str(layer) for layer in layers])
     axes.set_xlim(-0.6, len(layers) - 0.4)
     axes.set_xlabel("layer removed")
-    axes.set_ylabel(f"{found['metric']} {HUNDRED}")
+    axes.set_ylabel(f"{measured['metric']} {HUNDRED}")
     axes.margins(y=0.25)
     axes.grid(axis="y", color="0.9")
     axes.set_axisbelow(True)
     figure.legend(loc="outside lower center", ncols=2, frameon=False)
     drawing.title(
         axes,
-        f"{task}: {found['metric']} after removing the modules of one layer",
-        f"{found['rows']} rows; {_beside(found)}\nwithout any module {100 * scores[layers[0], layers[-1]]:.1f}",
+        f"{task}: {measured['metric']} after removing the modules of one layer",
+        f"{measured['rows']} rows; {_beside(measured)}\nwithout any module {100 * scores[layers[0], layers[-1]]:.1f}",
     )
     return figure

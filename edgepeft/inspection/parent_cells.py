@@ -24,11 +24,11 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from edgepeft.data.batches import sorted_batches
+from edgepeft.data.course.scoring import SCORED_ROWS
 from edgepeft.delta import Delta, pool
 from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.methods.spartan import Memory
-from edgepeft.training.batches import tensors_of
-from edgepeft.training.evaluation import BATCH
+from edgepeft.training.engine import torch_batch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,19 +81,19 @@ class ParentCells(Inspection):
             ],
         }
 
-    def draw(self, found: Mapping[str, Any], task: str) -> dict[str, Figure]:
+    def draw(self, measured: Mapping[str, Any], task: str) -> dict[str, Figure]:
         """Figure 2 of the last layer alone and of all layers, and the weights of all layers."""
         picks = f"{task}: the labels that pick a parent cell"
         weights = f"{task}: the weight of each parent cell by label"
         return {
-            "parent_cells_last_layer": _panels(found, "pickers", picks, PICKERS, last=True),
-            "parent_cells": _panels(found, "pickers", picks, PICKERS),
-            "parent_weights": _panels(found, "weight", weights, WEIGHTS),
+            "parent_cells_last_layer": _panels(measured, "pickers", picks, PICKERS, last=True),
+            "parent_cells": _panels(measured, "pickers", picks, PICKERS),
+            "parent_weights": _panels(measured, "weight", weights, WEIGHTS),
         }
 
-    def table(self, found: Mapping[str, Any]) -> RenderableType:
+    def table(self, measured: Mapping[str, Any]) -> RenderableType:
         """Labels against layers: the parent of most weight, and that weight."""
-        layers = found["layers"]
+        layers = measured["layers"]
         table = Table(
             Column("label", overflow="fold"),
             *(Column(f"layer {layer['layer']}", justify="right", overflow="fold") for layer in layers),
@@ -101,15 +101,15 @@ class ParentCells(Inspection):
             title_justify="left",
             box=box.SIMPLE_HEAD,
         )
-        for i, label in enumerate(found["labels"]):
+        for i, label in enumerate(measured["labels"]):
             table.add_row(Text(label), *(_strongest(layer["weight"][i]) for layer in layers))
         return table
 
 
 def _memories(delta: Delta) -> dict[str, Memory]:
     """By site, from the lowest layer."""
-    found = {site: module for site, module in delta.site_modules.items() if isinstance(module, Memory)}
-    return dict(sorted(found.items(), key=lambda item: delta.architecture.site(item[0]).layer or 0))
+    memories = {site: module for site, module in delta.site_modules.items() if isinstance(module, Memory)}
+    return dict(sorted(memories.items(), key=lambda item: delta.architecture.site(item[0]).layer or 0))
 
 
 def _sums(
@@ -119,8 +119,8 @@ def _sums(
     delta = subject.delta.eval()
     sums = {site: torch.zeros(2, n_labels, len(m.parents), dtype=torch.float64) for site, m in memories.items()}
     with torch.inference_mode():
-        for chosen in sorted_batches(subject.rows.lengths, BATCH):
-            inputs, targets = tensors_of(subject.rows, chosen)
+        for chosen in sorted_batches(subject.rows.lengths, SCORED_ROWS):
+            inputs, targets = torch_batch(subject.rows, chosen)
             with _listening(memories) as heard:
                 delta.logits(subject.model, inputs)
             for site, memory in memories.items():
@@ -161,19 +161,18 @@ def _strongest(weights: Sequence[float | None]) -> str:
     return f"{-parent} ({weight:.0%})"
 
 
-def _panels(found: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
+def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
     from edgepeft import drawing
 
-    layers = found["layers"][-1:] if last else found["layers"]
+    layers = measured["layers"][-1:] if last else measured["layers"]
     values = [value for layer in layers for row in layer[key] for value in row]
     known = [value for value in values if value is not None]
-    where = "first token" if found["reads"] == "first_token" else "mean of the tokens"
-    note = (
-        f"{sum(found['rows_of_label'])} rows, read at the {where}; {layers[0]['top_k']} of {layers[0]['parents']} kept"
-    )
+    where = "first token" if measured["reads"] == "first_token" else "mean of the tokens"
+    n_rows, kept = sum(measured["rows_of_label"]), f"{layers[0]['top_k']} of {layers[0]['parents']} kept"
+    note = f"{n_rows} rows, read at the {where}; {kept}"
     return drawing.panels(
         [
-            drawing.Panel(f"layer {layer['layer']}", layer[key], found["labels"], range(layer["parents"]))
+            drawing.Panel(f"layer {layer['layer']}", layer[key], measured["labels"], range(layer["parents"]))
             for layer in layers
         ],
         title=title,

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
-from edgepeft.data.batches import Encoded, encode
+from edgepeft.data.batches import encode
 from edgepeft.data.metrics import check_metric, default_metric
 from edgepeft.data.rows import Row, label_number, read_rows
 from edgepeft.data.sampling import part
@@ -71,15 +71,16 @@ def inspect_delta(
     _check(every, delta.card)
     rows = part(every, limit, "inspect", stratify=delta.card.labels is not None).taken
     with new_folder(out, force=force) as new:  # entered first: what is wrong with it is said before the work
-        encoded = _encoded(rows, delta.card, backbone)
+        pad = backbone.architecture.pad_token_id
+        encoded = encode(rows, delta.card.labels, backbone.encoder(), delta.card.max_length, pad)
         subject = InspectionSubject(delta, load_model(backbone), encoded, metric)
         document = _about(delta, data, rows=len(rows), every=len(every), truncated=encoded.truncated)
         document |= {"metric": metric, "inspections": {}, "skipped": skipped, "pictures": []}
         for inspection in fitting:
-            found = inspection.look(subject, _counter(inspection, subject, watch))
-            document["inspections"][inspection.name] = found
+            measured = inspection.look(subject, _counter(inspection, subject, watch))
+            document["inspections"][inspection.name] = measured
             with styled():
-                for stem, figure in inspection.draw(found, delta.card.task).items():
+                for stem, figure in inspection.draw(measured, delta.card.task).items():
                     document["pictures"] += save(figure, new, stem)
         write_json(new / DOCUMENT, document)
     return Inspected(document, tuple(i.table(document["inspections"][i.name]) for i in fitting))
@@ -102,9 +103,9 @@ def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
 
 def _require_ours(out: Path) -> None:
     """Only what an earlier inspection wrote is ever replaced."""
-    found = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    if found and DOCUMENT not in found:
-        raise UsageError(f"{out} holds {found[0]}, which is no part of an inspection; choose another folder.")
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if names and DOCUMENT not in names:
+        raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
 
 
 def _check(rows: Sequence[Row], card: DeltaCard) -> None:
@@ -117,13 +118,6 @@ def _check(rows: Sequence[Row], card: DeltaCard) -> None:
         elif row.label not in card.labels:
             known = ", ".join(card.labels)
             raise DataError(f"{row.where}: task {card.task} has no label {row.label!r}. Known: {known}.")
-
-
-def _encoded(rows: Sequence[Row], card: DeltaCard, backbone: Backbone) -> Encoded:
-    labels = card.labels
-    targets = [label_number(row) if labels is None else float(labels.index(row.label or "")) for row in rows]
-    pad = backbone.architecture.pad_token_id
-    return encode(rows, targets, backbone.encoder(), card.max_length, pad, regression=labels is None)
 
 
 def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -> dict[str, Any]:

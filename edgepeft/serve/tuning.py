@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.errors import EdgepeftError
-from edgepeft.runtime.tuning.checkpoint import claim, discard
+from edgepeft.runtime.tuning.claim import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest
 
 if TYPE_CHECKING:
-    from edgepeft.runtime.tuning.loop import Progress
+    from edgepeft.data.course.run import Progress
 
 __all__ = ["Jobs"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Pooling
+from edgepeft.data.course.options import BATCH, EPOCHS, CourseOptions
 from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
 from edgepeft.task_name import check_task_name
@@ -17,44 +17,24 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainOptions"]
 
-EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
-MAX_LENGTH = 128  # tokens of a text unless told, as in GLUE's usual settings
+MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
 MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """Numbers of one run; None means the method's, the metric's or the schedule's default.
-
-    ``epochs`` and ``steps`` exclude each other; ``warmup`` is the part of the steps in which the rate rises.
-    """
+class TrainOptions(CourseOptions):
+    """A course's numbers, and what a new delta needs."""
 
     task: str
-    epochs: int | None = None
-    steps: int | None = None
-    learning_rate: float | None = None
-    head_learning_rate: float | None = None
-    batch_size: int = 16
+    batch_size: int = BATCH
     max_length: int | None = None
     regression: bool = False
-    metric: str | None = None
-    seed: int = 0
     head: str | None = None
-    warmup: float = 0.1
-    clip_norm: float = 1.0
-    save_every: int = 100
 
     def __post_init__(self) -> None:
         check_task_name(self.task)
-        if self.epochs is not None and self.steps is not None:
-            raise UsageError("--epochs and --steps exclude each other; give one of them.")
-        for name in ("epochs", "steps", "batch_size", "save_every"):
-            _require_at_least(1, name, getattr(self, name))
-        _require_at_least(3, "max_length", self.max_length)  # a token between two special ones
-        _require_at_least(0, "seed", self.seed)
-        for option, rate in (("lr", self.learning_rate), ("head-lr", self.head_learning_rate)):
-            if rate is not None and not (math.isfinite(rate) and rate > 0):
-                raise UsageError(f"--{option} must be a positive number; found {rate}.")
+        super().__post_init__()
+        self.require_at_least({"max_length": 3})  # a token between two special ones
 
     def resolved(self, backbone: Backbone, method: Method) -> TrainOptions:
         """The same with every default filled in for this backbone and method.
@@ -89,8 +69,3 @@ class TrainOptions:
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
         return dataclasses.asdict(self)
-
-
-def _require_at_least(least: int, name: str, value: int | None) -> None:
-    if value is not None and value < least:
-        raise UsageError(f"--{name.replace('_', '-')} must be at least {least}; found {value}.")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgepeft.data.course.checkpoint import latest
 from edgepeft.delta import CARD_FILE, TENSORS_FILE
 from edgepeft.errors import UsageError
 from edgepeft.resources import refuse_mount_point
-from edgepeft.training.checkpoint import FOLDER, latest
 
-__all__ = ["prepare_output"]
+__all__ = ["FOLDER", "prepare_output"]
 
+FOLDER = "checkpoint"
 OURS = {CARD_FILE, TENSORS_FILE, FOLDER}
 
 
@@ -26,18 +27,18 @@ def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
     refuse_mount_point(out)
-    found = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
-    checkpoint = latest(out)
+    names = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
+    checkpoint = latest(out / FOLDER)
     if resume:
         if checkpoint is None:
-            holds = "a finished delta" if CARD_FILE in found else "no checkpoint"
+            holds = "a finished delta" if CARD_FILE in names else "no checkpoint"
             raise UsageError(f"there is nothing to resume: {out} holds {holds}. Leave --resume out to start a run.")
         return checkpoint
-    foreign = [name for name in found if name not in OURS]
+    foreign = [name for name in names if name not in OURS]
     if foreign:
         raise UsageError(f"{out} holds {foreign[0]}, which is no part of a delta; choose another folder.")
     if checkpoint is not None and not force:
         raise UsageError(f"{out} holds an interrupted run. Give --resume to continue it, or --force to start anew.")
-    if set(found) - {FOLDER} and not force:  # an empty one: the disk was full before the first checkpoint
+    if set(names) - {FOLDER} and not force:  # an empty one: the disk was full before the first checkpoint
         raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
     return None

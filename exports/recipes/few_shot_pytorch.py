@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from onnx import ModelProto, numpy_helper
-from torch import Tensor, nn
+from torch import Tensor
 
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.delta import Delta, DeltaCard, new_delta
-from edgepeft.graph.seeded import uniform
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle, read_graph
@@ -64,25 +59,9 @@ def train_from(
     )
     shutil.rmtree(work, ignore_errors=True)
     probe = new_delta(backbone, method, task, rows.labels, head=card.head, max_length=card.max_length)
-    with _masks_of_tune(seed):
-        result = train(backbone, method, rows, options, work, start=_tensors(graph, probe, backbone))
+    result = train(backbone, method, rows, options, work, start=_tensors(graph, probe, backbone))
     shutil.rmtree(work)
-    return {"metric": result.metric, "eval": result.eval_score, "test": result.test_score, "n_test": len(rows.test)}
-
-
-@contextmanager
-def _masks_of_tune(seed: int) -> Iterator[None]:
-    """The head's dropout draws what `edgepeft tune` draws: a linear head has one, the backbone's are off."""
-    steps = count()
-
-    def forward(module: nn.Dropout, x: Tensor) -> Tensor:
-        if not module.training:
-            return x
-        drawn = uniform(f"{seed}/{next(steps)}/dropout/0", tuple(x.shape))
-        return x * torch.from_numpy((drawn >= module.p) / (1 - module.p)).to(x.dtype)
-
-    with patch.object(nn.Dropout, "forward", forward):
-        yield
+    return {name: result.metrics[name] for name in ("metric", "eval", "test", "n_test")}
 
 
 def _start(bundle: Bundle, rows: TaskData, task: str, template: str | None, seed: int) -> ModelProto:
@@ -96,9 +75,9 @@ def _start(bundle: Bundle, rows: TaskData, task: str, template: str | None, seed
 def _tensors(graph: ModelProto, delta: Delta, backbone: Backbone) -> dict[str, Tensor]:
     """Its trained tensors; an override's is called as in the checkpoint there, as in the model here."""
     stored = {tensor.name: tensor for tensor in graph.graph.initializer}
-    found = {}
+    tensors = {}
     for name in delta.tensors():
         part, _, tensor = name.partition("/")
         there = f"override/{backbone.checkpoint.find(tensor).name}" if part == "override" else name
-        found[name] = torch.from_numpy(numpy_helper.to_array(stored[there]).copy())
-    return found
+        tensors[name] = torch.from_numpy(numpy_helper.to_array(stored[there]).copy())
+    return tensors

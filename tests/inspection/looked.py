@@ -32,9 +32,9 @@ def write_rows(path: Path, texts: Sequence[str], labels: Sequence[object]) -> Pa
 def subject(
     delta: Delta, backbone: Backbone, targets: Sequence[float], metric: str = "accuracy", texts=ROWS
 ) -> InspectionSubject:
-    rows = rows_of(texts, [str(target) for target in targets])
-    regression = delta.card.labels is None
-    encoded = encode(rows, targets, backbone.encoder(), delta.card.max_length, 0, regression=regression)
+    labels = delta.card.labels
+    rows = rows_of(texts, [str(target) if labels is None else labels[int(target)] for target in targets])
+    encoded = encode(rows, labels, backbone.encoder(), delta.card.max_length, 0)
     return InspectionSubject(delta, load_model(backbone), encoded, metric)
 
 

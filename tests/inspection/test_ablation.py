@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.inspection.ablation import Ablation
-from edgepeft.training.batches import tensors_of
+from edgepeft.training.engine import torch_batch
 
 LAYERS = 4
 
@@ -26,7 +26,7 @@ def backbone(request, tiny):
 def logits(delta, backbone):
     looked_at = subject(delta, backbone, [0.0] * len(ROWS))
     with torch.inference_mode():
-        inputs, _ = tensors_of(looked_at.rows, range(len(ROWS)))
+        inputs, _ = torch_batch(looked_at.rows, range(len(ROWS)))
         return delta.logits(looked_at.model, inputs).clone()
 
 
@@ -142,7 +142,7 @@ def test_a_regression_is_scored_by_its_metric_and_has_no_majority(backbone):
     looked_at = subject(delta, backbone, [float(i) for i in range(len(ROWS))], "pearson")
     found = look(Ablation(), looked_at)
     with torch.inference_mode():
-        inputs, _ = tensors_of(looked_at.rows, range(len(ROWS)))
+        inputs, _ = torch_batch(looked_at.rows, range(len(ROWS)))
         values = delta.logits(looked_at.model, inputs)[:, 0].numpy()
     assert found["whole"] == pytest.approx(np.corrcoef(values, np.arange(len(ROWS)))[0, 1], abs=1e-5)
     assert found["majority"] is None

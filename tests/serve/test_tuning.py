@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="exporting needs pip install edgepef
 from edgepeft.resources import locked
 from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.checkpoint import claim
+from edgepeft.runtime.tuning.claim import claim
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.tuning import Jobs

@@ -34,7 +34,7 @@ def test_rows_of_similar_length_share_a_batch_but_long_ones_do_not_all_come_firs
 
 def test_a_batch_holds_the_tokenizers_ids_padded_to_its_longest_row(backbone):
     some = rows(5)
-    encoded = encode(some, [0, 1, 1, 0, 1], backbone.encoder(), 64, 0, regression=False)
+    encoded = encode(some, ("bad", "good"), backbone.encoder(), 64, 0)
     inputs, targets = encoded.batch([2, 0])
     longest = max(len(some[i].sentence1.split()) + 2 for i in (2, 0))
     assert inputs["input_ids"].shape == (2, longest)
@@ -49,6 +49,6 @@ def test_a_batch_holds_the_tokenizers_ids_padded_to_its_longest_row(backbone):
 
 def test_empty_emoji_and_endless_texts_are_rows_too(backbone):
     odd = [rows(1)[0]._replace(sentence1=text) for text in ("", "\U0001f600", "good " * 20_000, "\ud800")]
-    encoded = encode(odd, [0, 0, 0, 0], backbone.encoder(), 16, 0, regression=False)
+    encoded = encode(odd, ("bad", "good"), backbone.encoder(), 16, 0)
     assert encoded.lengths == [2, 3, 16, 3]
     assert encoded.truncated == 1

@@ -9,8 +9,8 @@ from edgepeft.bench.planning.job import Job, Prepared
 if TYPE_CHECKING:
     import onnx
 
+    from edgepeft.data.course.engine import Arrays
     from edgepeft.graph.training import TrainingFacts
-    from edgepeft.runtime.tuning.step import Arrays
 
 __all__ = ["ENGINE", "WORKLOAD", "prepare"]
 

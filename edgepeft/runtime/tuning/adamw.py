@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgepeft.runtime.tuning.step import Arrays
+from edgepeft.data.course.engine import Arrays
 
 __all__ = ["AdamW", "clip"]
 

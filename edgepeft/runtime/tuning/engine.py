@@ -1,31 +1,37 @@
-"""What computes for a run: gradients in micro-batches, scores, logits; a session is opened when it is first needed."""
+"""A course's engine in ONNX Runtime: gradients in micro-batches, logits; sessions are opened when first needed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded
+from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.graph.cut import below
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.session import return_free_memory
-from edgepeft.runtime.tuning.evaluation import Evaluator, Scored, deployed_graph
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import open_session, return_free_memory, run_session
+from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.hidden import HiddenStates
 from edgepeft.runtime.tuning.layout import StepLayout
-from edgepeft.runtime.tuning.step import Arrays, StepResult, TrainingStep
-from edgepeft.runtime.tuning.subject import TuningSubject
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.step import StepResult, TrainingStep
+from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph, given_names
 from edgepeft.runtime.verify import run_in_groups
 
-__all__ = ["Engine"]
+__all__ = ["OnnxRuntimeEngine"]
 
 
-class Engine:
-    """``layout`` says how; ``work`` is a folder for hidden states that memory has no room for."""
+class OnnxRuntimeEngine(TrainingEngine):
+    """The trained tensors are arrays here and inputs of every graph."""
 
     def __init__(
         self,
@@ -35,15 +41,31 @@ class Engine:
         layout: StepLayout,
         work: Path,
         *,
+        optimizer: AdamW,
+        options: TuneOptions,
         threads: int | None = None,
     ) -> None:
+        """Open nothing yet.
+
+        Args:
+            bundle: holds the weights.
+            subject: its delta has the tensors to start from.
+            rows: tokens by part.
+            layout: from which hidden states on, and how many rows at a time.
+            work: a folder for hidden states that memory has no room for.
+            optimizer: with a rate for each tensor.
+            options: the largest norm of all gradients together, and whether the head's dropout is on.
+            threads: at most as many as the host allows; None takes those.
+        """
         self._bundle, self._subject, self._rows, self._threads = bundle, subject, rows, threads
         self._micro_batch, self._split = layout.micro_batch, layout.split
         self._folder = work if layout.in_file else None
         self._hidden: dict[str, HiddenStates] = {}
+        self._optimizer, self._options = optimizer, options
+        self.trained = subject.tensors()
 
-    def prepare(self, told: Callable[[int, int], None] = lambda _, __: None) -> None:
-        """Compute the hidden states, where they are kept; ``told`` hears the rows done, of how many.
+    def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
+        """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
 
         Raises:
             EdgepeftError: the disk has no room for them.
@@ -56,64 +78,101 @@ class Engine:
         for part, states in filled.items():
             for n in states.fill(self._split.below, self._bundle.folder, parts[part], self._threads):
                 done += n
-                told(done, total)
+                advance(done, total)
         self._hidden = filled
         return_free_memory()  # the lower layers' weights
 
-    def gradients(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
+    def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
+        """Gradients, clip, AdamW."""
+        drawn = [
+            masks(index, probability if self._options.dropout else 0.0, (len(chosen), width))
+            for index, (probability, width) in enumerate(self._subject.facts.dropouts)
+        ]
+        result = self.gradients(chosen, drawn)
+        norm = clip(result.gradients, self._options.clip_norm)
+        if math.isfinite(result.loss) and math.isfinite(norm):
+            self._optimizer.update(self.trained, result.gradients, factor)
+        return StepOutcome(result.loss, norm)
+
+    def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
         self.prepare()
         whole, size = len(chosen), self._micro_batch
         if whole <= size:
-            return self._micro(tensors, chosen, masks)
+            return self._micro(chosen, masks)
         loss, logits, gradients = 0.0, [], dict[str, NDArray[np.float32]]()
         for start in range(0, whole, size):
             part = slice(start, min(start + size, whole))
-            found = self._micro(tensors, chosen[part], [mask[part] for mask in masks])
+            result = self._micro(chosen[part], [mask[part] for mask in masks])
             share = (part.stop - part.start) / whole  # the graph's loss is the mean of the rows that it is given
-            loss += share * found.loss
-            logits.append(found.logits)
-            for name, gradient in found.gradients.items():
+            loss += share * result.loss
+            logits.append(result.logits)
+            for name, gradient in result.gradients.items():
                 weighted = np.multiply(gradient, np.float32(share), out=gradient)
                 gradients[name] = gradients[name] + weighted if name in gradients else weighted
         return StepResult(loss, np.concatenate(logits), gradients)
 
-    def _micro(self, tensors: Arrays, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
+    def _micro(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         inputs, targets = self._rows["train"].batch(chosen)
         states = self._hidden["train"].padded(chosen) if self._hidden else {}
-        return self._step(tensors, {**inputs, **states}, targets, masks)
+        return self._step(self.trained, {**inputs, **states}, targets, masks)
 
-    def score(self, part: str, tensors: Arrays, metric: str, told: Callable[[int], None] = lambda _: None) -> Scored:
-        """``tensors`` on the rows of a part; ``told`` hears the number of rows after each batch."""
+    def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[rows, outputs], as deployed: packed, and from the hidden states on where they are kept."""
         if part == "eval":
             self.prepare()
-        evaluator = self._above if part in self._hidden else self._whole
-        return evaluator.score(tensors, self._rows[part], metric, told)
+        rows, hidden = self._rows[part], self._hidden.get(part)
+        session = self._whole if hidden is None else self._above
+        given: dict[str, Any] = {new: self.trained[n] for new, n in given_names(self._subject.facts.trained).items()}
+        logits = np.empty((len(chosen), self._subject.n_outputs), np.float32)
+        for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
+            states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
+            logits[place] = run_session(session, LOGITS, {**given, **inputs, **states})
+        return logits
 
-    def release(self) -> None:
-        """Let sessions and states go, to make room for what comes after."""
+    def tensors(self) -> Arrays:
+        """Copies by name."""
+        return {name: tensor.copy() for name, tensor in self.trained.items()}
+
+    def state(self) -> Arrays:
+        """``delta:``, ``first:`` and ``second:<tensor>`` (AdamW's moments), and ``steps``."""
+        parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
+        named = {f"{part}:{name}": values for part, tensors in parts.items() for name, values in tensors.items()}
+        return {**named, "steps": np.array(self._optimizer.steps)}
+
+    def load_state(self, state: Arrays) -> None:
+        """Put tensors and AdamW where they were."""
+        parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
+        for key, values in state.items():
+            part, _, name = key.partition(":")
+            if name:
+                parts[part][name] = values
+        self._optimizer.steps = int(state["steps"])
+
+    def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take the best tensors; let sessions and states go, to make room for what comes after."""
+        self.trained = dict(tensors)
         self._hidden.clear()
         self._split = None
         for name in ("_step", "_above", "_whole"):
             self.__dict__.pop(name, None)
         return_free_memory()
 
-    def logits(self, tensors: Arrays, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        """The training graph's, from the token ids on, for rows of whatever origin: [rows, outputs]."""
-        self.release()
-        facts = self._subject.facts
+    def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        """The training graph's, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
+        self.finish(self.trained)
+        facts, size = self._subject.facts, self._micro_batch
         graph = TrainingStep(below(self._subject.training, LOGITS), self._bundle.folder, self._threads)
 
-        def part(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        def micro(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             rows = len(given["input_ids"])
             labels = np.zeros(rows, np.float32 if facts.regression else np.int64)
             masks = [np.ones((rows, width), np.float32) for _, width in facts.dropouts]
-            return graph.logits(tensors, given, labels, masks)
+            return graph.run([LOGITS], self.trained, given, labels, masks)[0]
 
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-            starts = range(0, len(given["input_ids"]), self._micro_batch)
-            cut = ({name: values[i : i + self._micro_batch] for name, values in given.items()} for i in starts)
-            return np.concatenate([part(rows) for rows in cut])
+            starts = range(0, len(given["input_ids"]), size)
+            return np.concatenate([micro({n: values[i : i + size] for n, values in given.items()}) for i in starts])
 
         return run_in_groups(group, inputs)
 
@@ -123,12 +182,10 @@ class Engine:
         return TrainingStep(graph, self._bundle.folder, self._threads)
 
     @cached_property
-    def _whole(self) -> Evaluator:
-        model = deployed_graph(self._bundle, self._subject)
-        return Evaluator(model, self._bundle.folder, self._subject, self._threads)
+    def _whole(self) -> ort.InferenceSession:
+        return open_session(deployed_graph(self._bundle, self._subject), self._bundle.folder, self._threads)
 
     @cached_property
-    def _above(self) -> Evaluator:
+    def _above(self) -> ort.InferenceSession:
         assert self._split is not None
-        packed = self._hidden["eval"].packed
-        return Evaluator(self._split.deployed, self._bundle.folder, self._subject, self._threads, packed)
+        return open_session(self._split.deployed, self._bundle.folder, self._threads)

@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.course.scoring import SCORED_ROWS
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
@@ -26,8 +27,7 @@ from edgepeft.graph.shapes import Spec, sized
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session
-from edgepeft.runtime.tuning.evaluation import BATCH, given_names
-from edgepeft.runtime.tuning.subject import TuningSubject
+from edgepeft.runtime.tuning.subject import TuningSubject, given_names
 
 __all__ = ["TOKENS_AXIS", "HiddenState", "HiddenStates", "SplitGraphs", "split_at_lowest"]
 
@@ -139,33 +139,33 @@ class HiddenStates:
         """Compute them, packed, with ``below`` of the split; yields the number of rows after each batch."""
         session = open_session(model, bundle, threads)
         known, outputs = [value.name for value in session.get_inputs()], [state.deployed for state in self._states]
-        for chosen in sorted_batches(self._lengths, BATCH):
+        for chosen in sorted_batches(self._lengths, SCORED_ROWS):
             inputs, _ = rows.batch(chosen)
             for part, given in passes(inputs):
                 of = [chosen[i] for i in part]
                 try:
-                    found = session.run(outputs, {name: given[name] for name in known})
+                    computed = session.run(outputs, {name: given[name] for name in known})
                 except Exception as error:  # its exceptions share no base but Exception
                     raise BundleError(
                         f"ONNX Runtime stops below the trained layers: {str(error).splitlines()[0]}"
                     ) from error
-                for state, values, computed in zip(self._states, self._values, found, strict=True):
-                    _scatter(values, computed, self._spans(state, of))
+                for state, values, packed in zip(self._states, self._values, computed, strict=True):
+                    _scatter(values, packed, self._spans(state, of))
             yield len(chosen)
 
     def padded(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """For the training graph: [batch, longest, width], zero where there is no token."""
         longest = max(self._lengths[i] for i in chosen)
-        found = {}
+        padded = {}
         for state, values in zip(self._states, self._values, strict=True):
             if state.by_row:
-                found[state.training] = np.ascontiguousarray(values[list(chosen)])
+                padded[state.training] = np.ascontiguousarray(values[list(chosen)])
                 continue
             batch = np.zeros((len(chosen), longest, state.width), np.float32)
             for place, (begin, end) in zip(batch, self._spans(state, chosen), strict=True):
                 place[: end - begin] = values[begin:end]
-            found[state.training] = batch.reshape(-1, state.width) if state.flat else batch
-        return found
+            padded[state.training] = batch.reshape(-1, state.width) if state.flat else batch
+        return padded
 
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """For the deployed graph: [tokens, width]."""
@@ -181,11 +181,11 @@ class HiddenStates:
         return [(self._starts[i], self._starts[i + 1]) for i in chosen]
 
 
-def _scatter(values: NDArray[np.float32], computed: NDArray[np.float32], spans: Sequence[tuple[int, int]]) -> None:
-    """Consecutive runs of ``computed`` to their places."""
+def _scatter(values: NDArray[np.float32], packed: NDArray[np.float32], spans: Sequence[tuple[int, int]]) -> None:
+    """Copy consecutive runs of ``packed`` to their places."""
     done = 0
     for begin, end in spans:
-        values[begin:end] = computed[done : done + end - begin]
+        values[begin:end] = packed[done : done + end - begin]
         done += end - begin
 
 

@@ -9,11 +9,10 @@ from typing import Any
 from edgepeft.data.batches import Encoded
 from edgepeft.errors import DoesNotFit, UsageError
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tuning.evaluation import deployed_graph
 from edgepeft.runtime.tuning.hidden import SplitGraphs, split_at_lowest
 from edgepeft.runtime.tuning.memory import Demand, MemoryBudget, allowed_memory
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import TuningSubject
+from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 
 __all__ = ["StepLayout", "demand_of", "lay_out"]
 

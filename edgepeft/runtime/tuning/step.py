@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgepeft.data.course.engine import Arrays
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.session import session_options
 
-__all__ = ["Arrays", "StepResult", "TrainingStep"]
-
-Arrays = dict[str, NDArray[Any]]
+__all__ = ["StepResult", "TrainingStep"]
 
 # Folding would put a transposed copy of every matrix beside the mapped one; without it the transpose becomes a flag of
 # the product (4 layers of BERT: 468 MB resident against 679 MB, for 8 % of the step's time).
@@ -68,24 +66,18 @@ class TrainingStep:
 
         ``labels`` [batch], ``masks`` [batch, width], one for each dropout.
         """
-        loss, logits, *found = self._run(self._outputs, trained, inputs, labels, masks)
-        return StepResult(float(loss), logits, dict(zip(self.facts.trained, found, strict=True)))
+        loss, logits, *gradients = self.run(self._outputs, trained, inputs, labels, masks)
+        return StepResult(float(loss), logits, dict(zip(self.facts.trained, gradients, strict=True)))
 
-    def logits(
-        self, trained: Mapping[str, Any], inputs: Mapping[str, Any], labels: Any, masks: Sequence[Any]
-    ) -> NDArray[np.float32]:
-        """[batch, outputs] alone: all that a graph cut at its logits gives."""
-        found: NDArray[np.float32] = self._run([LOGITS], trained, inputs, labels, masks)[0]
-        return found
-
-    def _run(
+    def run(
         self,
         outputs: Sequence[str],
         trained: Mapping[str, Any],
         inputs: Mapping[str, Any],
         labels: Any,
         masks: Sequence[Any],
-    ) -> list[Any]:
+    ) -> list[NDArray[Any]]:
+        """Some of the graph's outputs: all that one cut at its logits has is these."""
         given = {**trained, **inputs, LABELS: labels, **{dropout(i): mask for i, mask in enumerate(masks)}}
         try:
             return list(self._session.run(outputs, {name: given[name] for name in self._inputs}))

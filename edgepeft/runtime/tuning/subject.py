@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +12,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from edgepeft.data.course.engine import Arrays
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.errors import BundleError, DataError, UsageError
+from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.step import Arrays
 from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
 from edgepeft.task_name import check_task_name
 
-__all__ = ["Files", "TuningSubject", "from_task", "from_template"]
+__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "given_names"]
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,27 @@ class TuningSubject:
             if entry.key == "edgepeft.card":
                 entry.value = json.dumps({**json.loads(entry.value), **update})
         return model
+
+
+def given_names(trained: Sequence[str]) -> dict[str, str]:
+    """The deployed graph's names of trained tensors -> their own."""
+    return {f"delta/{name}": name for name in trained}
+
+
+def deployed_graph(bundle: Bundle, subject: TuningSubject) -> onnx.ModelProto:
+    """The task's spliced graph, with the trained tensors as inputs."""
+    model = splice(bundle.backbone_graph, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+    names = given_names(subject.facts.trained)
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in names]
+    for tensor in model.graph.initializer:
+        if tensor.name in names:
+            model.graph.input.add(name=tensor.name).type.tensor_type.elem_type = tensor.data_type
+            for extent in tensor.dims:
+                model.graph.input[-1].type.tensor_type.shape.dim.add(dim_value=extent)
+    copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(copies)
+    return model
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgepeft.data.course.checkpoint import latest
+from edgepeft.data.course.run import CourseResult, Progress
 from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.tasks import commit_tasks, prepare_task
-from edgepeft.runtime.tuning.checkpoint import claim, discard, latest
-from edgepeft.runtime.tuning.loop import Progress, Run, Tuned
+from edgepeft.runtime.tuning.claim import claim, discard
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.verify import pack_check
 from edgepeft.task_name import check_task_name
@@ -24,7 +26,7 @@ __all__ = ["TuneResult", "tune"]
 class TuneResult:
     """The run, and the task's entry now; None where no step beat what was there, which then stays."""
 
-    tuned: Tuned
+    tuned: CourseResult
     entry: TaskEntry | None
 
 
@@ -50,7 +52,7 @@ def tune(
         UsageError: no such task or template, no training graph, another run holds the task or was interrupted.
         DataError: the rows cannot be used.
         EdgepeftError: the loss is not finite; the bundle cannot be written.
-        Interrupted: ``stop`` said so; ``resume`` continues.
+        Interrupted: ``stop`` returned True; ``resume`` continues.
     """
     folder, options = Path(folder), options or TuneOptions()
     files = files if isinstance(files, Files) else Files(Path(files))
@@ -65,13 +67,12 @@ def tune(
             # A run that was killed after its result was in force finds a task of its own.
             else from_template(bundle, task, template, files, options, new=checkpoint is None)
         )
-        run = Run(bundle, subject, options, work, threads=threads, watch=watch, stop=stop, note=note)
+        run = TuningRun(bundle, subject, options, work, threads=threads, watch=watch, stop=stop, note=note)
         if checkpoint is not None:
-            run.resume(checkpoint)
-        run.finish_steps()
-        tuned = run.finished()
-        # There is no PyTorch to ask, but the training graph is its trace.
-        check = pack_check(subject.check, run.engine.logits(tuned.tensors, subject.check))
+            run.course.resume(checkpoint)
+        tuned = run.finish()
+        # There is no PyTorch here, but the training graph is its trace.
+        check = pack_check(subject.check, run.engine.training_logits(subject.check))
         del run  # with its sessions
         entry = _replace(bundle, subject, tuned, check, watch) if tuned.improved else None
         discard(work)
@@ -82,10 +83,10 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
     """The checkpoint to continue from, or None for a new run."""
     if resume and force:
         raise UsageError("--resume and --force exclude each other: continue the interrupted run, or start anew.")
-    found = latest(work)
-    if resume and found is None:
+    interrupted = latest(work)
+    if resume and interrupted is None:
         raise UsageError(f"there is nothing to resume: no run of task {task} was interrupted. Leave --resume out.")
-    if found is not None and not (resume or force):
+    if interrupted is not None and not (resume or force):
         raise UsageError(
             f"a run of task {task} was interrupted. Give --resume to continue it, or --force to start anew."
         )
@@ -93,16 +94,16 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
         for path in work.glob("*.safetensors"):
             path.unlink()
         return None
-    return found
+    return interrupted
 
 
 def _replace(
-    bundle: Bundle, subject: TuningSubject, tuned: Tuned, check: bytes, watch: Callable[[Progress], None]
+    bundle: Bundle, subject: TuningSubject, tuned: CourseResult, check: bytes, watch: Callable[[Progress], None]
 ) -> TaskEntry:
     graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     training = subject.training_bytes
     prepared = prepare_task(bundle, content, check, where, training=training, reference="training graph")
-    watch(Progress("commit", 0, 1, None, None, None))
+    watch(Progress("commit", 0, 1))
     return commit_tasks(bundle, [prepared], replace=True).task(subject.task)

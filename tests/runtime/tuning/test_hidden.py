@@ -15,6 +15,7 @@ from verbs import edgepeft
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
+from edgepeft.data.course.run import Interrupted
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.exporting.bundle import export_bundle
@@ -24,8 +25,8 @@ from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden
 from edgepeft.runtime.tuning.hidden import HiddenStates
-from edgepeft.runtime.tuning.loop import Interrupted, Run
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
 
@@ -69,17 +70,17 @@ def source(tmp_path_factory):
 def run_of(bundle, task, data, work, **more):
     options = TuneOptions(steps=6, learning_rate=3e-3, head_learning_rate=1e-2, batch_size=8, **more)
     opened, told = Bundle(bundle), []
-    run = Run(opened, from_task(opened, task, Files(data), options), options, work, threads=1, note=told.append)
+    run = TuningRun(opened, from_task(opened, task, Files(data), options), options, work, threads=1, note=told.append)
     return run, told
 
 
 def losses_of(run, steps=6):
-    found, order = [], list(range(len(run.rows["train"].targets)))
+    course = run.course
+    losses, order = [], list(range(len(course.rows["train"].targets)))
     for step in range(steps):
-        run.update(order[8 * step % 40 :][:8])
-        found.append(run.loss)
-        run.position.step += 1
-    return found
+        course.update(order[8 * step % 40 :][:8])
+        losses.append(course.loss)
+    return losses
 
 
 @pytest.mark.parametrize("task", CASES)
@@ -91,11 +92,12 @@ def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the
     assert bool(told) == (task == "norms") and not nothing
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
     # A key's bias changes no softmax: its gradient is noise, which AdamW makes a step of.
-    for name, tensor in ((n, t) for n, t in kept.tensors.items() if not n.endswith("key.bias")):
-        np.testing.assert_allclose(tensor, whole.tensors[name], atol=2e-5, err_msg=name)
+    for name, tensor in ((n, t) for n, t in kept.engine.trained.items() if not n.endswith("key.bias")):
+        np.testing.assert_allclose(tensor, whole.engine.trained[name], atol=2e-5, err_msg=name)
     for run in (kept, whole):
         run.engine.prepare()
-    one, other = (run.scored("eval", whole.tensors) for run in (kept, whole))
+    kept.engine.trained = whole.engine.trained
+    one, other = (run.course.score("eval") for run in (kept, whole))
     assert one.score == other.score and one.loss == pytest.approx(other.loss, abs=1e-5)
 
 
@@ -108,13 +110,14 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS, trainable=True)
     opened, options = Bundle(tmp_path / "bundle"), TuneOptions(steps=6, batch_size=8, learning_rate=1e-2)
     subject = head_only(from_task(opened, "mood", Files(moods), options))
-    kept = Run(opened, subject, options, tmp_path, threads=1)
-    whole = Run(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
+    kept = TuningRun(opened, subject, options, tmp_path, threads=1)
+    whole = TuningRun(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
     (state,) = kept.layout.split.states
     assert state.by_row == (kept_at == "pooler") and (state.by_row or state.deployed == kept_at)
-    assert kept.tensors.keys() == {name for name in kept.tensors if name.startswith("head/")}
+    assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
-    assert kept.scored("eval", kept.tensors).loss == pytest.approx(whole.scored("eval", kept.tensors).loss, abs=1e-5)
+    whole.engine.trained = kept.engine.trained
+    assert kept.course.score("eval").loss == pytest.approx(whole.course.score("eval").loss, abs=1e-5)
 
 
 def head_only(subject):
@@ -139,7 +142,7 @@ def head_only(subject):
 
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
     run, _ = run_of(source, "top", moods, tmp_path)
-    rows = run.rows["train"]
+    rows = run.course.rows["train"]
     states = HiddenStates(run.layout.split.states, rows, None)
     assert sum(states.fill(run.layout.split.below, source, rows, 1)) == len(rows.targets)
     model = load_model(open_backbone(str(source)), "eager")
@@ -156,7 +159,7 @@ def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, m
 
 def test_a_file_holds_what_memory_holds_and_has_no_name(source, moods, tmp_path):
     run, _ = run_of(source, "ffn", moods, tmp_path)
-    rows, split = run.rows["train"], run.layout.split
+    rows, split = run.course.rows["train"], run.layout.split
     both = [HiddenStates(split.states, rows, folder) for folder in (None, tmp_path)]
     for states in both:
         list(states.fill(split.below, source, rows, 1))
@@ -172,7 +175,7 @@ def test_a_full_disk_is_told_before_anything_is_mapped(source, moods, tmp_path, 
     monkeypatch.setattr(hidden.os, "posix_fallocate", full)
     run, _ = run_of(source, "ffn", moods, tmp_path)
     with pytest.raises(EdgepeftError, match=r"no room for .* MB of hidden states .*--no-prefix-cache"):
-        HiddenStates(run.layout.split.states, run.rows["train"], tmp_path)
+        HiddenStates(run.layout.split.states, run.course.rows["train"], tmp_path)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -181,9 +184,9 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(source, moods, tmp_
     whole, _ = run_of(source, "ffn", moods, tmp_path)
     parts, _ = run_of(source, "ffn", moods, tmp_path, micro_batch=size)
     chosen, generator = [0, 9, 3, 21, 14, 30, 2, 8], np.random.default_rng(0)
-    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.facts.dropouts]
+    masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.subject.facts.dropouts]
     assert masks
-    one, other = (run.engine.gradients(run.tensors, chosen, masks) for run in (whole, parts))
+    one, other = (run.engine.gradients(chosen, masks) for run in (whole, parts))
     assert other.loss == pytest.approx(one.loss, rel=1e-5)
     np.testing.assert_allclose(other.logits, one.logits, atol=1e-5)
     for name, gradient in one.gradients.items():

@@ -24,9 +24,9 @@ from edgepeft.graph.shapes import sized
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import memory
-from edgepeft.runtime.tuning.loop import Run
 from edgepeft.runtime.tuning.memory import allowed_memory, packed_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
 
@@ -108,7 +108,7 @@ def run_of(bundle, data, work, **more):
     options, told = TuneOptions(**{"steps": 4, "batch_size": 16, **more}), []
     opened = Bundle(bundle)
     subject = from_task(opened, "mood", Files(data), options)
-    return Run(opened, subject, options, work, threads=1, note=told.append), told
+    return TuningRun(opened, subject, options, work, threads=1, note=told.append), told
 
 
 def test_rows_at_once_are_as_many_as_fit_and_states_go_to_a_file_first(bundle, moods, tmp_path, monkeypatch):
@@ -160,16 +160,16 @@ import json, sys
 from pathlib import Path
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tuning.loop import Run
+from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, from_task
 
 bundle, data, work, more = sys.argv[1:]
 options, opened = TuneOptions(steps=4, **json.loads(more)), Bundle(Path(bundle))
-run = Run(opened, from_task(opened, "mood", Files(Path(data)), options), options, Path(work), threads=1)
-run.evaluate()
+run = TuningRun(opened, from_task(opened, "mood", Files(Path(data)), options), options, Path(work), threads=1)
+run.course.evaluate()
 for _ in range(3):
-    run.update(list(range(run.batch_size)))
+    run.course.update(list(range(run.batch_size)))
 status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
 print(run.layout.predicted_bytes, int(status["VmHWM"].split()[0]) * 1024)
 """

@@ -32,9 +32,9 @@ from edgepeft.runtime import tasks
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle, read_graph
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.checkpoint import claim
-from edgepeft.runtime.tuning.loop import Run
+from edgepeft.runtime.tuning.claim import claim
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.step import TrainingStep
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
@@ -63,7 +63,7 @@ def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moo
         steps=40, dropout=False, weight_decay=0.01, learning_rate=3e-3, head_learning_rate=1e-2, seed=3
     )
     opened = Bundle(bundle)
-    run = Run(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
+    run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
     backbone = open_backbone(str(bundle))
     delta, model = Delta.load(trainable.parent / "mood", backbone), load_model(backbone, "eager")
     named = delta.tensors()
@@ -73,12 +73,11 @@ def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moo
     ]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: i / 4 if i < 4 else (40 - i) / 36)
-    rows = run.rows["train"]
+    course, rows = run.course, run.course.rows["train"]
     batches = [batch for epoch in range(7) for batch in epoch_batches(rows.lengths, 16, 3, epoch)]
     for number, chosen in enumerate(batches[:20]):
         inputs, targets = rows.batch(chosen)
-        run.update(chosen)
-        run.position.step = number + 1
+        course.update(chosen)
         logits = delta.logits(model, {name: torch.from_numpy(values) for name, values in inputs.items()})
         loss = functional.cross_entropy(logits, torch.from_numpy(targets))
         optimizer.zero_grad()
@@ -86,9 +85,9 @@ def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moo
         torch.nn.utils.clip_grad_norm_(delta.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        assert run.loss == pytest.approx(loss.item(), abs=1e-5), f"step {number + 1}"
+        assert course.loss == pytest.approx(loss.item(), abs=1e-5), f"step {number + 1}"
     for name, tensor in named.items():
-        np.testing.assert_allclose(run.tensors[name], tensor.detach().numpy(), atol=1e-4)
+        np.testing.assert_allclose(run.engine.trained[name], tensor.detach().numpy(), atol=1e-4)
 
 
 def test_export_refuses_gradients_that_are_not_pytorchs(bundle, trainable):
@@ -222,7 +221,6 @@ def test_a_replacement_that_is_cut_off_leaves_one_whole_version(bundle, moods, m
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edgepeft.runtime.tuning.loop import Progress
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files
 from edgepeft.runtime.tuning.tune import tune

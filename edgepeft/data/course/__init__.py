@@ -1,0 +1,1 @@
+"""What a training run is, whatever engine computes it: steps, evaluations, the best checkpoint, resumption."""

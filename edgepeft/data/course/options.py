@@ -1,0 +1,67 @@
+"""The numbers that every course has, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from edgepeft.data.metrics import check_metric, default_metric
+from edgepeft.errors import UsageError
+
+__all__ = ["BATCH", "EPOCHS", "CourseOptions"]
+
+EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
+BATCH = 16  # the same
+_LEAST = {"epochs": 1, "steps": 1, "batch_size": 1, "save_every": 1, "seed": 0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CourseOptions:
+    """Numbers of one run; None means a default that depends on method, task or data.
+
+    ``epochs`` and ``steps`` exclude each other; ``warmup`` is the part of the steps in which the rate rises.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    learning_rate: float | None = None
+    head_learning_rate: float | None = None
+    batch_size: int | None = None
+    metric: str | None = None
+    seed: int = 0
+    warmup: float = 0.1
+    clip_norm: float = 1.0
+    save_every: int = 100
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("--epochs and --steps exclude each other; give one of them.")
+        self.require_at_least(_LEAST)
+        for option, rate in (("lr", self.learning_rate), ("head-lr", self.head_learning_rate)):
+            if rate is not None and not (math.isfinite(rate) and rate > 0):
+                raise UsageError(f"--{option} must be a positive number; found {rate}.")
+
+    def require_at_least(self, least: dict[str, int]) -> None:
+        """See that no option is below its least value.
+
+        Raises:
+            UsageError: names the first that is.
+        """
+        for name, number in least.items():
+            value = getattr(self, name)
+            if value is not None and value < number:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {number}; found {value}.")
+
+    def metric_for(self, labels: tuple[str, ...] | None) -> str:
+        """The metric's name for a task with these labels; None is a regression.
+
+        Raises:
+            UnknownName, UsageError: there is no such metric, or it is of the other kind of task.
+        """
+        metric = self.metric or default_metric(labels is None)
+        check_metric(metric, regression=labels is None, names=labels)
+        return metric
+
+    def total_steps(self, per_epoch: int) -> int:
+        """Updates of the whole run."""
+        return self.steps or per_epoch * (self.epochs or EPOCHS)

@@ -1,0 +1,242 @@
+"""A course: AdamW steps in a fixed order, linear warm-up and decay, evaluations, the best checkpoint, resumption.
+
+The tensors that score best on the evaluation rows are kept, the score of other rows is reported.  The run is a pure
+function of data, options and seed: the order of the rows and the dropout's masks are computed from the seed, and all
+else that moves is in the checkpoint, so a resumed run ends as an uninterrupted one, bit for bit on one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgepeft.data.batches import Encoded, epoch_batches
+from edgepeft.data.course.checkpoint import Position, load_checkpoint, save_checkpoint
+from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
+from edgepeft.data.course.options import CourseOptions
+from edgepeft.data.course.scoring import Scored, score_rows
+from edgepeft.data.parts import TaskData
+from edgepeft.data.schedule import evaluation_interval, rate_factor, warmup_steps
+from edgepeft.errors import EdgepeftError
+
+__all__ = ["Course", "CourseResult", "Interrupted", "Progress"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped from outside; its checkpoint is written."""
+
+
+class Progress(NamedTuple):
+    """``phase`` is prefix, train, eval or test, ``done`` of ``total`` its steps or rows.
+
+    ``loss`` is the last step's, ``score`` and ``best`` are of the evaluation rows; None until known.  `edgepeft tune`
+    adds the phase commit, just before the first file of the bundle is written.
+    """
+
+    phase: str
+    done: int
+    total: int
+    loss: float | None = None
+    score: float | None = None
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class CourseResult:
+    """The best tensors, their scores and how they came about as a card has them.
+
+    ``truncated`` counts texts that lost tokens.
+    """
+
+    tensors: Arrays
+    metrics: dict[str, Any]
+    training: dict[str, Any]
+    history: list[dict[str, float]]
+    truncated: int
+
+    @property
+    def metric(self) -> str:
+        """The metric's name."""
+        return str(self.metrics["metric"])
+
+    @property
+    def test_score(self) -> float:
+        """Of the rows that neither trained nor chose the step."""
+        return float(self.metrics["test"])
+
+    @property
+    def improved(self) -> bool:
+        """Whether some step beat the start; a start that is not scored is always beaten."""
+        return bool(self.training["best_step"])
+
+
+class Course:
+    """One run in memory: what never changes, and ``position``."""
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        data: TaskData,
+        rows: Mapping[str, Encoded],
+        options: CourseOptions,
+        *,
+        batch_size: int,
+        folder: Path,
+        asked: Mapping[str, Any],
+        remedy: str,
+        scores_start: bool = False,
+        patience: int | None = None,
+        watch: Callable[[Progress], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """A course that has not begun.
+
+        Args:
+            engine: computes steps and logits, and holds what is trained.
+            data: the rows as text; its labels and where they are from.
+            rows: the same rows as tokens, by part: train, eval, test.
+            options: epochs or steps, warm-up, seed, metric, steps between checkpoints.
+            batch_size: rows of a step; the last of an epoch may have fewer.
+            folder: of the checkpoints.
+            asked: what makes the run what it is; a resumed run must have the same.
+            remedy: what to do about a run that diverges, as sentences.
+            scores_start: whether the start is a candidate for the best tensors.
+            patience: evaluations without a better score that end the run; None never ends it early.
+            watch: gets each progress.
+            stop: whether to write a checkpoint and end; called after every step.
+        """
+        self.engine, self.data, self.rows, self.options = engine, data, rows, options
+        self.folder, self.asked, self.remedy, self.watch, self.stop = folder, asked, remedy, watch, stop
+        self.batch_size, self.scores_start, self.patience = batch_size, scores_start, patience
+        self.metric = options.metric_for(data.labels)
+        self.per_epoch = math.ceil(len(data.train) / batch_size)
+        self.total = options.total_steps(self.per_epoch)
+        self.interval = evaluation_interval(self.per_epoch, self.total)
+        self.warmup = warmup_steps(self.total, options.warmup)
+        self.position = Position()
+        self.loss: float | None = None
+
+    def resume(self, checkpoint: Path) -> None:
+        """Stand where a checkpoint was written.
+
+        Raises:
+            UsageError, BundleError: as ``load_checkpoint``.
+        """
+        self.position, state = load_checkpoint(checkpoint, self.asked)
+        self.engine.load_state(state)
+
+    def run(self) -> CourseResult:
+        """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows.
+
+        Raises:
+            EdgepeftError: the loss or a gradient is not finite.
+            Interrupted: ``stop`` returned True; a checkpoint is written.
+        """
+        if not self.over:
+            self.engine.prepare(self._prepared)
+        if not self.position.step:
+            if self.scores_start:
+                self.evaluate()
+            self.save()
+        while not self.over:
+            epoch, first = divmod(self.position.step, self.per_epoch)
+            lengths = self.rows["train"].lengths
+            for chosen in epoch_batches(lengths, self.batch_size, self.options.seed, epoch)[first:]:
+                if self.over:
+                    break
+                self.step(chosen)
+        return self._result()
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is left, or the last evaluations brought nothing."""
+        later = [entry for entry in self.position.history if entry["step"] > self.position.best_step]
+        return self.position.step == self.total or (self.patience is not None and len(later) >= self.patience)
+
+    def step(self, chosen: list[int]) -> None:
+        """One update, and what is due after it."""
+        self.update(chosen)
+        position = self.position
+        self.report("train", position.step, self.total)
+        evaluating = position.step % self.interval == 0 or position.step == self.total
+        if evaluating:
+            self.evaluate()
+        stopping = self.stop()
+        if evaluating or stopping or position.step % self.options.save_every == 0:
+            self.save()
+        if stopping:
+            raise self._interrupted()
+
+    def update(self, chosen: list[int]) -> None:
+        """Loss, gradients and AdamW on these rows.
+
+        Raises:
+            EdgepeftError: the loss or a gradient is not finite; nothing was changed.
+        """
+        step, seed = self.position.step, self.options.seed
+        factor = rate_factor(step, self.warmup, self.total)
+        self.loss, norm = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))
+        if not (math.isfinite(self.loss) and math.isfinite(norm)):
+            what = "the gradients are not finite" if math.isfinite(self.loss) else f"the loss became {self.loss}"
+            raise EdgepeftError(f"{what} in step {step + 1}: the training diverged. {self.remedy}")
+        self.position.step += 1
+
+    def evaluate(self) -> None:
+        """Score the evaluation rows; keep the tensors if they are the best so far (of equal scores, the lower loss)."""
+        position, scored = self.position, self.score("eval")
+        position.history.append({"step": position.step, **scored._asdict()})
+        if position.best is None or (scored.score, -scored.loss) > position.best:
+            position.best, position.best_step = (scored.score, -scored.loss), position.step
+            position.best_tensors = self.engine.tensors()
+        self.report("train", position.step, self.total)
+
+    def score(self, part: str) -> Scored:
+        """The tensors as they are, on the rows of a part."""
+        done, rows = 0, self.rows[part]
+
+        def advance(n: int) -> None:
+            nonlocal done
+            done += n
+            self.report(part, done, len(rows.targets))
+
+        return score_rows(partial(self.engine.logits, part), rows, self.data.labels, self.metric, advance)
+
+    def save(self) -> None:
+        """Write where the run stands."""
+        save_checkpoint(self.folder, self.position, self.engine.state(), self.asked)
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Call the watcher."""
+        history, best = self.position.history, self.position.best
+        score = history[-1]["score"] if history else None
+        self.watch(Progress(phase, done, total, self.loss, score, best[0] if best else None))
+
+    def _prepared(self, done: int, total: int) -> None:
+        self.report("prefix", done, total)
+        if self.stop():
+            self.save()
+            raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped after step {self.position.step} of {self.total}")
+
+    def _result(self) -> CourseResult:
+        position, data = self.position, self.data
+        assert position.best is not None
+        self.engine.finish(position.best_tensors)
+        metrics = {
+            "metric": self.metric,
+            "eval": position.best[0],
+            "test": self.score("test").score,
+            "n_train": len(data.train),
+            "n_eval": len(data.eval),
+            "n_test": len(data.test),
+            "split": data.split,
+        }
+        training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
+        truncated = sum(rows.truncated for rows in self.rows.values())
+        return CourseResult(position.best_tensors, metrics, training, position.history, truncated)

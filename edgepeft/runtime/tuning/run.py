@@ -1,0 +1,121 @@
+"""A course on the board: ONNX Runtime for PyTorch, NumPy for the optimizer.
+
+The task in the bundle is untouched until the end, and then replaced in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from edgepeft import __version__
+from edgepeft.data.batches import encode_parts
+from edgepeft.data.course.options import BATCH
+from edgepeft.data.course.run import Course, CourseResult, Progress
+from edgepeft.errors import UsageError
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.tuning.adamw import AdamW
+from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
+from edgepeft.runtime.tuning.layout import lay_out
+from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.subject import TuningSubject
+
+__all__ = ["TuningRun"]
+
+
+class TuningRun:
+    """A course with the engine and the layout that compute it."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        subject: TuningSubject,
+        options: TuneOptions,
+        work: Path,
+        *,
+        threads: int | None = None,
+        watch: Callable[[Progress], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Lay the run out and open nothing yet.
+
+        Args:
+            bundle: holds the weights and the encoder.
+            subject: what is tuned, and its data.
+            options: numbers of the run.
+            work: the folder of checkpoints, and of hidden states that memory has no room for.
+            threads: at most as many as the host allows; None takes those.
+            watch: gets each progress.
+            stop: whether to write a checkpoint and end.
+            note: gets sentences for people about how steps are computed.
+        """
+        self.subject, self.options, data, facts = subject, options, subject.data, subject.facts
+        options.metric_for(data.labels)  # a wrong one is refused before rows are tokenized
+        self.batch_size = _batch_size(options.batch_size, len(data.train))
+        self.rates = {
+            "learning_rate": options.learning_rate or facts.learning_rate,
+            "head_learning_rate": options.head_learning_rate or facts.head_learning_rate,
+        }
+        rows = encode_parts(data, bundle.encoder(), subject.max_length, bundle.architecture.pad_token_id)
+        self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
+        for line in self.layout.notes:
+            note(line)
+        self.engine = OnnxRuntimeEngine(
+            bundle, subject, rows, self.layout, work, optimizer=self._optimizer(), options=options, threads=threads
+        )
+        entry = {"task": subject.task, "template": subject.template, "data": data.sha256}
+        self.course = Course(
+            self.engine,
+            data,
+            rows,
+            options,
+            batch_size=self.batch_size,
+            folder=work,
+            asked={**entry, **options.plain(), **self.layout.plain(), **self.rates},
+            remedy=self._remedy(),
+            scores_start=True,
+            patience=options.patience,
+            watch=watch,
+            stop=stop,
+        )
+
+    def finish(self) -> CourseResult:
+        """Every step that is left; the best tensors, and their score on rows that chose nothing.
+
+        Raises:
+            EdgepeftError, Interrupted: as ``Course.run``.
+        """
+        result = self.course.run()
+        training = {
+            **self.options.plain(),
+            "engine": f"onnxruntime {version('onnxruntime')}, edgepeft {__version__}",
+            "template": self.subject.template,
+            **self.rates,
+            "batch_size": self.batch_size,
+            **self.layout.plain(),
+            **result.training,
+        }
+        return replace(result, training=training)
+
+    def _optimizer(self) -> AdamW:
+        rate, head_rate = self.rates.values()
+        rates = {name: head_rate if name.startswith("head/") else rate for name in self.subject.facts.trained}
+        return AdamW(rates, weight_decay=self.options.weight_decay)
+
+    def _remedy(self) -> str:
+        rate, head_rate = self.rates.values()
+        facts = self.subject.facts
+        lower, head_lower = min(rate / 10, facts.learning_rate), min(head_rate / 10, facts.head_learning_rate)
+        return (
+            f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "
+            f"(these were {rate:g} and {head_rate:g})."
+        )
+
+
+def _batch_size(asked: int | None, n_train: int) -> int:
+    if asked is not None and asked > n_train:
+        raise UsageError(f"--batch-size {asked} is more than the {n_train} rows that train; give at most {n_train}.")
+    return asked or min(BATCH, n_train)

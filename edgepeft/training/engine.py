@@ -1,0 +1,149 @@
+"""A course's engine in PyTorch: the backbone is frozen and in eval mode, of the delta only the head has dropout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.data.batches import Encoded
+from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
+from edgepeft.delta import Delta
+
+__all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
+
+
+class PyTorchEngine(TrainingEngine):
+    """A delta on its frozen model; AdamW has two rates, the delta's own and its head's."""
+
+    def __init__(
+        self, delta: Delta, model: nn.Module, rows: Mapping[str, Encoded], rates: tuple[float, float], clip_norm: float
+    ) -> None:
+        self.delta, self.model, self.rows, self.clip_norm = delta.eval(), model, rows, clip_norm
+        self.optimizer = _adamw(delta, rates)
+
+    def prepare(self, advance: Callable[[int, int], None]) -> None:
+        """Steps share nothing."""
+
+    def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
+        """Forward, backward, clip, AdamW."""
+        inputs, targets = torch_batch(self.rows["train"], chosen)
+        numbers = count()
+
+        def drop(features: Tensor, probability: float) -> Tensor:
+            return features * torch.from_numpy(masks(next(numbers), probability, features.shape))
+
+        with replaced_dropout(self.delta, drop):
+            loss = loss_of(self.delta.logits(self.model, inputs), targets)
+        if not math.isfinite(loss.item()):
+            return StepOutcome(loss.item(), math.nan)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = float(torch.nn.utils.clip_grad_norm_(self.delta.parameters(), self.clip_norm))
+        if math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            self.optimizer.step()
+        return StepOutcome(loss.item(), norm)
+
+    def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[rows, outputs]."""
+        return logits_of(self.delta, self.model, self.rows[part], chosen)
+
+    def tensors(self) -> Arrays:
+        """Copies by name."""
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.delta.tensors().items()}
+
+    def state(self) -> Arrays:
+        """``delta:<tensor>``, and ``optimizer:<tensor>:<what AdamW keeps of it>``."""
+        named: Arrays = {}
+        for name, parameter in self.delta.tensors().items():
+            named[f"delta:{name}"] = parameter.detach().contiguous().numpy()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                named[f"optimizer:{name}:{key}"] = value.contiguous().numpy()
+        return named
+
+    def load_state(self, state: Arrays) -> None:
+        """Put parameters and AdamW where they were."""
+        tensors = {name: torch.from_numpy(value) for name, value in state.items()}
+        self.delta.read({name[6:]: t for name, t in tensors.items() if name.startswith("delta:")}, "the checkpoint")
+        for name, parameter in self.delta.tensors().items():
+            start = f"optimizer:{name}:"
+            kept = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
+            if kept:
+                self.optimizer.state[parameter] = kept
+
+    def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take the best tensors."""
+        self.delta.read({name: torch.from_numpy(values) for name, values in tensors.items()}, "the best step")
+
+
+class _Replaced(nn.Module):
+    """Stands where a dropout stood."""
+
+    def __init__(self, apply: Callable[[Tensor, float], Tensor], probability: float) -> None:
+        super().__init__()
+        self.apply_to, self.probability = apply, probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return self.apply_to(x, self.probability)
+
+
+@contextmanager
+def replaced_dropout(delta: Delta, apply: Callable[[Tensor, float], Tensor]) -> Iterator[None]:
+    """Within the block, ``apply`` gets what the delta would drop out, and the probability where it is above 0."""
+    before = [
+        (parent, name, child)
+        for parent in delta.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, nn.Dropout) and child.p > 0
+    ]
+    try:
+        for parent, name, child in before:
+            setattr(parent, name, _Replaced(apply, child.p))
+        yield
+    finally:
+        for parent, name, child in before:
+            setattr(parent, name, child)
+
+
+def torch_batch(rows: Encoded, chosen: Sequence[int]) -> tuple[dict[str, Tensor], Tensor]:
+    """The model's inputs [batch, longest] and targets [batch] of those rows."""
+    inputs, targets = rows.batch(chosen)
+    return {name: torch.from_numpy(values) for name, values in inputs.items()}, torch.from_numpy(targets)
+
+
+def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:
+    """[rows, outputs] of a delta in eval mode, without gradients."""
+    with torch.inference_mode():
+        logits: NDArray[np.float32] = delta.logits(model, torch_batch(rows, chosen)[0]).numpy()
+    return logits
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of [batch, labels] and int64 [batch], or squared error of [batch, 1] and float32 [batch]."""
+    if targets.is_floating_point():
+        return functional.mse_loss(logits.squeeze(-1), targets)
+    return functional.cross_entropy(logits, targets)
+
+
+def _adamw(delta: Delta, rates: tuple[float, float]) -> torch.optim.AdamW:
+    """Two groups, the delta proper and its head; no weight decay, as in the methods' papers."""
+    named = delta.tensors()
+    head = [tensor for name, tensor in named.items() if name.startswith("head/")]
+    proper = [tensor for name, tensor in named.items() if not name.startswith("head/")]
+    groups: list[dict[str, Any]] = [
+        {"params": tensors, "lr": rate, "initial_lr": rate}
+        for tensors, rate in zip((proper, head), rates, strict=True)
+        if tensors
+    ]
+    return torch.optim.AdamW(groups, weight_decay=0.0)
