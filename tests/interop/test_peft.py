@@ -53,6 +53,7 @@ def test_import_works_where_peft_cannot_be_imported(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"delta.json", "delta.safetensors"}
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("name", NAMES)
 def test_an_imported_checkpoint_gives_the_logits_that_peft_gave(name):
     backbone = backbone_of(name)
