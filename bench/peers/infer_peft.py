@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "pytorch"
-WORKLOAD = "infer"
+__all__ = ["prepare"]
 
 
 def prepare(job: Job) -> Prepared:

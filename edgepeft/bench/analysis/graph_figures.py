@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 
 from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace_plain
@@ -23,7 +22,6 @@ from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
 from edgepeft.runtime.versions import GRAPH
 
 __all__ = ["count_metrics"]
-
 
 _MOST_ROWS = 4  # more of them only repeat what these do
 
@@ -50,7 +48,6 @@ def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence
     bundle, model = subject.bundle, subject.model
     graph = bundle.graph(task.name if task else None)
     inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
-    inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
     executed = trace_plain(graph, bundle.folder, inputs)
     values: dict[str, Number] = {
         "nodes": len(graph.graph.node),

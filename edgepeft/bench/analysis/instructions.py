@@ -53,7 +53,6 @@ def count_instructions(
     """
     bundle, model, row = subject.bundle, subject.model, lengths[:1]
     inputs = random_batch(row, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
-    inputs["token_type_ids"] = np.zeros_like(inputs["input_ids"])
     entries = []
     for task in (None, *(task.name for task in model.tasks)):
         with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:

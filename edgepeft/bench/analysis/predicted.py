@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bench.planning.resolve import ResolvedRequest
@@ -87,7 +85,6 @@ def _predictions(work: ResolvedRequest, task: BenchedTask | None) -> list[Predic
     for rows in dict.fromkeys(work.batches):  # the graph puts a task's prompt in front by itself
         job = Job(_WORKLOAD, 1, (rows,), vocab_size=subject.model.vocab_size, pad_id=subject.model.pad_id)
         inputs = job.batch(0)
-        inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
         taken = {value.name for value in graph.graph.input}
         works = count_run(graph, {key: value for key, value in inputs.items() if key in taken}).works
         known[rows] = predict_seconds(works, work.profile, precision=precision)

@@ -34,7 +34,7 @@ def batches_of(lengths: Sequence[int], batch_size: int) -> Batches:
 
 
 def random_batch(lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: int) -> dict[str, NDArray[np.int64]]:
-    """Draw random ids and their mask, both [batch, longest], padded on the right with ``pad_id``.
+    """Draw random ids, their mask and token types of zero, each [batch, longest]; rows end with ``pad_id``.
 
     Ids come from the upper part of the vocabulary, where no family keeps its special tokens.
     """
@@ -43,4 +43,5 @@ def random_batch(lengths: Sequence[int], *, vocab_size: int, pad_id: int, seed: 
     low = min(1000, vocab_size // 2)  # BERT's [unused] and special entries lie below 1000
     drawn = np.random.default_rng(seed).integers(low, vocab_size - 1, mask.shape)
     drawn += drawn >= pad_id  # never the padding id: RoBERTa counts positions from it
-    return {"input_ids": np.where(mask == 1, drawn, pad_id), "attention_mask": mask}
+    ids = np.where(mask == 1, drawn, pad_id)
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}

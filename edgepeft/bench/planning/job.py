@@ -53,7 +53,7 @@ class Job:
     package: str = ""
 
     def batch(self, index: int) -> dict[str, NDArray[np.int64]]:
-        """Ids and mask of batch ``index``, both [batch, longest]; equal in every worker."""
+        """Ids, mask and token types of batch ``index``, each [batch, longest]; equal in every worker."""
         return _batch(self.batches[index], self.vocab_size, self.pad_id, self.seed + index)
 
     def to_json(self) -> str:

@@ -1,1 +1,1 @@
-"""One file per workload: ``ENGINE``, ``WORKLOAD``, ``prepare(job)``; imported in its worker only."""
+"""One file per workload: ``prepare(job)``; imported in its worker only."""

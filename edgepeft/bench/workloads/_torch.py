@@ -44,4 +44,5 @@ def batch_tensors(job: Job, index: int) -> dict[str, Tensor]:
     """Ids and mask of batch ``index`` as tensors, both [batch, longest]; nothing is copied."""
     import torch
 
-    return {name: torch.from_numpy(values) for name, values in job.batch(index).items()}
+    inputs = job.batch(index)
+    return {name: torch.from_numpy(inputs[name]) for name in ("input_ids", "attention_mask")}

@@ -12,10 +12,7 @@ import sys
 from edgepeft.bench.planning.job import Job, Prepared
 from edgepeft.errors import EdgepeftError
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "infer"
+__all__ = ["prepare"]
 
 _ANSWER = """
 import json, sys

@@ -9,10 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["BYTES_PER_STEP", "ENGINE", "REPEATS", "WORKLOAD", "prepare"]
-
-ENGINE = "numpy"
-WORKLOAD = "copy"
+__all__ = ["BYTES_PER_STEP", "REPEATS", "prepare"]
 
 _BLOCK = 64 << 20  # bytes; two of them fit a board of 512 MB
 REPEATS = 4

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgepeft.bench.planning.job import Job, Prepared
 
@@ -12,19 +15,16 @@ if TYPE_CHECKING:
     from edgepeft.data.course.engine import Arrays
     from edgepeft.graph.training import TrainingFacts
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
+__all__ = ["LEARNING_RATE", "labels_of", "prepare"]
 
-ENGINE = "onnxruntime"
-WORKLOAD = "finetune"
+# Of both engines, like the labels, so that their steps are one step.
+LEARNING_RATE = 1e-6  # the figure is time; weights should stay where activations are ordinary
 
 
 def prepare(job: Job) -> Prepared:
     """Open the task's training graph on the bundle's weights, with an optimiser for what is trained."""
     from pathlib import Path
 
-    import numpy as np
-
-    from edgepeft.bench.workloads._finetune import LEARNING_RATE, labels_of
     from edgepeft.runtime.bundle import Bundle, read_graph
     from edgepeft.runtime.tuning.adamw import AdamW
     from edgepeft.runtime.tuning.step import TrainingStep
@@ -38,7 +38,6 @@ def prepare(job: Job) -> Prepared:
 
     def step(batch: int) -> None:
         inputs = job.batch(batch)
-        inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
         rows = len(inputs["input_ids"])
         masks = [
             ((source.random((rows, width), np.float32) >= p) / np.float32(1 - p)).astype(np.float32)
@@ -56,3 +55,9 @@ def _tensors(delta: onnx.ModelProto, facts: TrainingFacts) -> Arrays:
 
     stored = {tensor.name: tensor for tensor in delta.graph.initializer}
     return {name: numpy_helper.to_array(stored[name]).copy() for name in facts.trained}
+
+
+def labels_of(job: Job, rows: int) -> NDArray[Any]:
+    """[rows]: classes in turn, or numbers where the task has one output."""
+    numbers = np.arange(rows)
+    return numbers.astype(np.float32) if job.n_labels == 1 else numbers % job.n_labels

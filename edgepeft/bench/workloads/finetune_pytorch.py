@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
     Logits = Callable[[dict[str, Tensor]], Tensor]
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "pytorch"
-WORKLOAD = "finetune"
+__all__ = ["prepare"]
 
 
 def prepare(job: Job) -> Prepared:
@@ -25,8 +22,8 @@ def prepare(job: Job) -> Prepared:
     import torch
     from torch.nn import functional
 
-    from edgepeft.bench.workloads._finetune import LEARNING_RATE, labels_of
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, load
+    from edgepeft.bench.workloads.finetune_onnxruntime import LEARNING_RATE, labels_of
     from edgepeft.methods.base import method_named
 
     backbone, model = load(job)

@@ -8,34 +8,26 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "FLOPS_PER_STEP", "REPEATS", "SHAPE", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "gemm"
+__all__ = ["FLOPS_PER_STEP", "REPEATS", "SHAPE", "prepare"]
 
 SHAPE = _M, _K, _N = 1024, 768, 3072
 REPEATS = 8  # 39 GFLOP: a tenth of a second on the host of the design's figures, above timer noise
 FLOPS_PER_STEP = 2 * _M * _K * _N * REPEATS
+_MODEL = f"""<ir_version: 10, opset_import: ["" : 20]>
+gemm (float[{_M},{_K}] a) => (float[{_M},{_N}] c) {{ c = MatMul (a, b) }}"""
 
 
 def prepare(job: Job) -> Prepared:
     """A session with one MatMul, and the step that runs it ``REPEATS`` times."""
     import numpy as np
     import onnxruntime as ort
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import numpy_helper, parser
 
     from edgepeft.runtime.session import session_options
 
     source = np.random.default_rng(0)
-    weight = numpy_helper.from_array(source.standard_normal((_K, _N), np.float32), "b")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["a", "b"], ["c"])],
-        "gemm",
-        [helper.make_tensor_value_info("a", TensorProto.FLOAT, [_M, _K])],
-        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [_M, _N])],
-        [weight],
-    )
-    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    model = parser.parse_model(_MODEL)
+    model.graph.initializer.append(numpy_helper.from_array(source.standard_normal((_K, _N), np.float32), "b"))
     session = ort.InferenceSession(
         model.SerializeToString(), session_options(job.threads), providers=["CPUExecutionProvider"]
     )

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "pytorch"
-WORKLOAD = "gemm"
+__all__ = ["prepare"]
 
 
 def prepare(job: Job) -> Prepared:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "infer"
+__all__ = ["prepare"]
 
 
 def prepare(job: Job) -> Prepared:
     """Open the session; a step is one batch to the logits, or to the last hidden state."""
     from pathlib import Path
-
-    import numpy as np
 
     from edgepeft.runtime.runtime import Runtime
 
@@ -23,7 +18,6 @@ def prepare(job: Job) -> Prepared:
 
     def step(batch: int) -> None:
         inputs = job.batch(batch)
-        inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
         if job.task is None:
             runtime.last_hidden_state(inputs)
         else:

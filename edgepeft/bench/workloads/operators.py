@@ -10,10 +10,7 @@ from typing import Any
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "MORE", "REPEATS", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "operators"
+__all__ = ["MORE", "REPEATS", "prepare"]
 
 _SHORT, MORE = 10, 1000
 REPEATS = 20
@@ -34,15 +31,14 @@ def prepare(job: Job) -> Prepared:
 
 
 def _session(n: int) -> Any:
-    import numpy as np
     import onnxruntime as ort
-    from onnx import TensorProto, helper, numpy_helper
+    from onnx import parser
 
     from edgepeft.runtime.session import session_options
 
-    one = numpy_helper.from_array(np.ones((1, 1), np.float32), "one")
-    nodes = [helper.make_node("Add", [f"v{i}", "one"], [f"v{i + 1}"]) for i in range(n)]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1]) for name in ("v0", f"v{n}")]
-    graph = helper.make_graph(nodes, "operators", values[:1], values[1:], [one])
-    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    chain = "\n".join(f"v{i + 1} = Add (v{i}, one)" for i in range(n))
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : 20]> operators (float[1,1] v0) => (float[1,1] v{n})'
+        f"<float[1,1] one = {{1}}> {{ {chain} }}"
+    )
     return ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])

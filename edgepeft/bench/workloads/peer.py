@@ -5,10 +5,7 @@ from __future__ import annotations
 from edgepeft.bench.planning.job import Job, Prepared
 from edgepeft.errors import UsageError
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "infer"
+__all__ = ["prepare"]
 
 _KNOWN = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -19,7 +16,6 @@ def prepare(job: Job) -> Prepared:
     Raises:
         UsageError: ONNX Runtime refuses the file, or it needs an input that a text does not give.
     """
-    import numpy as np
     import onnxruntime as ort
 
     from edgepeft.runtime.session import session_options
@@ -37,7 +33,6 @@ def prepare(job: Job) -> Prepared:
 
     def step(batch: int) -> None:
         values = job.batch(batch)
-        values = {**values, "token_type_ids": np.zeros_like(values["input_ids"])}
         session.run(None, {name: values[name] for name in names})
 
     return Prepared(step)

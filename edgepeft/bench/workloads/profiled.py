@@ -10,16 +10,11 @@ from pathlib import Path
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "infer"
+__all__ = ["prepare"]
 
 
 def prepare(job: Job) -> Prepared:
     """Open the session; profiling begins with the first run."""
-    import numpy as np
-
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.passes import passes
     from edgepeft.runtime.session import open_session, session_options
@@ -37,7 +32,6 @@ def prepare(job: Job) -> Prepared:
             shutil.move(session.end_profiling(), target)
             return
         inputs = job.batch(0)
-        inputs = {**inputs, "token_type_ids": np.zeros_like(inputs["input_ids"])}
         for _, part in passes({name: inputs[name] for name in read}, prompt=prompt):
             session.run(None, part)
 

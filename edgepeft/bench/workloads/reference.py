@@ -15,10 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare", "reference_encoder"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "reference"
+__all__ = ["prepare", "reference_encoder"]
 
 
 def prepare(job: Job) -> Prepared:

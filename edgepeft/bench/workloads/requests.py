@@ -20,10 +20,7 @@ from edgepeft.bench.planning.job import Job, Prepared
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["ENGINE", "WORKLOAD", "prepare"]
-
-ENGINE = "onnxruntime"
-WORKLOAD = "infer"
+__all__ = ["prepare"]
 
 
 def prepare(job: Job) -> Prepared:

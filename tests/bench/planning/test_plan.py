@@ -91,7 +91,7 @@ def test_jobs_name_an_existing_workload_file():
     for unit in planned(peers=[Path("m.onnx")]):
         if unit.job:
             module = importlib.import_module(f"edgepeft.bench.workloads.{unit.job.workload}")
-            assert (unit.engine, unit.workload) == (module.ENGINE, module.WORKLOAD)
+            assert callable(module.prepare)
 
 
 def test_a_job_carries_the_tasks_settings_through_json():
