@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from edgepeft.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
 from edgepeft.profiles.schema import Calibration, Profile
@@ -55,18 +55,6 @@ class Predicted:
     row: Calibration | None
     classes: dict[OperatorClass, ClassTime]
     notes: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data for a document."""
-        return {
-            "latency_s": self.seconds,
-            "interval_s": self.interval,
-            "at_least_s": self.at_least,
-            "calibration": self.calibration,
-            "row": None if self.row is None else self.row.model_dump(mode="json"),
-            "classes": {kind.value: vars(time) for kind, time in self.classes.items()},
-            "notes": list(self.notes),
-        }
 
 
 def predict_seconds(

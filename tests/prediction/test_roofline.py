@@ -97,10 +97,3 @@ def test_one_thread_has_a_rate_of_its_own():
 def test_a_rate_of_fewer_threads_than_cores_is_named():
     found = predict_seconds([product(10**9)], load_profile("snapdragon-855"))
     assert any("4 threads, of 8 cores" in note for note in found.notes)
-
-
-def test_the_result_is_one_json_document():
-    import json
-
-    document = json.loads(json.dumps(predict_seconds([product(10**9)], load_profile("rpi4")).as_json()))
-    assert document["classes"]["matrix product"]["flops"] == 10**9 and document["row"]["runtime"] == "ncnn"

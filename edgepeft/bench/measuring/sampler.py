@@ -97,14 +97,6 @@ def round_orders(
         yield order
 
 
-def _never(series: Mapping[str, Series]) -> bool:
-    return False
-
-
-def _always(series: Mapping[str, Series]) -> bool:
-    return True
-
-
 @dataclass(frozen=True)
 class Rule:
     """When to stop before all rounds are done: after ``least`` of them, as soon as they are ``enough``.
@@ -113,9 +105,9 @@ class Rule:
     """
 
     least: int = 1
-    enough: Callable[[Mapping[str, Series]], bool] = _never
+    enough: Callable[[Mapping[str, Series]], bool] = lambda series: False
     more_warmup: int = 0
-    steady: Callable[[Mapping[str, Series]], bool] = _always
+    steady: Callable[[Mapping[str, Series]], bool] = lambda series: True
 
 
 def sample_rounds(

@@ -17,9 +17,9 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 __all__ = ["main", "peak_rss_bytes", "serve"]
 
@@ -56,7 +56,7 @@ def serve(requests: IO[str], replies: IO[str]) -> None:
         replies.flush()
 
 
-def _replies(requests: IO[str]) -> Iterator[dict[str, Any]]:
+def _replies(requests: IO[str]) -> Iterator[Mapping[str, object]]:
     from edgepeft.bench.planning.job import Job
 
     job = Job.from_json(requests.readline())
@@ -85,7 +85,7 @@ def _timed(step: Callable[[int], None], batch: int) -> dict[str, float]:
     return {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
 
 
-def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, Any]:
+def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, object]:
     """Repeat the step for ``span`` seconds, as under a quota that holds all the time; the mean of the steps.
 
     A worker that has waited has a whole period's quota left, and a short step would be over before it is used up:
@@ -108,7 +108,7 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
     return {"seconds": (ended - began) / n, "cpu_seconds": used / n, "each": reported, "repeats": n}
 
 
-def _described(error: Exception) -> dict[str, Any]:
+def _described(error: Exception) -> dict[str, str]:
     from edgepeft.errors import EdgepeftError
 
     text = f"{type(error).__name__}: {error}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgepeft.bench.planning.batches import Batches, random_batch
 from edgepeft.errors import UsageError
 
-__all__ = ["Job", "Prepared", "StepFunction"]
+__all__ = ["Job", "Prepared", "StepFunction", "TextsRequest"]
 
 StepFunction = Callable[[int], None]  # does one unit of work on batch number i
 
@@ -25,6 +25,14 @@ class Prepared:
 
     step: StepFunction
     notes: tuple[str, ...] = ()
+
+
+class TextsRequest(TypedDict):
+    """A request of the workload ``requests``, which names the ways ``how``; ``tokens`` of each text."""
+
+    how: str
+    tasks: list[str]
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)

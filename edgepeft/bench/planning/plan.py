@@ -52,6 +52,11 @@ class BenchedModel:
     vocab_size: int
     pad_id: int
 
+    def job(self, batches: Batches, *, threads: int, seed: int, cache: bool) -> Job:
+        """What the jobs of all its units share; their workloads are to be filled in."""
+        folder, vocab_size, pad_id = str(self.folder), self.vocab_size, self.pad_id
+        return Job("", threads, batches, folder, vocab_size=vocab_size, pad_id=pad_id, seed=seed, cache=cache)
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -109,24 +114,16 @@ def plan_units(
         missing: Engine -> why it cannot be used here.
         cache: Whether sessions map the prepacked weights of the user's cache.
     """
-    common: dict[str, Any] = {
-        "bundle": str(model.folder),
-        "batches": batches,
-        "threads": threads,
-        "vocab_size": model.vocab_size,
-        "pad_id": model.pad_id,
-        "seed": seed,
-        "cache": cache,
-    }
+    shared = model.job(batches, threads=threads, seed=seed, cache=cache)
     units = [
-        _unit(common, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
+        _unit(shared, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
         for workload in workloads
         for engine in _engines(workload, engines, missing or {})
         for role, task, prompt in _subjects(workload, engine, model.tasks)
     ]
     if "infer" in workloads:
         for name, path in _named(peers).items():
-            job = Job("peer", **{**common, "bundle": ""}, model=str(path))
+            job = replace(shared, workload="peer", bundle="", model=str(path))
             units.append(Unit("infer", "onnxruntime", UnitRole.PEER, peer=name, job=job))
     return units
 
@@ -145,38 +142,29 @@ def _subjects(
     Without a task, training everything is PyTorch's only: ONNX Runtime trains what a training graph was exported for.
     """
     other = UnitRole.BACKBONE if workload == "infer" else UnitRole.FULL
-    own: list[tuple[UnitRole, BenchedTask | None, int]] = [
-        (
-            UnitRole.FULL if workload == "finetune" and task.trains_everything else UnitRole.TASK,
-            task,
-            task.prompt_length,
-        )
-        for task in tasks
-    ]
+    own: list[tuple[UnitRole, BenchedTask | None, int]] = []
+    for task in tasks:
+        role = UnitRole.FULL if workload == "finetune" and task.trains_everything else UnitRole.TASK
+        own.append((role, task, task.prompt_length))
     if any(role is other for role, _, _ in own) or (workload, engine) == ("finetune", "onnxruntime"):
         return own
     prompts = sorted({prompt for _, _, prompt in own if prompt}) if workload == "infer" else []
     return [*own, (other, None, 0), *((UnitRole.LENGTHENED, None, prompt) for prompt in prompts)]
 
 
-def _unit(common: Mapping[str, Any], bare: Unit, missing: Mapping[str, str]) -> Unit:
+def _unit(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
     """``bare`` with its job, or with the reason why it has none."""
     reason = missing.get(bare.engine)
     if bare.task and (bare.workload, bare.engine) == ("finetune", "onnxruntime"):
         reason = reason or bare.task.untrainable
     if reason:
         return replace(bare, unavailable=reason)
-    about: dict[str, Any] = {}
-    if bare.task:
-        about = {
-            "task": bare.task.name,
-            "settings": dict(bare.task.settings),
-            "n_labels": bare.task.n_labels,
-        }
+    job = replace(shared, workload=f"{bare.workload}_{bare.engine}", method=bare.method)
+    if task := bare.task:
+        job = replace(job, task=task.name, settings=dict(task.settings), n_labels=task.n_labels)
     if bare.role is UnitRole.LENGTHENED:
-        about["batches"] = tuple(tuple(n + bare.prompt_length for n in batch) for batch in common["batches"])
-    name = f"{bare.workload}_{bare.engine}"
-    return replace(bare, job=Job(name, **{**common, **about}, method=bare.method))
+        job = replace(job, batches=tuple(tuple(n + bare.prompt_length for n in batch) for batch in job.batches))
+    return replace(bare, job=job)
 
 
 def _named(peers: Sequence[Path]) -> dict[str, Path]:

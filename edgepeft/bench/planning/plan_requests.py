@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from edgepeft.bench.planning.batches import Batches
-from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.job import Job, TextsRequest
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask, Unit, UnitRole
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.errors import UsageError
@@ -26,12 +26,9 @@ def plan_requests(
     """
     if not (model.folder / "tokenizer.json").is_file():
         raise UsageError(f"scenario {scenario.name} begins with texts, and {model.folder} has no tokenizer.json.")
-    common = {
-        **{"bundle": str(model.folder), "vocab_size": model.vocab_size, "pad_id": model.pad_id},
-        **{"threads": threads, "seed": seed, "cache": cache},
-    }
+    shared = model.job((), threads=threads, seed=seed, cache=cache)
     tokens = [max(_LEAST, length) for length in lengths]
-    return _PLANS[scenario.kind](scenario, model.tasks, tokens, rows, common)
+    return _PLANS[scenario.kind](scenario, model.tasks, tokens, rows, shared)
 
 
 def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
@@ -44,12 +41,8 @@ def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
     return [task.name for task in tasks[: scenario.tasks]]
 
 
-def _ask(how: str, tasks: Sequence[str], tokens: Sequence[int]) -> dict[str, Any]:
-    return {"how": how, "tasks": list(tasks), "tokens": list(tokens)}
-
-
-def _unit(variant: str, batches: Batches, requests: list[dict[str, Any]], common: Mapping[str, Any]) -> Unit:
-    job = Job("requests", batches=batches, settings={"requests": requests}, **common)
+def _unit(variant: str, batches: Batches, requests: list[TextsRequest], shared: Job) -> Unit:
+    job = replace(shared, workload="requests", batches=batches, settings={"requests": requests})
     return Unit("infer", "onnxruntime", UnitRole.REQUESTS, job=job, variant=variant)
 
 
@@ -61,17 +54,20 @@ def _cut(tokens: Sequence[int], size: int) -> Batches:
 
 
 def _together(
-    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, shared: Job
 ) -> list[Unit]:
     """One request with rows of every task, beside the same rows task after task."""
     names = _several(scenario, tasks)
     batches = _cut(tokens, max(1, rows // len(names)) * len(names))
     ways = {"one mixed batch": "mixed", "task after task": "each"}
-    return [_unit(way, batches, [_ask(how, names, batch) for batch in batches], common) for way, how in ways.items()]
+    return [
+        _unit(way, batches, [{"how": how, "tasks": names, "tokens": batch} for batch in batches], shared)
+        for way, how in ways.items()
+    ]
 
 
 def _switching(
-    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, shared: Job
 ) -> list[Unit]:
     """The i-th request is to the i-th task, in turn, or always to the first."""
     names = _several(scenario, tasks)
@@ -80,22 +76,26 @@ def _switching(
     batches = _cut(repeated, rows)
     batches = batches[: len(batches) // len(names) * len(names)]
     sides = {"another task each time": names, "the same task": names[:1]}
-    return [
-        _unit(side, batches, [_ask("one", [turn[i % len(turn)]], batch) for i, batch in enumerate(batches)], common)
-        for side, turn in sides.items()
-    ]
+    units = []
+    for side, turn in sides.items():
+        asked: list[TextsRequest] = [
+            {"how": "one", "tasks": [turn[i % len(turn)]], "tokens": batch} for i, batch in enumerate(batches)
+        ]
+        units.append(_unit(side, batches, asked, shared))
+    return units
 
 
 def _cold(
-    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, common: Mapping[str, Any]
+    scenario: Scenario, tasks: Sequence[BenchedTask], tokens: Sequence[int], rows: int, shared: Job
 ) -> list[Unit]:
     """A process of one task, or of the bare backbone where there is none."""
     task = tasks[0] if tasks else None
-    job = Job("cold_start", batches=(_cut(tokens, rows)[0],), task=task.name if task else None, **common)
+    name = task.name if task else None
+    job = replace(shared, workload="cold_start", batches=_cut(tokens, rows)[:1], task=name)
     return [Unit("infer", "onnxruntime", UnitRole.REQUESTS, task, job=job, variant="a new process")]
 
 
-_Planner = Callable[[Scenario, Sequence[BenchedTask], Sequence[int], int, Mapping[str, Any]], list[Unit]]
+_Planner = Callable[[Scenario, Sequence[BenchedTask], Sequence[int], int, Job], list[Unit]]
 _PLANS: dict[SampleKind, _Planner] = {
     SampleKind.MULTI_STREAM: _together,
     SampleKind.MIXED_TASKS: _together,

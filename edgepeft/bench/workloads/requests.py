@@ -12,10 +12,10 @@ Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from edgepeft.bench.planning.job import Job, Prepared
+from edgepeft.bench.planning.job import Job, Prepared, TextsRequest
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
@@ -31,7 +31,7 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.runtime.runtime import Runtime
 
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
-    requests: list[Mapping[str, Any]] = job.settings["requests"]
+    requests: list[TextsRequest] = job.settings["requests"]
     texts = [texts_of(request["tokens"], seed=job.seed + number) for number, request in enumerate(requests)]
 
     def step(batch: int) -> None:
