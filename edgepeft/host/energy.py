@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import threading
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from edgepeft.host import groups
-from edgepeft.host.sensors import ROOT, number
+from edgepeft.host.sensors import ROOT, firmware_says, number
 
 __all__ = ["Meter"]
 
@@ -30,7 +29,6 @@ _PERIOD_S = 0.2  # between readings of a power sensor; the thread sleeps meanwhi
 _MONITOR = re.compile(r"ina\d+x?|ltc294[57]|sq52206", re.IGNORECASE)
 _INPUT_RAIL = re.compile(r"VDD_IN|POM_5V_IN|5V_IN|VIN", re.IGNORECASE)  # what the Jetsons call the board's input
 _PMIC = re.compile(r"(\S+)_([AV])\s+(?:current|volt)\(\d+\)=([\d.]+)[AV]")
-_PMIC_SECONDS = 5.0
 
 
 class Meter:
@@ -120,19 +118,8 @@ def _product(millivolts: float | None, milliamperes: float | None) -> float | No
 
 def _pmic(vcgencmd: str) -> float | None:
     """Watts over all rails of which both current and voltage are given."""
-    try:
-        done = subprocess.run(
-            [vcgencmd, "pmic_read_adc"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PMIC_SECONDS,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
     rails: dict[str, dict[str, float]] = defaultdict(dict)
-    for rail, kind, value in _PMIC.findall(done.stdout):
+    for rail, kind, value in _PMIC.findall(firmware_says(vcgencmd, "pmic_read_adc") or ""):
         rails[rail][kind] = float(value)
     watts = [rail["A"] * rail["V"] for rail in rails.values() if rail.keys() == {"A", "V"}]
     return sum(watts) if watts else None

@@ -12,14 +12,13 @@ import contextlib
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from edgepeft.host import groups
 
-__all__ = ["ROOT", "Conditions", "Sensors", "number"]
+__all__ = ["ROOT", "Conditions", "Sensors", "firmware_says", "number"]
 
 ROOT = Path("/")
 _VCGENCMD_SECONDS = 5.0
@@ -56,6 +55,17 @@ def number(path: Path) -> float | None:
         return float(groups.read(path) or "")
     except ValueError:
         return None
+
+
+def firmware_says(vcgencmd: str | None, command: str) -> str | None:
+    """What the Raspberry Pi's program prints; None without it, without permission (group video), or where it hangs."""
+    if vcgencmd is None:
+        return None
+    try:
+        done = subprocess.run([vcgencmd, command], capture_output=True, timeout=_VCGENCMD_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace").strip()
 
 
 class Sensors:
@@ -101,26 +111,10 @@ class Sensors:
     def _firmware(self) -> int | None:
         """The firmware's word, from the driver's file or the program."""
         texts = (groups.read(self._root / name) for name in _FIRMWARE_FILES)
-        text = next((text for text in texts if text), None) or self._asked()
+        text = next((text for text in texts if text), None) or firmware_says(self._vcgencmd, "get_throttled")
         with contextlib.suppress(ValueError):
             return int((text or "").rpartition("=")[2], 16)
         return None
-
-    def _asked(self) -> str | None:
-        if self._vcgencmd is None:
-            return None
-        try:
-            done = subprocess.run(
-                [self._vcgencmd, "get_throttled"],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_VCGENCMD_SECONDS,
-                check=True,
-            )
-        except (OSError, subprocess.SubprocessError):  # not permitted (group video), or it hangs
-            return None
-        return done.stdout.strip()
 
     def _by_cooling(self) -> list[str] | None:
         """Cooling devices of the processor that hold it back; on a PC every core's is called ``Processor``."""
@@ -138,7 +132,5 @@ class Sensors:
         return ["throttle counter"] if any(self._counts[path] > before.get(path, 0) for path in self._counts) else []
 
     def _counters(self) -> dict[Path, float]:
-        return {path: count for path in self._counter_files() if (count := number(path)) is not None}
-
-    def _counter_files(self) -> Iterator[Path]:
-        return self._root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")
+        files = self._root.glob("sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count")
+        return {path: count for path in files if (count := number(path)) is not None}

@@ -7,62 +7,22 @@ The order of writes is the kernel's: memory before memory+swap, ``cpuset.mems`` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from edgepeft.host import groups, quota
-from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
+from edgepeft.limits.placement import GroupPlacement, Limits, Unavailable
 
 __all__ = ["ControllerGroups", "prepare"]
 
 
 @dataclass
-class ControllerGroups(Placement):
+class ControllerGroups(GroupPlacement):
     """Child groups under version 1, by controller; ``memory`` is always among them."""
 
     backend: ClassVar[str] = "cgroup v1"
-    folders: dict[str, Path] = field(default_factory=dict)
-
-    def entered(self, report: LauncherReport) -> None:
-        """Check that the child's pid is in every group."""
-        if not self.holds(report.pid):
-            raise Unavailable("the child did not enter its groups")
-
-    def memory_in_force(self, report: LauncherReport) -> int | None:
-        """The smallest ``memory.limit_in_bytes`` from the group up."""
-        return groups.smallest_limit(self.folders["memory"], groups.V1)
-
-    def quota_in_force(self) -> float | None:
-        """The smallest quota from the group up, in cores."""
-        return quota.tightest_v1(self.folders.get("cpu"))
-
-    def change_quota(self, cores: float) -> None:
-        """Write ``cpu.cfs_quota_us``."""
-        if (folder := self.folders.get("cpu")) is None:
-            raise Unavailable("the child was started without a quota")
-        quota.write_v1(folder, cores)
-
-    def throttled(self) -> tuple[int, int] | None:
-        """From ``cpu.stat``."""
-        return quota.throttled(self.folders.get("cpu"))
-
-    def holds(self, pid: int) -> bool:
-        """Whether the process is in every group."""
-        return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())
-
-    def oom_kills(self) -> int:
-        """From ``memory.oom_control``."""
-        return groups.oom_kills(self.folders["memory"], groups.V1)
-
-    def peak_bytes(self) -> int | None:
-        """``memory.max_usage_in_bytes``: page cache that the child brought in is part of it."""
-        return groups.read_bytes(self.folders["memory"] / groups.V1.peak)
-
-    def remove(self) -> None:
-        """Kill whoever is left and remove every group."""
-        for folder in self.folders.values():
-            groups.remove(folder)
+    files: groups.MemoryFiles = groups.V1
 
 
 def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> ControllerGroups:

@@ -9,59 +9,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from edgepeft.host import groups, quota
-from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
+from edgepeft.limits.placement import GroupPlacement, Limits, Unavailable
 
 __all__ = ["UnifiedGroup", "prepare"]
 
 
 @dataclass
-class UnifiedGroup(Placement):
+class UnifiedGroup(GroupPlacement):
     """A child group under version 2."""
 
     backend: ClassVar[str] = "cgroup v2"
-    folder: Path = field(default_factory=Path)
-
-    def entered(self, report: LauncherReport) -> None:
-        """Check that the child's pid is in the group."""
-        if not self.holds(report.pid):
-            raise Unavailable("the child did not enter its group")
-
-    def memory_in_force(self, report: LauncherReport) -> int | None:
-        """The smallest ``memory.max`` from the group up."""
-        return groups.smallest_limit(self.folder, groups.V2)
-
-    def quota_in_force(self) -> float | None:
-        """The smallest ``cpu.max`` from the group up, in cores."""
-        return quota.tightest_v2(self.folder)
-
-    def change_quota(self, cores: float) -> None:
-        """Write ``cpu.max``."""
-        quota.write_v2(self.folder, cores)
-
-    def throttled(self) -> tuple[int, int] | None:
-        """From ``cpu.stat``."""
-        return quota.throttled(self.folder)
-
-    def holds(self, pid: int) -> bool:
-        """Whether the process is in the group."""
-        return str(pid) in (groups.read(self.folder / "cgroup.procs") or "").split()
-
-    def oom_kills(self) -> int:
-        """From ``memory.events``."""
-        return groups.oom_kills(self.folder, groups.V2)
-
-    def peak_bytes(self) -> int | None:
-        """``memory.peak`` (Linux 5.19 and later)."""
-        return groups.read_bytes(self.folder / groups.V2.peak)
-
-    def remove(self) -> None:
-        """Kill and remove; the controllers stay enabled, since a neighbour may use them by now."""
-        groups.remove(self.folder)
 
 
 def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> UnifiedGroup:
@@ -98,7 +60,11 @@ def _enable(own: Path, controller: str) -> None:
 
 
 def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: Sequence[str]) -> UnifiedGroup:
-    placement = UnifiedGroup(cpus=None if cpus is None else tuple(cpus), joins=[folder / "cgroup.procs"], folder=folder)
+    placement = UnifiedGroup(
+        cpus=None if cpus is None else tuple(cpus),
+        joins=[folder / "cgroup.procs"],
+        folders={"memory": folder, "cpu": folder},
+    )
     if limits.memory_bytes is not None:
         groups.write(folder / "memory.max", limits.memory_bytes)
         if (folder / "memory.swap.max").exists():

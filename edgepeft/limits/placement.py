@@ -15,9 +15,10 @@ from typing import ClassVar, Literal
 import psutil
 
 from edgepeft.errors import UsageError
+from edgepeft.host import groups, quota
 from edgepeft.host.quota import SMALLEST_QUOTA
 
-__all__ = ["Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
+__all__ = ["Emulation", "GroupPlacement", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
 
 Emulation = Literal["full", "partial", "none"]
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
@@ -137,3 +138,55 @@ class Placement:
 
     def remove(self) -> None:
         """Take the place down, whatever still runs in it. May be called twice."""
+
+
+@dataclass
+class GroupPlacement(Placement):
+    """A place made of control groups, by controller; under version 2 one group has all controllers."""
+
+    files: groups.MemoryFiles = groups.V2
+    folders: dict[str, Path] = field(default_factory=dict)
+
+    def entered(self, report: LauncherReport) -> None:
+        """Check that the child's pid is in every group."""
+        if not self.holds(report.pid):
+            raise Unavailable(f"the child did not enter its group{'s' * (self.files is groups.V1)}")
+
+    def memory_in_force(self, report: LauncherReport) -> int | None:
+        """The smallest limit from the group up."""
+        folder = self.folders.get("memory")
+        return None if folder is None else groups.smallest_limit(folder, self.files)
+
+    def quota_in_force(self) -> float | None:
+        """The smallest quota from the group up, in cores."""
+        tightest = quota.tightest_v1 if self.files is groups.V1 else quota.tightest_v2
+        return tightest(self.folders.get("cpu"))
+
+    def change_quota(self, cores: float) -> None:
+        """Write ``cpu.cfs_quota_us`` or ``cpu.max``."""
+        if (folder := self.folders.get("cpu")) is None:
+            raise Unavailable("the child was started without a quota")
+        (quota.write_v1 if self.files is groups.V1 else quota.write_v2)(folder, cores)
+
+    def throttled(self) -> tuple[int, int] | None:
+        """From ``cpu.stat``."""
+        return quota.throttled(self.folders.get("cpu"))
+
+    def holds(self, pid: int) -> bool:
+        """Whether the process is in every group."""
+        return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())
+
+    def oom_kills(self) -> int:
+        """From ``memory.oom_control`` or ``memory.events``."""
+        folder = self.folders.get("memory")
+        return 0 if folder is None else groups.oom_kills(folder, self.files)
+
+    def peak_bytes(self) -> int | None:
+        """``memory.max_usage_in_bytes``, with the page cache that the child brought in, or ``memory.peak`` (5.19)."""
+        folder = self.folders.get("memory")
+        return None if folder is None else groups.read_bytes(folder / self.files.peak)
+
+    def remove(self) -> None:
+        """Kill whoever is left and remove every group; enabled controllers stay, as a neighbour may use them by now."""
+        for folder in dict.fromkeys(self.folders.values()):
+            groups.remove(folder)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from edgepeft.host import groups, quota
-from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
+from edgepeft.host import groups
+from edgepeft.limits.placement import GroupPlacement, LauncherReport, Limits, Unavailable
 
 __all__ = ["BOOTED", "Scope", "prepare"]
 
@@ -26,15 +26,12 @@ _PROBE_SECONDS = 20.0
 
 
 @dataclass
-class Scope(Placement):
+class Scope(GroupPlacement):
     """One scope; which group that is, is known once the child is inside."""
 
     backend: ClassVar[str] = "systemd scope"
     proc: Path = groups.PROC
     unit: str = ""
-    folder: Path | None = None
-    cpu_folder: Path | None = None
-    files: groups.MemoryFiles = groups.V2
 
     def entered(self, report: LauncherReport) -> None:
         """Find the scope's memory group, version 2's or 1's."""
@@ -43,18 +40,8 @@ class Scope(Placement):
         folder = own.get("memory", own.get(groups.UNIFIED))
         if folder is None or self.unit not in folder.name:
             raise Unavailable("systemd-run started the child outside its scope")
-        self.folder = folder
-        self.cpu_folder = own.get("cpu")
-
-    def memory_in_force(self, report: LauncherReport) -> int | None:
-        """The smallest limit from the scope's group up."""
-        return None if self.folder is None else groups.smallest_limit(self.folder, self.files)
-
-    def quota_in_force(self) -> float | None:
-        """The smallest quota from the scope's group up, in cores."""
-        if self.files is groups.V1:
-            return quota.tightest_v1(self.cpu_folder)
-        return quota.tightest_v2(self.folder)
+        cpu = own.get("cpu") if self.files is groups.V1 else folder
+        self.folders = {"memory": folder, **({"cpu": cpu} if cpu is not None else {})}
 
     def change_quota(self, cores: float) -> None:
         """Set it through systemd, which may undo what others set."""
@@ -62,22 +49,8 @@ class Scope(Placement):
         user = [] if os.geteuid() == 0 else ["--user"]
         _probe([*command, *user, f"{self.unit}.scope", f"CPUQuota={_percent(cores)}"])
 
-    def throttled(self) -> tuple[int, int] | None:
-        """From ``cpu.stat``."""
-        return quota.throttled(self.cpu_folder if self.files is groups.V1 else self.folder)
-
-    def holds(self, pid: int) -> bool:
-        """Whether the process is in the scope."""
-        folder = self.folder
-        return folder is not None and str(pid) in (groups.read(folder / "cgroup.procs") or "").split()
-
-    def oom_kills(self) -> int:
-        """From the scope's events."""
-        return 0 if self.folder is None else groups.oom_kills(self.folder, self.files)
-
-    def peak_bytes(self) -> int | None:
-        """From the scope's peak."""
-        return None if self.folder is None else groups.read_bytes(self.folder / self.files.peak)
+    def remove(self) -> None:
+        """Nothing: systemd removes a scope with its last process."""
 
 
 def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC, booted: Path = BOOTED) -> Scope:
