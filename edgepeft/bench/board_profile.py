@@ -6,7 +6,7 @@ are read meanwhile: the profile of a board that throttles says so in its ``about
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from pydantic import JsonValue
 
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
@@ -37,6 +38,7 @@ from edgepeft.profiles.schema import Profile, ReferenceEncoder
 
 __all__ = ["StartFree", "measured_profile"]
 
+TomlTable = dict[str, JsonValue]  # of the profile's TOML
 StartFree = Callable[[str, Job], AbstractContextManager[Any]]
 _ROUNDS = 5
 _LOOK_SECONDS, _BUSY = 0.5, 0.15
@@ -80,7 +82,7 @@ def measured_profile(
     start: StartFree | None = None,
     root: Path = ROOT,
     progress: ProgressCallback = lambda what, done, total: None,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[TomlTable, list[str]]:
     """Measure this board; the profile's document, and notes on it.
 
     Raises:
@@ -94,22 +96,24 @@ def measured_profile(
     bench = _Bench(start or _started, Sensors(root), Meter(root))
     made = f"measured by edgepeft {versions()['edgepeft']} on {datetime.now(UTC):%Y-%m-%d}"
     with_runtime = f"{made} with ONNX Runtime {versions().get(_RUNTIME, '?')}"
-    document: dict[str, Any] = {
+    figures = dict(_figures(bench, cores, root, (made, with_runtime), progress))
+    about = f"Written by `edgepeft profiles new {name} --measure`."
+    document: TomlTable = {
         "name": name,
         "title": board_name(root) or cpu_model(root / "proc"),
-        "about": f"Written by `edgepeft profiles new {name} --measure`.",
+        "about": about,
         "boards": [board_name(root) or cpu_model(root / "proc")],
         "cores": _figure(cores, "cores", f"{made}: processors that can be kept busy"),
         "memory": _figure(memory_bytes(root / "proc"), "B", f"{made}: what the kernel has, or a control group allows"),
         "isa": _flags(root, made),
-        "figures": dict(_figures(bench, cores, root, (made, with_runtime), progress)),
+        "figures": {**figures},
     }
     document |= _reference(bench, cores, with_runtime, progress)
-    document["calibrations"] = [_calibration(document["figures"], with_runtime)]
+    document["calibrations"] = [_calibration(figures, with_runtime)]
     notes = _throttling(bench.seen)
     if busy > _BUSY:
         notes.append(f"Other programs kept the processors {busy:.0%} busy when it began: the rates are too low.")
-    document["about"] = " ".join([document["about"], *notes])
+    document["about"] = " ".join([about, *notes])
     Profile.model_validate(document, strict=False)  # that what is written can be read
     return document, notes
 
@@ -120,21 +124,21 @@ def _started(label: str, job: Job) -> AbstractContextManager[Any]:
     return worker
 
 
-def _figure(value: Any, unit: str, source: str, title: str = "") -> dict[str, Any]:
-    titled = {"title": title} if title else {}
+def _figure(value: JsonValue, unit: str, source: str, title: str = "") -> TomlTable:
+    titled: TomlTable = {"title": title} if title else {}
     return {"value": value, "unit": unit, "kind": "measured", **titled, "source": source}
 
 
-def _flags(root: Path, made: str) -> dict[str, Any]:
+def _flags(root: Path, made: str) -> TomlTable:
     flags = isa_flags(root / "proc")
-    absent = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
-    figure = _figure(list(flags), "flags", f"{made}: /proc/cpuinfo")
+    absent: list[JsonValue] = [flag for flag in _DECIDING if flag not in flags] if "asimd" in flags else []
+    figure = _figure([*flags], "flags", f"{made}: /proc/cpuinfo")
     return {**figure, "absent": absent} if absent else figure
 
 
 def _figures(
     bench: _Bench, cores: int, root: Path, sources: tuple[str, str], progress: ProgressCallback
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, TomlTable]]:
     """Each figure as it is measured; ``sources``: wording without and with ONNX Runtime's version."""
     made, with_runtime = sources
     for done, (key, threads) in enumerate((("gemm_one_core", 1), ("gemm_all_cores", cores))):
@@ -162,19 +166,19 @@ def _figures(
         yield "clock", _figure(khz / 1e6, "GHz", f"{made}: cpufreq", "highest clock")
 
 
-def _reference(bench: _Bench, cores: int, source: str, progress: ProgressCallback) -> dict[str, Any]:
+def _reference(bench: _Bench, cores: int, source: str, progress: ProgressCallback) -> TomlTable:
     """The whole encoder that `bench --mode calibrated` will run on other hosts, measured here."""
     shapes = _BASE if memory_bytes() >= 2 * _BASE_NEEDS else _SMALL
     progress("a whole encoder", 5, 6)
     seconds = bench.seconds("the reference", Job("reference", cores, settings=shapes))
     model = "encoder, {n_layers} layers, {hidden_size} wide, {n_tokens} tokens".format(**shapes)
-    which = {"model": model, "runtime": _RUNTIME, "precision": "fp32", "threads": cores}
+    which: TomlTable = {"model": model, "runtime": _RUNTIME, "precision": "fp32", "threads": cores}
     ReferenceEncoder.model_validate({**which, **shapes})
-    latency = {**which, "value": _round(1000 * seconds), "unit": "ms", "kind": "measured", "source": source}
+    latency: TomlTable = {**which, "value": _round(1000 * seconds), "unit": "ms", "kind": "measured", "source": source}
     return {"reference": {**which, **shapes}, "latencies": [latency]}
 
 
-def _calibration(figures: dict[str, Any], source: str) -> dict[str, Any]:
+def _calibration(figures: Mapping[str, TomlTable], source: str) -> TomlTable:
     """The rate of products, which predictions start from; bytes and operators take time of their own."""
     return {
         "runtime": _RUNTIME,

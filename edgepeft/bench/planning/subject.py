@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import read_config
@@ -194,10 +194,8 @@ def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: d
 
 
 def _entry(delta: Delta, path: Path) -> TaskEntry:
-    card: dict[str, Any] = delta.card.model_dump()
-    return TaskEntry.model_validate(
-        {**card, "n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
-    )
+    own = {"n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
+    return TaskEntry.model_validate({**delta.card.model_dump(), **own})
 
 
 def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:
