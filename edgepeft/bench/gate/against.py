@@ -129,12 +129,11 @@ class SideBySide:
 
     def _other(self, unit: Unit) -> BaseUnit:
         assert unit.job is not None
-        job = replace(unit.job, package=str(self.revision.path), bundle=self._bundle(unit.job.bundle))
+        job = replace(
+            unit.job, package=str(self.revision.path), bundle=self.bundles.get(unit.job.bundle, unit.job.bundle)
+        )
         fields = {name: getattr(unit, name) for name in Unit.__dataclass_fields__}
         return BaseUnit(**{**fields, "job": job.known_to(self.revision.fields, self.revision.asked)})
-
-    def _bundle(self, folder: str) -> str:
-        return self.bundles.get(folder, folder)
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
         """Append a later launch's samples to the first one's."""
@@ -179,8 +178,8 @@ class SideBySide:
     def _judged(self, one: Measured, max_regression: float) -> AgainstRatio | None:
         """One unit against the other version's; None where it has no samples of the same rounds."""
         base = self._base_of(one)
-        own = [sample.seconds for sample in one.series.samples]
-        theirs = [sample.seconds for sample in base.series.samples] if base else []
+        own = one.series.seconds
+        theirs = base.series.seconds if base else []
         if not own or len(own) != len(theirs):
             return None
         ratio = paired_ratio(own, theirs)

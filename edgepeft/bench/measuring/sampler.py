@@ -58,6 +58,11 @@ class Series:
     interrupted: bool = False
     enough: bool = False  # it ended before all rounds because they were
 
+    @property
+    def seconds(self) -> list[float]:
+        """Of each sample."""
+        return [sample.seconds for sample in self.samples]
+
     def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
         """Step once, unless the unit has failed before."""
         if self.failure is not None:

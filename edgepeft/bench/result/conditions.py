@@ -108,7 +108,7 @@ def calibration_of(setting: Setting, measured: Sequence[Measured]) -> Calibratio
     one = setting.calibrated
     if one is None:
         return None
-    series = {each.unit.workload: tuple(sample.seconds for sample in each.reference.samples) for each in measured}
+    series = {each.unit.workload: tuple(each.reference.seconds) for each in measured}
     return CalibrationRecord(
         reference=one.reference,
         flops=one.flops,

@@ -19,7 +19,7 @@ def energy_of(series: Series, rows: Sequence[int], profile: Profile | None, mete
     if not series.samples:
         return None
     joules = [sample.joules for sample in series.samples if sample.joules is not None]
-    seconds = sum(sample.seconds for sample in series.samples)
+    seconds = sum(series.seconds)
     if meter is not None and meter.source and len(joules) == len(series.samples):
         total = sum(joules)
         return EnergyRecord(

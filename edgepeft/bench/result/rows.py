@@ -48,7 +48,7 @@ def result_rows(
 
 def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | None, rounds: int) -> BenchRow:
     unit, series, architecture = one.unit, one.series, work.subject.architecture
-    seconds, sizes = _seconds(series), _batch_sizes(one)
+    seconds, sizes = series.seconds, _batch_sizes(one)
     return BenchRow(
         scenario=work.scenario.name,
         workload=unit.workload,
@@ -104,10 +104,6 @@ def _batch_sizes(one: Measured) -> list[int]:
     return [len(job.batches[index]) for index in one.series.batches] if job else []
 
 
-def _seconds(series: Series) -> list[float]:
-    return [sample.seconds for sample in series.samples]
-
-
 def _latency(series: Series) -> LatencyRecord:
     """Percentiles of single steps; under a quota a sample is the mean of several."""
     single = [seconds for sample in series.samples for seconds in sample.each or (sample.seconds,)]
@@ -157,14 +153,14 @@ def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
 
 def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRatio]:
     """Throughput over each peer's, with its interval: the median of paired rounds, and of all rounds' sums."""
-    own = _seconds(one.series)
+    own = one.series.seconds
     if not own or one.failure:
         return {}
     ratios = {}
     for other in measured:
         name = _peer_name(one, other)
         if name is not None and len(other.series.samples) == len(own):
-            theirs = _seconds(other.series)
+            theirs = other.series.seconds
             paired = paired_ratio(own, theirs)
             ratios[name] = PairedRatio(
                 ratio=paired.value,

@@ -60,59 +60,43 @@ HINTS = {
 }
 
 
-def _warning(kind: WarningKind, what: str) -> str:
-    """``kind: what (hint)``."""
-    hint = f" ({HINTS[kind]})" if HINTS[kind] else ""
-    return f"{kind}: {what}{hint}"
+def _unavailable(one: Measured, rounds: int) -> str | None:
+    return one.unit.unavailable
 
 
-def _not_measured(one: Measured, rounds: int) -> str | None:
-    if one.unit.unavailable:
-        return _warning(WarningKind.UNAVAILABLE, one.unit.unavailable)
-    return _warning(WarningKind.TOO_LARGE, str(one.failure)) if one.failure else None
+def _too_large(one: Measured, rounds: int) -> str | None:
+    return str(one.failure) if one.failure and not one.unit.unavailable else None
 
 
 def _few_rounds(one: Measured, rounds: int) -> str | None:
     done = len(one.series.samples)
-    if 0 < done < rounds and not (one.series.enough or one.interrupted):
-        return _warning(WarningKind.CUT_SHORT, f"{done} of {rounds} rounds were done before the time was up")
-    return None
+    cut_short = 0 < done < rounds and not (one.series.enough or one.interrupted)
+    return f"{done} of {rounds} rounds were done before the time was up" if cut_short else None
 
 
 def _few_samples(one: Measured, rounds: int) -> str | None:
     done = len(one.series.samples)
-    if 0 < done < _MIN_SAMPLES:
-        return _warning(WarningKind.FEW_SAMPLES, f"{done} samples: intervals need at least {_MIN_SAMPLES}")
-    return None
+    return f"{done} samples: intervals need at least {_MIN_SAMPLES}" if 0 < done < _MIN_SAMPLES else None
 
 
 def _no_percentile(one: Measured, rounds: int) -> str | None:
-    seconds = _seconds(one)
+    seconds = one.series.seconds
     if any(sample.each for sample in one.series.samples):
         return None  # under a quota: there are more steps than samples, or no percentiles at all
     lacking = [f"p{p}" for p in (50, 90, 99) if seconds and percentile(seconds, p) is None]
-    return (
-        _warning(WarningKind.NO_PERCENTILE, f"{len(seconds)} samples do not support {', '.join(lacking)}")
-        if lacking
-        else None
-    )
+    return f"{len(seconds)} samples do not support {', '.join(lacking)}" if lacking else None
 
 
 def _noise(one: Measured, rounds: int) -> str | None:
     spread = _spread(comparable(one))
-    return (
-        _warning(WarningKind.NOISY, f"half of the samples spread over {spread:.0%} of the median")
-        if spread > _NOISY
-        else None
-    )
+    return f"half of the samples spread over {spread:.0%} of the median" if spread > _NOISY else None
 
 
 def _outliers(one: Measured, rounds: int) -> str | None:
     seconds = comparable(one)
     places = outliers(seconds)
-    if len(places) <= _OUTLIERS * len(seconds):
-        return None
-    return _warning(WarningKind.OUTLIERS, f"{len(places)} of {len(seconds)} samples lie far from the median")
+    many = len(places) > _OUTLIERS * len(seconds)
+    return f"{len(places)} of {len(seconds)} samples lie far from the median" if many else None
 
 
 def _drift(one: Measured, rounds: int) -> str | None:
@@ -120,14 +104,12 @@ def _drift(one: Measured, rounds: int) -> str | None:
     change = drift(seconds) if len(seconds) >= _LEAST_FOR_DRIFT else None
     if change is None or abs(change) <= _DRIFT:
         return None
-    return _warning(WarningKind.DRIFT, f"a step took {change:+.0%} at the end against the beginning")
+    return f"a step took {change:+.0%} at the end against the beginning"
 
 
 def _clock(one: Measured, rounds: int) -> str | None:
-    spread = _spread([sample.seconds for sample in one.gemm.samples])
-    if spread <= _CLOCK:
-        return None
-    return _warning(WarningKind.CLOCK, f"half of the host's GEMM rates spread over {spread:.0%} of their median")
+    spread = _spread(one.gemm.seconds)
+    return f"half of the host's GEMM rates spread over {spread:.0%} of their median" if spread > _CLOCK else None
 
 
 def _load(one: Measured, rounds: int) -> str | None:
@@ -135,18 +117,16 @@ def _load(one: Measured, rounds: int) -> str | None:
     if load is None or (load.other_cores <= _LOAD and load.stolen_cores <= _STOLEN):
         return None
     stolen = f", a hypervisor's other guests {load.stolen_cores:.2f}" if load.stolen_cores > _STOLEN else ""
-    return _warning(WarningKind.LOAD, f"others used {load.other_cores:.2f} cores meanwhile{stolen}")
+    return f"others used {load.other_cores:.2f} cores meanwhile{stolen}"
 
 
 def _throttled(one: Measured, rounds: int) -> str | None:
     """In some samples, by the board's sensors; else somewhere in the run, by the processor's counters."""
     if throttled := throttled_samples(one.series):
         reasons = ", ".join(dict.fromkeys(reason for sample in throttled for reason in sample))
-        what = f"the board held itself back in {len(throttled)} of {len(one.series.samples)} samples ({reasons})"
-        return _warning(WarningKind.THROTTLED, what)
-    if one.load is None or not one.load.heat_events:
-        return None
-    return _warning(WarningKind.THROTTLED, f"the processor held back for heat {one.load.heat_events} times")
+        return f"the board held itself back in {len(throttled)} of {len(one.series.samples)} samples ({reasons})"
+    heat_events = one.load.heat_events if one.load else 0
+    return f"the processor held back for heat {heat_events} times" if heat_events else None
 
 
 def _oversubscribed(one: Measured, rounds: int) -> str | None:
@@ -154,48 +134,42 @@ def _oversubscribed(one: Measured, rounds: int) -> str | None:
     if job is None or kept is None or not one.series.samples or any(sample.each for sample in one.series.samples):
         return None  # under a calibration's quota threads do not spin
     cores = min(kept.cores, kept.cpu_quota) if kept.cpu_quota else kept.cores
-    return (
-        _warning(WarningKind.OVERSUBSCRIBED, f"{job.threads} threads on {cores:g} cores")
-        if job.threads > cores
-        else None
-    )
+    return f"{job.threads} threads on {cores:g} cores" if job.threads > cores else None
 
 
 def _swap(one: Measured, rounds: int) -> str | None:
-    if one.load is None or not one.load.swapped_bytes:
-        return None
-    return _warning(WarningKind.SWAP, f"{one.load.swapped_bytes / 1e6:,.0f} MB were swapped meanwhile")
+    swapped = one.load.swapped_bytes if one.load else 0
+    return f"{swapped / 1e6:,.0f} MB were swapped meanwhile" if swapped else None
 
 
 def _interrupted(one: Measured, rounds: int) -> str | None:
-    done = len(one.series.samples)
-    return _warning(WarningKind.INTERRUPTED, f"{done} rounds were done before") if one.interrupted else None
+    return f"{len(one.series.samples)} rounds were done before" if one.interrupted else None
 
 
-CHECKS: tuple[Callable[[Measured, int], str | None], ...] = (
-    _not_measured,
-    _interrupted,
-    _few_rounds,
-    _few_samples,
-    _no_percentile,
-    _noise,
-    _outliers,
-    _drift,
-    _throttled,
-    _clock,
-    _load,
-    _oversubscribed,
-    _swap,
-)
+# What each kind is about, or None where it does not apply, in the order in which they are reported.
+CHECKS: dict[WarningKind, Callable[[Measured, int], str | None]] = {
+    WarningKind.UNAVAILABLE: _unavailable,
+    WarningKind.TOO_LARGE: _too_large,
+    WarningKind.INTERRUPTED: _interrupted,
+    WarningKind.CUT_SHORT: _few_rounds,
+    WarningKind.FEW_SAMPLES: _few_samples,
+    WarningKind.NO_PERCENTILE: _no_percentile,
+    WarningKind.NOISY: _noise,
+    WarningKind.OUTLIERS: _outliers,
+    WarningKind.DRIFT: _drift,
+    WarningKind.THROTTLED: _throttled,
+    WarningKind.CLOCK: _clock,
+    WarningKind.LOAD: _load,
+    WarningKind.OVERSUBSCRIBED: _oversubscribed,
+    WarningKind.SWAP: _swap,
+}
 
 
 def warnings_of(one: Measured, rounds: int) -> list[str]:
-    """Every warning that applies to a unit of which ``rounds`` rounds were asked."""
-    return [warning for check in CHECKS if (warning := check(one, rounds))] + list(one.notes)
-
-
-def _seconds(one: Measured) -> list[float]:
-    return [sample.seconds for sample in one.series.samples]
+    """Every warning that applies to a unit of which ``rounds`` rounds were asked: ``kind: what (hint)``."""
+    texts = {kind: check(one, rounds) for kind, check in CHECKS.items()}
+    hints = {kind: f" ({hint})" if hint else "" for kind, hint in HINTS.items()}
+    return [f"{kind}: {text}{hints[kind]}" for kind, text in texts.items() if text] + list(one.notes)
 
 
 def _spread(seconds: Sequence[float]) -> float:
@@ -210,4 +184,4 @@ def comparable(one: Measured) -> Sequence[float]:
     """Samples that should be equal: none where batches differ in length."""
     job = one.unit.job
     shapes = {(len(batch), max(batch)) for batch in job.batches} if job else set()
-    return _seconds(one) if len(shapes) == 1 else []
+    return one.series.seconds if len(shapes) == 1 else []
