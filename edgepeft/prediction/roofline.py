@@ -99,11 +99,8 @@ def predict_seconds(
 
 def bandwidth(profile: Profile) -> float | None:
     """Bytes a second, from the best figure that the profile has."""
-    for key in _BANDWIDTHS:
-        figure = profile.figures.get(key)
-        if figure is not None and isinstance(figure.value, int | float) and figure.unit == "GB/s":
-            return figure.value * 1e9
-    return None
+    known = (profile.amount(key, "GB/s") for key in _BANDWIDTHS)
+    return next((rate * 1e9 for rate in known if rate is not None), None)
 
 
 def _classes(
@@ -205,7 +202,5 @@ def _interval(row: Calibration, runtime: str, narrower: float) -> tuple[float, f
 
 def _at_least(works: Sequence[Work], profile: Profile) -> float | None:
     """All FLOPs of products at the peak of the arithmetic: no program can be faster."""
-    peak = profile.figures.get(_PEAK)
-    if peak is None or not isinstance(peak.value, int | float) or peak.unit != "GFLOP/s":
-        return None
-    return product_flops(works) / (peak.value * 1e9)
+    peak = profile.amount(_PEAK, "GFLOP/s")
+    return None if peak is None else product_flops(works) / (peak * 1e9)

@@ -251,6 +251,12 @@ class Profile(_Part):
             return "C"
         return "D" if self.calibrations else "E"
 
+    def amount(self, key: str, unit: str) -> float | None:
+        """The number of a figure; None without it, in another unit, or where it is words."""
+        figure = self.figures.get(key)
+        known = figure is not None and figure.unit == unit and isinstance(figure.value, int | float)
+        return float(figure.value) if figure is not None and known else None
+
     @property
     def memory_bytes(self) -> int:
         """The device's memory in bytes."""

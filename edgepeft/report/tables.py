@@ -27,9 +27,7 @@ def bench_table(result: BenchResult) -> RenderableType:
     """Rows, then what they were measured under, then warnings; what was counted, where nothing was timed."""
     if not result.results:
         return metrics_table(result)
-    table = Table(title=_title(result), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("workload", "engine", "what", "method"):
-        table.add_column(header, overflow="fold")
+    table = _table(_title(result), "workload", "engine", "what", "method")
     # The last column: inference over the bare backbone's, fine-tuning over that of everything.
     for header in ("inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"):
         table.add_column(header, justify="right", overflow="fold")
@@ -49,8 +47,7 @@ def operators_table(entry: ProfiledPass) -> RenderableType:
     whole = sum(one.seconds for one in entry.by_type)
     tables = []
     for heading, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
-        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        table.add_column(heading, overflow="fold")
+        table = _table(title, heading)
         for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
             table.add_column(header, justify="right")
         for one in groups:
@@ -76,12 +73,20 @@ def _operator_cells(one: OperatorRecord, whole: float) -> list[str]:
 def metrics_table(result: BenchResult) -> RenderableType:
     """Figures that need no clock: a row for the bundle, the backbone and each task."""
     names = list(dict.fromkeys(name for entry in result.metrics for name in entry.values))
-    table = Table("of", title=_title(result), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = _table(_title(result))
+    table.add_column("of")
     for name in names:
         table.add_column(name.replace("_", " "), justify="right", overflow="fold")
     for entry in result.metrics:
         values = [entry.values.get(name) for name in names]
         table.add_row(Text(entry.of), *("-" if value is None else f"{value:,.0f}" for value in values))
+    return table
+
+
+def _table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in headers:
+        table.add_column(header, overflow="fold")
     return table
 
 
@@ -98,7 +103,8 @@ def _title(result: BenchResult) -> str:
 def _cells(row: BenchRow) -> list[str]:
     subject = [row.workload, row.engine or "-", _what(row), row.method or "-"]
     if row.instances_per_minute is None:
-        return [*subject, _reason(row), "-", "-", "-", "-"]
+        reason = row.warnings[0].split(":", 1)[0] if row.warnings else "not measured"
+        return [*subject, reason, "-", "-", "-", "-"]
     latency, fraction, peak = row.latency_s.p50, row.gemm_fraction, row.peak_rss_bytes
     return [
         *subject,
@@ -122,18 +128,13 @@ def _what(row: BenchRow) -> str:
     if row.peer:
         return f"peer {row.peer}"
     if row.variant:
-        return str(row.variant)
+        return row.variant
     if row.task:
-        return str(row.task)
+        return row.task
     if row.workload == "finetune":
         return "full fine-tuning"
     prompt = row.prompt_length
     return f"bare backbone, {prompt} tokens more" if prompt else "bare backbone"
-
-
-def _reason(row: BenchRow) -> str:
-    first = row.warnings[0] if row.warnings else "not measured"
-    return str(first).split(":", 1)[0]
 
 
 def _paired(row: BenchRow, peer: str) -> str:
@@ -156,15 +157,11 @@ def _conditions(result: BenchResult) -> list[str]:
     lines.append(f"threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}")
     lines += [f"peers: {text}" for text in _peer_ratios(result)]
     lines += [f"steps: {text}" for text in _step_ratios(result)]
-    lines += [f"predicted: {text}" for text in _predictions(result)]
+    lines += [f"predicted: {_prediction(_what(row), row.predicted)}" for row in result.results if row.predicted]
     lines += [f"energy: {text}" for text in _energies(result)]
     if result.against:
         lines += [f"against {result.against.base}: {text}" for text in _against(result)]
     return [*lines, *result.profile.notes]
-
-
-def _predictions(result: BenchResult) -> list[str]:
-    return [_prediction(_what(row), row.predicted) for row in result.results if row.predicted]
 
 
 def _count(number: float) -> str:
@@ -243,9 +240,7 @@ def _once(warnings: list[tuple[str, str]]) -> str:
 def comparison_table(comparison: Comparison) -> RenderableType:
     """One row per result that both files have; what is missing and what to know beneath."""
     title = "new throughput over base throughput, 95 % interval"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("result", "ratio", "per host GEMM", "verdict"):
-        table.add_column(header, overflow="fold")
+    table = _table(title, "result", "ratio", "per host GEMM", "verdict")
     for verdict in comparison.verdicts:
         cells = (verdict.result.label, verdict.ratio, verdict.per_gemm or "-", _judged(verdict))
         table.add_row(*(Text(str(cell)) for cell in cells))
@@ -261,9 +256,7 @@ def _counted(comparison: Comparison) -> RenderableType:
     same = len(comparison.metrics) - len(changed)
     if not changed:
         return Text(f"{same} figures that need no clock (nodes, operations, bytes, sizes): all as before")
-    table = Table(title="figures that need no clock", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for header in ("of", "figure", "before", "now", "change", "verdict"):
-        table.add_column(header, overflow="fold")
+    table = _table("figures that need no clock", "of", "figure", "before", "now", "change", "verdict")
     for verdict in changed:
         numbers = (f"{verdict.before:,.0f}", f"{verdict.now:,.0f}", f"{verdict.change:+.2%}")
         table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, _grown(verdict))))

@@ -76,18 +76,9 @@ class Guest:
             (cpus / name).write_text("0\n")
         (overlay / "proc").mkdir()
         (overlay / "proc" / "cpuinfo").write_text(_CPUINFO)
+        command = ["cc", "-O2", "-shared", "-fPIC", f"-DPLUGIN_API={_plugin_api()}", "-o", str(work / "count.so")]
         source = package_data("bench/count_instructions.c")
-        command: list[str | Path] = [
-            "cc",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            f"-DPLUGIN_API={_plugin_api()}",
-            "-o",
-            work / "count.so",
-            source,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise EdgepeftError(f"the plugin that counts instructions cannot be compiled: {done.stderr.strip()[:300]}")
 
@@ -97,19 +88,9 @@ class Guest:
         Raises:
             EdgepeftError: it failed, or nothing was counted.
         """
-        inside = work / "root" / self.python.relative_to(self.root)
-        command: list[str | Path] = [
-            _QEMU,
-            "-L",
-            work / "root",
-            "-plugin",
-            work / "count.so",
-            inside,
-            "-S",
-            "-c",
-            script,
-            *arguments,
-        ]
+        root, plugin = work / "root", work / "count.so"
+        inside = root / self.python.relative_to(self.root)
+        command = [_QEMU, "-L", str(root), "-plugin", str(plugin), str(inside), "-S", "-c", script, *arguments]
         environment = {
             **{"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(self.packages), "QEMU_CPU": CPU},
             **{"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "ORT_DISABLE_TELEMETRY": "1", "HOME": str(work)},

@@ -136,18 +136,16 @@ def calibrate(
     name = f"{reference.model}, {reference.runtime} {reference.precision}".strip()
     progress(f"calibrating: {name}", 0, _MOST_TRIALS)
     with start("the reference", Job("reference", cores, settings=reference.shapes), float(cores)) as worker:
-        trials = [
-            _trial(worker, worker.change_quota(float(cores)), warm=1)
-        ]  # less where a group around this process has less
+        # The quota is less where a group around this process has less.
+        trials = [_trial(worker, worker.change_quota(float(cores)), warm=1)]
         host = trials[0].mean
         _refuse_slow_host(profile, target, host, reference.flops)
         if abs(host / target - 1) > CALIBRATION_TOLERANCE:
             trials += _search(worker, profile, trials[0], progress)
     quota = trials[-1].quota
-    residuals = [
-        residual for measure in (_memory, _one_thread) if (residual := measure(profile, start, quota)) is not None
-    ]
-    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), tuple(residuals))
+    residuals = (_memory(profile, start, quota), _one_thread(profile, start, quota))
+    known = tuple(residual for residual in residuals if residual is not None)
+    return Calibrated(quota, cores, target, host, name, reference.flops, tuple(trials), known)
 
 
 def _refuse_slow_host(profile: Profile, target: float, host: float, flops: int) -> None:
@@ -192,22 +190,18 @@ def _search(
 
 
 def _trial(worker: CalibrationWorker, quota: float, *, warm: int = 0, times: int = 1) -> Trial:
-    for _ in range(warm):
-        worker.step(0)
-    seconds: list[float] = []
-    for _ in range(times):
-        seconds.append(worker.step(0).seconds)  # itself the mean over many periods of the quota
-    return Trial(quota, tuple(seconds))
+    # A step is itself the mean over many periods of the quota.
+    seconds = [worker.step(0).seconds for _ in range(warm + times)]
+    return Trial(quota, tuple(seconds[warm:]))
 
 
 def _memory(profile: Profile, start: StartAt, quota: float) -> Residual | None:
     """Memory copies under the quota, over the device's own."""
-    figure = profile.figures.get(_COPY)
-    if figure is None or figure.unit != "GB/s" or not isinstance(figure.value, (int, float)):
+    if (device := profile.amount(_COPY, "GB/s")) is None:
         return None
     with start("memory copies", Job("copy", 1), quota) as worker:
         rate = BYTES_PER_STEP / _trial(worker, quota, warm=1).mean / 1e9
-    return Residual("memory-bound work (copies on one thread)", "GB/s", rate, float(figure.value), figure.source)
+    return Residual("memory-bound work (copies on one thread)", "GB/s", rate, device, profile.figures[_COPY].source)
 
 
 def _one_thread(profile: Profile, start: StartAt, quota: float) -> Residual | None:

@@ -30,13 +30,9 @@ def energy_of(series: Series, rows: Sequence[int], profile: Profile | None, mete
 
 def energy_from_power(profile: Profile, seconds: float, instances: int) -> EnergyRecord | None:
     """The profile's power for so long; None where it states none."""
-    power = profile.figures.get(_POWER)
-    if power is None or power.unit != "W" or not isinstance(power.value, (int, float)):
+    if (watts := profile.amount(_POWER, "W")) is None:
         return None
-    source = f"{_POWER} of profile {profile.name}: {power.value:g} W, {power.title} ({power.source or power.kind})"
-    return EnergyRecord(
-        joules_per_instance=power.value * seconds / instances,
-        watts=float(power.value),
-        kind="estimated",
-        source=source,
-    )
+    power = profile.figures[_POWER]
+    source = f"{_POWER} of profile {profile.name}: {watts:g} W, {power.title} ({power.source or power.kind})"
+    joules = watts * seconds / instances
+    return EnergyRecord(joules_per_instance=joules, watts=watts, kind="estimated", source=source)
