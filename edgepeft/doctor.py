@@ -14,9 +14,8 @@ import psutil
 
 from edgepeft.errors import EdgepeftError
 from edgepeft.host import groups
-from edgepeft.host.board import board_name
 from edgepeft.host.cores import affinity, cpu_quota, usable_cores
-from edgepeft.host.machine import cpu_model, isa_flags, memory_bytes, versions
+from edgepeft.host.machine import board_name, cpu_model, isa_flags, memory_bytes, versions
 from edgepeft.host.sensors import ROOT, Sensors
 from edgepeft.host.wheels import KNOWN_BAD, bad_wheels
 from edgepeft.limits import cgroup_v1, cgroup_v2, systemd_scope

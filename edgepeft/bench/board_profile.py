@@ -26,10 +26,9 @@ from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.bench.workloads.operators import MORE, REPEATS
 from edgepeft.errors import UsageError
-from edgepeft.host.board import board_name
 from edgepeft.host.cores import usable_cores
 from edgepeft.host.energy import Meter
-from edgepeft.host.machine import cpu_model, isa_flags, memory_bytes, versions
+from edgepeft.host.machine import board_name, cpu_model, isa_flags, memory_bytes, versions
 from edgepeft.host.sensors import ROOT, Sensors, number
 from edgepeft.host.wheels import refuse_bad_wheels
 from edgepeft.limits.placement import Limits

@@ -37,8 +37,8 @@ from edgepeft.bench.result.conditions import (
 from edgepeft.bench.result.rows import result_rows
 from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.errors import DoesNotFit, EdgepeftError
-from edgepeft.host.board import board_name
 from edgepeft.host.energy import Meter
+from edgepeft.host.machine import board_name
 from edgepeft.host.sensors import ROOT, Sensors
 from edgepeft.host.wheels import refuse_bad_wheels
 from edgepeft.profiles.loader import load_profile

@@ -13,8 +13,9 @@ import psutil
 from edgepeft import __version__
 from edgepeft.host import groups
 from edgepeft.host.cores import cpu_quota, usable_cores
+from edgepeft.host.sensors import ROOT
 
-__all__ = ["cpu_model", "host_facts", "isa_flags", "memory_bytes", "versions"]
+__all__ = ["board_name", "cpu_model", "host_facts", "isa_flags", "memory_bytes", "versions"]
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 
@@ -45,6 +46,14 @@ def _cpuinfo(proc: Path) -> dict[str, str]:
         if separator:
             entries.setdefault(key.strip(), value.strip())
     return entries
+
+
+def board_name(root: Path = ROOT) -> str | None:
+    """What the kernel calls the board: the device tree's model, else /proc/cpuinfo's; None on a PC."""
+    for name in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
+        if text := (groups.read(root / name) or "").strip("\0 \n"):
+            return text
+    return _cpuinfo(root / "proc").get("Model") or None
 
 
 def cpu_model(proc: Path = groups.PROC) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgepeft.host.board import board_name
 from edgepeft.host.cores import usable_cores
-from edgepeft.host.machine import cpu_model
+from edgepeft.host.machine import board_name, cpu_model
 from edgepeft.host.sensors import ROOT
 from edgepeft.profiles.loader import known_profiles, load_profile
 from edgepeft.profiles.schema import Profile

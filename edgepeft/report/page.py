@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from edgepeft.report.pictures import inline_svg
-from edgepeft.report.section import Cell, Section
+from edgepeft.report.pictures import Cell, Section, inline_svg
 from edgepeft.resources import package_data
 
 __all__ = ["page"]

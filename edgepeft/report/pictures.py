@@ -1,16 +1,31 @@
-"""A section's picture as SVG: a file of its own, or part of a page whose colours it then takes."""
+"""A part of a report, a picture and its numbers; the picture as SVG: a file, or part of a page in whose colours."""
 
 from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from edgepeft.report.section import Section
-
-__all__ = ["inline_svg", "plain_svg"]
+__all__ = ["Cell", "Section", "inline_svg", "plain_svg"]
 
 _INK = "#000000"
+Cell = str | float | int | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """``draw`` draws on a matplotlib figure of ``inches``; None where there is only a table."""
+
+    key: str
+    title: str
+    text: str
+    header: tuple[str, ...]
+    rows: Sequence[Sequence[Cell]]
+    draw: Callable[[Any], None] | None = None
+    inches: tuple[float, float] = (7.0, 4.0)
+    notes: Sequence[str] = field(default_factory=tuple)
 
 
 def plain_svg(section: Section) -> bytes:

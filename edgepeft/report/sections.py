@@ -11,7 +11,7 @@ from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, 
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.report.conditions import conditions_of, figure_kind, of_mode
 from edgepeft.report.inputs import ReportInputs, TaskFigures, row_name
-from edgepeft.report.section import Cell, Section
+from edgepeft.report.pictures import Cell, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from boards import PI4_CPUINFO, PI5_CPUINFO, pi4, put
 
 from edgepeft.errors import EdgepeftError
 from edgepeft.host import wheels
-from edgepeft.host.board import board_name
+from edgepeft.host.machine import board_name
 from edgepeft.prediction import arithmetic
 from edgepeft.profiles.board import is_this_board, profile_of_board
 from edgepeft.profiles.loader import load_profile

@@ -24,9 +24,8 @@ from edgepeft.bench.measuring.calibrate import (
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.errors import EdgepeftError
-from edgepeft.host.board import board_name
 from edgepeft.host.cores import thread_count
-from edgepeft.host.machine import cpu_model
+from edgepeft.host.machine import board_name, cpu_model
 from edgepeft.host.sensors import ROOT
 from edgepeft.limits.placement import Limits
 from edgepeft.profiles.board import is_this_board
