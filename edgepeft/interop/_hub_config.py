@@ -6,25 +6,23 @@ Source: adapters 1.3.0, ``configuration/adapter_config.py``, ``methods/modeling.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.errors import BundleError
+from edgepeft.interop.conversion import ForeignConfig
 from edgepeft.methods._activations import Activation
 
 __all__ = [
-    "ACTIVATION_NAMES",
     "BnConfig",
     "HubFile",
     "HubLoraConfig",
     "HubPromptConfig",
     "MethodConfig",
     "leading_layers",
-    "parsed",
 ]
 
 # Theirs (transformers' names, and one more) -> ours.
@@ -52,7 +50,6 @@ _RENAMED = {"gelu": "gelu_new", "gelu_orig": "gelu"}  # in files without a versi
 _FIXED_LORA = (1, 1, 0)  # the first version that scales by alpha / r
 
 _Factor = Annotated[FiniteFloat, Field(ge=1e-3)]  # a bottleneck wider than 1000 times the layer is a mistake
-_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class HubFile(BaseModel):
@@ -99,21 +96,14 @@ class HubFile(BaseModel):
         return settings
 
 
-class MethodConfig(BaseModel):
+class MethodConfig(ForeignConfig):
     """What the configs of all their methods have."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
-    # Fields that say nothing of a trained checkpoint: how it started or was trained.
     ignored: ClassVar[frozenset[str]] = frozenset(
         {"architecture", "dropout", "init_weights", "init_weights_seed", "stochastic_depth"}
     )
 
     leave_out: list[int] | None = None
-
-    def unsupported(self) -> list[str]:
-        """Settings in force that no delta can represent, as ``name = value``."""
-        more = (self.model_extra or {}).items()
-        return [f"{name} = {value!r}" for name, value in more if value and name not in self.ignored]
 
 
 class BnConfig(MethodConfig):
@@ -151,7 +141,7 @@ class BnConfig(MethodConfig):
 
     @property
     def activation(self) -> Activation:
-        """By our name; only where ``unsupported`` is empty."""
+        """By our name; only where ``checks`` allows it."""
         return ACTIVATION_NAMES[self.non_linearity.lower()]
 
     @property
@@ -172,10 +162,10 @@ class BnConfig(MethodConfig):
             factor = factor.get(str(layer), factor.get("default", 1.0))
         return max(1, int(hidden // factor))
 
-    def unsupported(self) -> list[str]:
-        """As its base says, and the combinations that have no place in a delta."""
+    def checks(self) -> dict[str, bool]:
+        """As its base has them; some combinations have no place in a delta."""
         past_norm = self.original_ln_before and self.residual_before_ln is False and not self.is_parallel
-        checks = {
+        return {
             "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
             "scaling": not isinstance(self.scaling, str) or self.scaling in ("learned", "channel"),
             "residual_before_ln": isinstance(self.residual_before_ln, bool)
@@ -187,8 +177,6 @@ class BnConfig(MethodConfig):
             # Their code fails there, so that no checkpoint can have both.
             "shared_W_phm": not (self.phm_layer and self.shared_W_phm) or self.factorized_phm_W,
         }
-        odd = [f"{name} = {getattr(self, name)!r}" for name, fine in checks.items() if not fine]
-        return odd + super().unsupported()
 
 
 class HubLoraConfig(MethodConfig):
@@ -196,7 +184,7 @@ class HubLoraConfig(MethodConfig):
 
     r: int = Field(default=8, ge=1)
     alpha: FiniteFloat = 8.0
-    attn_matrices: list[str] = ["q", "v"]
+    attn_matrices: list[str] = Field(default=["q", "v"])
     selfattn_lora: bool = True
     intermediate_lora: bool = False
     output_lora: bool = False
@@ -205,17 +193,15 @@ class HubLoraConfig(MethodConfig):
     vera_b: float | None = None
     dtype: str | None = None
 
-    def unsupported(self) -> list[str]:
-        """As its base says; other compositions, VeRA, and half-precision arithmetic."""
-        checks = {
+    def checks(self) -> dict[str, bool]:
+        """As its base has them: not other compositions, VeRA, and half-precision arithmetic."""
+        return {
             "composition_mode": self.composition_mode == "add",
             "vera_d": self.vera_d is None,
             "vera_b": self.vera_b is None,
             "dtype": self.dtype in (None, "float32"),
             "attn_matrices": set(self.attn_matrices) <= {"q", "k", "v"},
         }
-        odd = [f"{name} = {getattr(self, name)!r}" for name, fine in checks.items() if not fine]
-        return odd + super().unsupported()
 
 
 class HubPromptConfig(MethodConfig):
@@ -230,22 +216,9 @@ class HubPromptConfig(MethodConfig):
     prompt_length: int = Field(default=10, ge=1)
     combine: str = "prefix"
 
-    def unsupported(self) -> list[str]:
-        """As its base says; a prompt behind the first token."""
-        return [f"combine = {self.combine!r}"] * (self.combine != "prefix") + super().unsupported()
-
-
-def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:
-    """The document as that kind.
-
-    Raises:
-        BundleError: it is not one; names the field.
-    """
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+    def checks(self) -> dict[str, bool]:
+        """As its base has them: not a prompt behind the first token."""
+        return {"combine": self.combine == "prefix"}
 
 
 def leading_layers(config: MethodConfig, n_layers: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ Source: adapters 1.3.0, ``heads/base.py`` and ``loading.py``.  All of them read 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,12 +14,13 @@ from torch import Tensor
 
 from edgepeft.backbones.config import read_config
 from edgepeft.errors import BundleError
-from edgepeft.interop._hub_config import HubFile, parsed
-from edgepeft.interop._tensors import check_tensors
+from edgepeft.interop._hub_config import HubFile
+from edgepeft.interop.base import ImportedHead
 from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.conversion import check_tensors, parsed
 from edgepeft.interop.state_dict import read_state_dict
 
-__all__ = ["HEAD_CONFIG", "HEAD_FILES", "HubHead", "read_head"]
+__all__ = ["read_head"]
 
 HEAD_CONFIG = "head_config.json"
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
@@ -34,16 +34,6 @@ _KINDS: Mapping[tuple[int, str, bool], tuple[str, dict[str, int]]] = {
     (2, "relu", False): ("distilbert", {"pre_classifier": 1, "classifier": 4}),
     (2, "gelu", False): ("electra", {"dense": 1, "out_proj": 4}),
 }
-
-
-@dataclass(frozen=True)
-class HubHead:
-    """Our kind of head, its tensors by our names, and the labels in order where the file names them."""
-
-    kind: str
-    outputs: int
-    values: Mapping[str, Tensor]
-    labels: tuple[str, ...] | None
 
 
 class _Flexible(BaseModel):
@@ -60,7 +50,7 @@ class _Flexible(BaseModel):
     label2id: dict[str, int] | None = None
 
 
-def read_head(folder: Path, classifier: Classifier) -> HubHead:
+def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
     """The head beside an adapter, else the backbone's own.
 
     Raises:
@@ -94,18 +84,18 @@ def _own_head(folder: Path, classifier: Classifier) -> Mapping[str, Tensor]:
 
 def _static(
     state: Mapping[str, Tensor], classifier: Classifier, folder: Path, labels: tuple[str, ...] | None = None
-) -> HubHead:
+) -> ImportedHead:
     weight = state.get(f"{classifier.last}.weight")
     outputs = len(weight) if weight is not None and weight.dim() and len(weight) else 1
     wanted = classifier.head_tensors(outputs)
     check_tensors(state, {theirs: shape for theirs, (_, shape) in wanted.items()}, folder)
     values = {ours: state[theirs] for theirs, (ours, _) in wanted.items()}
-    return HubHead(classifier.head, outputs, values, labels)
+    return ImportedHead(classifier.head, outputs, values, labels)
 
 
 def _flexible(
     config: _Flexible, file: HubFile, state: Mapping[str, Tensor], classifier: Classifier, folder: Path
-) -> HubHead:
+) -> ImportedHead:
     kind, modules = _kind(config, classifier, folder)
     d = classifier.architecture.hidden_size
     names: dict[str, str] = {}
@@ -120,7 +110,7 @@ def _flexible(
     values = {ours: state[theirs] for ours, theirs in names.items()}
     if not config.bias:
         values[f"head/{list(modules)[-1]}.bias"] = torch.zeros(config.num_labels)
-    return HubHead(kind, config.num_labels, values, _labels(config.label2id))
+    return ImportedHead(kind, config.num_labels, values, _labels(config.label2id))
 
 
 def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str, dict[str, int]]:

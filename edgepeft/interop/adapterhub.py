@@ -5,7 +5,6 @@ Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of `
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,34 +12,28 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from edgepeft import __version__
+from edgepeft.backbones.base import Role
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta, new_delta
+from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.interop._hub_bottleneck import bottleneck_plan
-from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, parsed
-from edgepeft.interop._hub_head import HubHead, read_head
-from edgepeft.interop._hub_lora import lora_plan
+from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, leading_layers
+from edgepeft.interop._hub_head import read_head
 from edgepeft.interop._hub_places import Places
-from edgepeft.interop._hub_prompt import prompt_plan
-from edgepeft.interop._tensors import check_tensors
 from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan
+from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed
 from edgepeft.interop.state_dict import read_state_dict
+from edgepeft.methods.lora import LoRA
+from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["IMPORTER", "AdapterHub"]
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
 
-# Their ``architecture`` -> its config and what reads it; a new method is one entry.
-_METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
-    None: (BnConfig, bottleneck_plan),
-    "lora": (HubLoraConfig, lora_plan),
-    "prompt_tuning": (HubPromptConfig, prompt_plan),
-}
-_KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
+_LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
 
 # Files that say that a folder holds more than one adapter's forward pass.
 _COMPOSITIONS = {
@@ -56,6 +49,44 @@ _LEGACY = {
     "layer_text_task_adapters": "adapters",
     "layer_text_lang_adapters": "adapters",
 }
+
+
+def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
+    """LoRA, y + (alpha / r) B A x: the same method with their settings."""
+    architecture = places.classifier.architecture
+    attention = [role for key, role in _LORA_MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
+    feed_forward = {Role.FFN_UP: config.intermediate_lora, Role.FFN_OUTPUT: config.output_lora}
+    roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
+    layers = leading_layers(config, architecture.n_layers)
+    method = LoRA(rank=config.r, alpha=config.alpha, roles=roles, **layers)
+    names: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for site in method.sites(architecture):
+        theirs = places.of_lora(site)
+        names[f"{theirs}lora_A"] = (f"{site.name}/A", (config.r, site.in_features))
+        names[f"{theirs}lora_B"] = (f"{site.name}/B", (site.out_features, config.r))
+    return ConversionPlan.renaming(method, names)
+
+
+def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
+    """The same vectors; what they started from does not matter any more.
+
+    Raises:
+        UsageError: they leave no position for a text.
+    """
+    method = PromptR(length=config.prompt_length, place="embeddings")
+    width = method.sites(places.classifier.architecture)[-1].out_features
+    theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
+    vectors = ("embeddings/vectors", (config.prompt_length, width))
+    return ConversionPlan.renaming(method, {theirs: vectors})
+
+
+# Their ``architecture`` -> its config and what reads it; a new method is one entry.
+_METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
+    None: (BnConfig, bottleneck_plan),
+    "lora": (HubLoraConfig, _lora_plan),
+    "prompt_tuning": (HubPromptConfig, _prompt_plan),
+}
+_KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
 
 
 class AdapterHub(Importer):
@@ -83,21 +114,8 @@ class AdapterHub(Importer):
         config, plan = _plan(file, classifier, path)
         state = _canonical(read_state_dict(folder, *TENSORS_FILES))
         check_tensors(state, plan.shapes, folder)
-        head = read_head(folder, classifier)
-        delta = new_delta(
-            backbone,
-            plan.method,
-            request.task,
-            _request(request, head).labels_for(head.outputs, backbone),
-            head=head.kind,
-            max_length=request.length_for(backbone, plan.method.prompt_length),
-        )
-        values = {**plan.convert(state), **head.values}
-        # What is shared stands in the delta once, under its first name.
-        delta.read({name: values[name] for name in delta.tensors() if name in values}, str(folder))
-        reads = "first_position" if plan.method.prompt_length else "first_token"  # the prompt's own, if there is one
-        delta.card = delta.card.model_copy(update={"head_reads": reads} | _origin(file, config, folder))
-        return delta.eval()
+        head, values = read_head(folder, classifier), plan.convert(state)
+        return request.delta(backbone, plan.method, head, values, folder=folder, origin=_origin(file, config, folder))
 
 
 IMPORTER = AdapterHub()
@@ -121,10 +139,7 @@ def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConf
     if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
         raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")
     model, plan = _METHODS[kind]
-    config: MethodConfig = parsed(model, settings, path)
-    unsupported = config.unsupported()
-    if unsupported:
-        raise BundleError(f"{path}: no delta can represent {', '.join(unsupported)}.")
+    config: MethodConfig = model.read(settings, path)
     try:
         return config, plan(config, Places(classifier, file.name))
     except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
@@ -138,12 +153,6 @@ def _canonical(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(old, new)  # noqa: PLW2901
         state[name] = tensor
     return state
-
-
-def _request(request: ImportRequest, head: HubHead) -> ImportRequest:
-    """With the labels that the head's file names, where the request has none."""
-    named = head.labels if head.outputs > 1 and head.labels and len(head.labels) == head.outputs else None
-    return request if request.labels is not None or named is None else dataclasses.replace(request, labels=named)
 
 
 def _origin(file: HubFile, config: MethodConfig, folder: Path) -> dict[str, Any]:

@@ -6,14 +6,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
 
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta
+from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, UsageError
+from edgepeft.methods.base import Method
 from edgepeft.registry import modules_of
 
-__all__ = ["ImportRequest", "Importer", "importer_of", "importers"]
+__all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importers"]
+
+
+class ImportedHead(NamedTuple):
+    """Our kind of head, its tensors by our names, and the labels in order where the checkpoint names them."""
+
+    kind: str
+    outputs: int
+    values: Mapping[str, Tensor]
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -24,25 +36,47 @@ class ImportRequest:
     labels: tuple[str, ...] | None = None
     max_length: int | None = None  # None: as long as the backbone takes
 
-    def labels_for(self, outputs: int, backbone: Backbone) -> tuple[str, ...] | None:
-        """One name an output: those of the request, else the backbone config's, else LABEL_0, ...; None for regression.
+    def delta(
+        self,
+        backbone: Backbone,
+        method: Method,
+        head: ImportedHead,
+        values: Mapping[str, Tensor],
+        *,
+        folder: Path,
+        origin: Mapping[str, Any],
+    ) -> Delta:
+        """A delta of ``values``, by our names, and the head; LayerNorms that were not tuned stay the backbone's.
+
+        The head reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the card.
 
         Raises:
-            UsageError: as many labels as outputs were not given.
+            UsageError: the request's labels or its length do not fit.
         """
+        prompt, labels = method.prompt_length, self._labels_for(head, backbone)
+        longest = self._length_for(backbone, prompt)
+        delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest)
+        own, values = delta.tensors(), {**values, **head.values}
+        kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
+        # What is shared stands in the delta once, under its first name.
+        delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
+        reads = "first_position" if prompt else "first_token"
+        delta.card = delta.card.model_copy(update={"head_reads": reads, **origin})
+        return delta.eval()
+
+    def _labels_for(self, head: ImportedHead, backbone: Backbone) -> tuple[str, ...] | None:
+        """One name an output, of the request, the head, the backbone's config, or LABEL_0, ...; None for regression."""
+        outputs = head.outputs
         if self.labels is None:
-            return None if outputs == 1 else _known_labels(outputs, backbone)
+            named = head.labels if head.labels and len(head.labels) == outputs else None
+            return None if outputs == 1 else named or _known_labels(outputs, backbone)
         if outputs == 1 or len(self.labels) != outputs or len(set(self.labels)) != outputs:
             wanted = "no labels, for one output is a number" if outputs == 1 else f"{outputs} different labels"
             raise UsageError(f"the checkpoint's head needs {wanted}; found {', '.join(self.labels)}.")
         return self.labels
 
-    def length_for(self, backbone: Backbone, prompt: int = 0) -> int:
-        """The longest text in tokens, beside a prompt.
-
-        Raises:
-            UsageError: the backbone has no position for so many.
-        """
+    def _length_for(self, backbone: Backbone, prompt: int) -> int:
+        """The longest text in tokens, beside a prompt."""
         longest = backbone.architecture.max_length - prompt
         wanted = longest if self.max_length is None else self.max_length
         if not 2 < wanted <= longest:

@@ -1,15 +1,21 @@
-"""How a foreign checkpoint comes in: our method, the tensors that the file must hold, and what they become."""
+"""How a foreign checkpoint comes in: its config, our method, the tensors that it must hold, and what they become."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from edgepeft.errors import BundleError
 from edgepeft.methods.base import Method
 
-__all__ = ["ConversionPlan", "Renaming", "Shapes", "StateDict"]
+__all__ = ["ConversionPlan", "ForeignConfig", "Renaming", "Shapes", "StateDict", "check_tensors", "parsed"]
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 StateDict = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -32,3 +38,64 @@ class ConversionPlan:
             return {ours: state[theirs] for theirs, (ours, _) in names.items()}
 
         return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert)
+
+
+class ForeignConfig(BaseModel):
+    """The config of a method in another library; what a subclass does not name is kept as extra."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    ignored: ClassVar[frozenset[str]]  # fields that say nothing of a trained checkpoint
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any], path: Path) -> Self:
+        """The document as such a config.
+
+        Raises:
+            BundleError: it is not one, or has settings that no delta can represent; names them.
+        """
+        config = parsed(cls, document, path)
+        extra = (config.model_extra or {}).items()
+        odd = [f"{name} = {getattr(config, name)!r}" for name, fine in config.checks().items() if not fine]
+        odd += [f"{name} = {value!r}" for name, value in extra if value and name not in cls.ignored]
+        if odd:
+            raise BundleError(f"{path}: no delta can represent {', '.join(odd)}.")
+        return config
+
+    def checks(self) -> dict[str, bool]:
+        """Field -> whether a delta can represent its value."""
+        return {}
+
+
+def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:
+    """The document as that kind.
+
+    Raises:
+        BundleError: it is not one; names the field.
+    """
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+
+
+def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:
+    """Check that exactly these tensors are there, in these shapes.
+
+    Raises:
+        BundleError: some are missing, not known or of another shape; all of them are named.
+    """
+    problems = {
+        "missing": [name for name in shapes if name not in state],
+        "not known": [name for name in state if name not in shapes],
+        "of another shape": [
+            f"{name} {list(state[name].shape)} instead of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in state and tuple(state[name].shape) != shape
+        ],
+    }
+    differences = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+    if differences:
+        raise BundleError(
+            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(differences)}."
+        )

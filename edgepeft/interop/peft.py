@@ -14,12 +14,11 @@ from torch import Tensor
 from edgepeft import __version__
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta, new_delta
+from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
-from edgepeft.interop._tensors import check_tensors
-from edgepeft.interop.base import Importer, ImportRequest
+from edgepeft.interop.base import ImportedHead, Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan
+from edgepeft.interop.conversion import ConversionPlan, check_tensors
 from edgepeft.interop.peft_methods.base import CONFIG_FILE, TENSORS_FILE, PeftConfig, WrapConfig, read_peft_config
 from edgepeft.interop.state_dict import read_state_dict
 
@@ -40,7 +39,7 @@ class Peft(Importer):
         return path.is_file() and "peft_type" in read_config(path)
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
-        """As ``Importer.read``; the head reads the first position, as transformers' does, be it a prompt's."""
+        """As ``Importer.read``."""
         config = read_peft_config(folder)
         classifier = Classifier(backbone)
         _check_saved_modules(config, classifier, folder)
@@ -50,21 +49,10 @@ class Peft(Importer):
         outputs = _outputs(state, classifier, folder)
         head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs))
         check_tensors(state, {**plan.shapes, **head.shapes}, folder)
-        delta = new_delta(
-            backbone,
-            plan.method,
-            request.task,
-            request.labels_for(outputs, backbone),
-            head=classifier.head,
-            max_length=request.length_for(backbone, plan.method.prompt_length),
+        imported = ImportedHead(classifier.head, outputs, head.convert(state))
+        return request.delta(
+            backbone, plan.method, imported, plan.convert(state), folder=folder, origin=_origin(config, folder)
         )
-        kept = {name: tensor.detach() for name, tensor in delta.tensors().items() if name.startswith("override/")}
-        delta.read(
-            {**kept, **plan.convert(state), **head.convert(state)}, str(folder)
-        )  # norms that were not tuned stay
-        reads = "first_position" if plan.method.prompt_length else "first_token"
-        delta.card = delta.card.model_copy(update={"head_reads": reads} | _origin(config, folder))
-        return delta.eval()
 
 
 IMPORTER = Peft()
@@ -85,7 +73,7 @@ def _canonical(
     """The tensors by their names in the model without PEFT's wrappers; what the head lacks comes from the backbone."""
     if isinstance(config, WrapConfig):
         _check_architecture(stored, config.prefix, classifier, folder)
-    state = classifier.stored_head()
+    state, head = classifier.stored_head(), classifier.head_tensors(1)
     # Wrapped copies first, so that the plain name, which is what PEFT reads, has the last word.
     for key in sorted(stored, key=lambda key: _SAVED not in key):
         if _ORIGINAL in key:
@@ -93,32 +81,23 @@ def _canonical(
         name = key.removeprefix(config.prefix).replace(".base_layer.", ".").replace(".ln_tuning_layers.", ".")
         if _SAVED in name:
             module, _, rest = name.partition(_SAVED)
-            name = (
-                f"{module}.{rest}"
-                if f"{module}.{rest}" in _head_names(classifier)
-                else f"{module}.{rest.partition('.')[2]}"
-            )
+            # The adapter's name may stand before the tensor's.
+            rest = rest if f"{module}.{rest}" in head else rest.partition(".")[2]
+            name = f"{module}.{rest}"
         state[name] = stored[key]
     return state
 
 
-def _head_names(classifier: Classifier) -> set[str]:
-    return set(classifier.head_tensors(1))
-
-
 def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: Classifier, folder: Path) -> None:
-    encoder = [key for key in stored if not key.startswith(tuple(prefix + name for name in _tops(classifier)))]
     if any(key.startswith(prefix + classifier.prefix) for key in stored):
         return
+    heads = tuple(f"{prefix}{module.partition('.')[0]}." for module in classifier.head_modules.values())
+    encoder = [key for key in stored if not key.startswith(heads)]
     shown = f" (for example {encoder[0]})" if encoder else ""
     raise BundleError(
         f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
         f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}."
     )
-
-
-def _tops(classifier: Classifier) -> set[str]:
-    return {name.partition(".")[0] + "." for name in classifier.head_modules.values()}
 
 
 def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import regex
-from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan
+from edgepeft.interop.conversion import ConversionPlan, ForeignConfig
 from edgepeft.registry import classes_of
 
 __all__ = [
@@ -42,10 +41,9 @@ _PATIENCE_S = 2.0
 _Names = str | list[str] | None
 
 
-class PeftConfig(BaseModel):
+class PeftConfig(ForeignConfig):
     """What all of PEFT's methods have; a subclass in a file of this package is found by its ``kind``."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
     kind: ClassVar[str]  # the ``peft_type``
     ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
     prefix: ClassVar[str] = PREFIX
@@ -91,14 +89,6 @@ class PeftConfig(BaseModel):
     def check_patterns(self) -> None:
         """Use the patterns once: they are regular expressions, and may be none."""
         return
-
-    def unsupported(self) -> list[str]:
-        """Settings in force that no delta can represent, as ``name = value``."""
-        return [
-            f"{name} = {value!r}"
-            for name, value in (self.model_extra or {}).items()
-            if value and name not in self.ignored
-        ]
 
 
 class WrapConfig(PeftConfig):
@@ -151,20 +141,9 @@ def read_peft_config(folder: Path) -> PeftConfig:
         raise BundleError(f"{path}: PEFT's {kind} cannot be imported; what can: {', '.join(known)}.")
     if task not in (TASK_TYPE, None):
         raise BundleError(f"{path}: a checkpoint of task type {task} cannot be imported; what can: {TASK_TYPE}.")
-    config = _validated(known[kind], document, path)
-    unsupported = config.unsupported()
-    if unsupported:
-        raise BundleError(f"{path}: no delta can represent {', '.join(unsupported)}.")
-    return config
-
-
-def _validated(kind: type[PeftConfig], document: dict[str, Any], path: Path) -> PeftConfig:
+    config = known[kind].read(document, path)
     try:
-        config = kind.model_validate(document)
         config.check_patterns()
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
     except regex.error as error:
         raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}).") from error
     return config

@@ -99,10 +99,9 @@ class LoraConfig(WrapConfig):
         super().check_patterns()
         self.scale("some.layer.0.module")
 
-    def unsupported(self) -> list[str]:
-        """As its base says; starts that changed the base model's weights too."""
-        harmless = self.init_lora_weights in _HARMLESS_STARTS
-        return ([] if harmless else [f"init_lora_weights = {self.init_lora_weights!r}"]) + super().unsupported()
+    def checks(self) -> dict[str, bool]:
+        """As its base has them: not starts that changed the base model's weights too."""
+        return {"init_lora_weights": self.init_lora_weights in _HARMLESS_STARTS}
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
