@@ -59,16 +59,12 @@ class DenseHead(Head):
     """
 
     drops_first: ClassVar[bool]
+    activation: ClassVar[staticmethod[..., Tensor]]  # act, of one tensor
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__(hidden, outputs, dropout)
         for name, width in zip(self.places, (hidden, outputs), strict=True):
             self.add_module(name, fresh_linear(hidden, width))
-
-    @staticmethod
-    @abstractmethod
-    def activation(z: Tensor) -> Tensor:
-        """act."""
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d] -> [batch, outputs]."""

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture
-from edgepeft.heads.base import Head, fresh_linear
+from edgepeft.heads.linear import Linear
 
 __all__ = ["BertPooler"]
 
 
-class BertPooler(Head):
+class BertPooler(Linear):
     """logits = W dropout(tanh(W_p pooled + b_p)) + b; W_p and b_p are the backbone's."""
 
     kind: ClassVar[str] = "bert-pooler"
     source: ClassVar[str] = "BertForSequenceClassification of transformers"
     reads: ClassVar[tuple[str, ...]] = ("pooler.dense.weight", "pooler.dense.bias")
-    places: ClassVar[Mapping[str, str]] = {"classifier": "classifier"}
-
-    def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
-        super().__init__(hidden, outputs, dropout)
-        self.classifier = fresh_linear(hidden, outputs)
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d], pooler's [d, d] and [d] -> [batch, outputs]."""
         weight, bias = weights
-        features = torch.tanh(functional.linear(pooled, weight, bias))
-        logits: Tensor = self.classifier(self.dropout(features))
-        return logits
-
-    @classmethod
-    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
-        """d C + C."""
-        return architecture.hidden_size * outputs + outputs
+        return super().forward(torch.tanh(functional.linear(pooled, weight, bias)))

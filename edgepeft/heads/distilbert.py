@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from torch import Tensor
 from torch.nn import functional
 
 from edgepeft.heads.base import DenseHead
@@ -20,8 +19,4 @@ class DistilBert(DenseHead):
     source: ClassVar[str] = "DistilBertForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
     drops_first: ClassVar[bool] = False
-
-    @staticmethod
-    def activation(z: Tensor) -> Tensor:
-        """As ``DenseHead.activation``."""
-        return functional.relu(z)
+    activation = staticmethod(functional.relu)

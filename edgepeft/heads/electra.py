@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from torch import Tensor
 from torch.nn import functional
 
 from edgepeft.heads.base import DenseHead
@@ -20,8 +19,4 @@ class Electra(DenseHead):
     source: ClassVar[str] = "ElectraForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
     drops_first: ClassVar[bool] = True
-
-    @staticmethod
-    def activation(z: Tensor) -> Tensor:
-        """As ``DenseHead.activation``."""
-        return functional.gelu(z)
+    activation = staticmethod(functional.gelu)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from edgepeft.heads.base import DenseHead
 
@@ -20,8 +19,4 @@ class Roberta(DenseHead):
     source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
     places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
     drops_first: ClassVar[bool] = True
-
-    @staticmethod
-    def activation(z: Tensor) -> Tensor:
-        """As ``DenseHead.activation``."""
-        return torch.tanh(z)
+    activation = staticmethod(torch.tanh)

@@ -22,11 +22,9 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods._activations import Activation
 from edgepeft.methods._bottleneck_adapters import FORMS, Form
-from edgepeft.methods.base import TrainsNorms, check_roles, option, require
+from edgepeft.methods.base import ChoosesRoles, TrainsNorms, option, require
 
 __all__ = ["FactoredAdapters", "FactoredLinear", "xavier_uniform"]
-
-ROLES = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 
 
 class FactoredLinear(nn.Module):
@@ -46,9 +44,10 @@ class FactoredLinear(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FactoredAdapters(TrainsNorms):
+class FactoredAdapters(TrainsNorms, ChoosesRoles):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 
+    known_roles: ClassVar[tuple[Role, ...]] = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
     learning_rate: ClassVar[float] = 3e-3
     learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., table 4"
 
@@ -62,7 +61,7 @@ class FactoredAdapters(TrainsNorms):
 
     def __post_init__(self) -> None:
         require(self.bottleneck >= 1, f"{self.name}'s bottleneck must be at least 1; found {self.bottleneck}.")
-        check_roles(self.name, self.roles, ROLES)
+        super().__post_init__()
 
     @abstractmethod
     def linears(self) -> Callable[[int, int], FactoredLinear]:
@@ -75,10 +74,6 @@ class FactoredAdapters(TrainsNorms):
     def n_shared(self) -> int:
         """Parameters that all weights share."""
         return 0
-
-    def attaches_to(self) -> tuple[Role, ...]:
-        """The sub-layers' outputs."""
-        return tuple(Role(role) for role in self.roles)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""

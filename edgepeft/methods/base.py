@@ -17,11 +17,11 @@ from edgepeft.errors import UnknownName, UsageError
 from edgepeft.registry import classes_of
 
 __all__ = [
+    "ChoosesRoles",
     "Generator",
     "Method",
     "PerLayer",
     "TrainsNorms",
-    "check_roles",
     "method_named",
     "method_of",
     "methods",
@@ -44,20 +44,6 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise UsageError(message)
-
-
-def check_roles(method: str, roles: Sequence[str], known: Sequence[Role]) -> None:
-    """Check that a method's ``roles`` are some of those ``known``, each once.
-
-    Raises:
-        UsageError: none is named, or one twice.
-        UnknownName: one is not among them.
-    """
-    require(bool(roles), f"{method} needs at least one of {', '.join(known)} as roles; found none.")
-    for role in roles:
-        require(roles.count(role) == 1, f"{method}'s roles names {role!r} twice.")
-        if role not in known:
-            raise UnknownName(f"role that {method} can attach to", role, map(str, known))
 
 
 class Generator(nn.Module, ABC):
@@ -131,9 +117,9 @@ class Method(ABC):
         """Trained parameters of modules and encoder, by the closed formula; neither head nor pooler."""
 
     @classmethod
-    @abstractmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Small instances that the conformance suite tries."""
+        """Small instances that the conformance suite tries; by default the only one, for there is nothing to choose."""
+        return (cls(),)
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> Self:
@@ -216,6 +202,25 @@ class PerLayer(Method):
         """``n_at`` over its sites, and the tensors of the encoder that it trains besides (LayerNorms)."""
         besides = (architecture.tensors[name] for name in self.overrides(architecture) if name in architecture.tensors)
         return sum(map(self.n_at, self.sites(architecture))) + sum(map(math.prod, besides))
+
+
+class ChoosesRoles(PerLayer):
+    """Base of those whose ``roles`` say what of a layer they attach to, of ``known_roles``."""
+
+    known_roles: ClassVar[tuple[Role, ...]]
+    roles: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        known = self.known_roles
+        require(bool(self.roles), f"{self.name} needs at least one of {', '.join(known)} as roles; found none.")
+        for role in self.roles:
+            require(self.roles.count(role) == 1, f"{self.name}'s roles names {role!r} twice.")
+            if role not in known:
+                raise UnknownName(f"role that {self.name} can attach to", role, map(str, known))
+
+    def attaches_to(self) -> tuple[Role, ...]:
+        """The chosen roles."""
+        return tuple(Role(role) for role in self.roles)
 
 
 class TrainsNorms(PerLayer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method
@@ -31,8 +31,3 @@ class BitFit(Method):
         """The output width of every linear layer and LayerNorm: L (5 d + f) + (2 L + 1) d in BERT."""
         shapes = {**architecture.tensors, **architecture.absent_biases}
         return sum(width for name, (width, *_) in shapes.items() if name.endswith(".bias"))
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """There is nothing to choose."""
-        return (cls(),)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Role, Site
 from edgepeft.methods._activations import Activation
 from edgepeft.methods._bottleneck_adapters import Bottleneck, BottleneckMethod
-from edgepeft.methods.base import check_roles, option, require
+from edgepeft.methods.base import ChoosesRoles, option, require
 
 __all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]
 
@@ -77,7 +77,7 @@ class WithNorm(_Placed):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BottleneckAdapter(BottleneckMethod):
+class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     """One adapter at each chosen place, in any of the forms."""
 
     name: ClassVar[str] = "bottleneck"
@@ -85,6 +85,7 @@ class BottleneckAdapter(BottleneckMethod):
     paper: ClassVar[str] = "Poth et al., 2023, arXiv:2311.11077"
     equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
     near_identity: ClassVar[bool] = True
+    known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 1e-4
     learning_rate_source: ClassVar[str] = "as pfeiffer: Pfeiffer et al., 2021, arXiv:2005.00247"
 
@@ -106,7 +107,7 @@ class BottleneckAdapter(BottleneckMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_roles(self.name, self.roles, ROLES)
+        ChoosesRoles.__post_init__(self)
         alone = self.reads == self.keeps == "sublayer"
         require(
             alone or Role.LAYER_OUTPUT not in self.roles,
@@ -117,10 +118,6 @@ class BottleneckAdapter(BottleneckMethod):
     def starts_near_identity(self) -> bool:
         """What is kept must be the sub-layer's output, and no fresh norm may scale it or what is added."""
         return self.keeps == "sublayer" and self.norm_after == "none"
-
-    def attaches_to(self) -> tuple[Role, ...]:
-        """The chosen places."""
-        return tuple(Role(role) for role in self.roles)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One adapter a site."""

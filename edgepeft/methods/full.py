@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method
@@ -31,8 +31,3 @@ class Full(Method):
     def n_parameters(self, architecture: Architecture) -> int:
         """Those of the encoder."""
         return architecture.n_parameters
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """There is nothing to choose."""
-        return (cls(),)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods.base import PerLayer, check_roles, option
+from edgepeft.methods.base import ChoosesRoles, option
 
 __all__ = ["IA3", "ROLES", "Scale"]
 
@@ -44,7 +44,7 @@ class Scale(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class IA3(PerLayer):
+class IA3(ChoosesRoles):
     """Learned scales of what flows through each layer."""
 
     name: ClassVar[str] = "ia3"
@@ -52,17 +52,15 @@ class IA3(PerLayer):
     paper: ClassVar[str] = "Liu et al., 2022, arXiv:2205.05638"
     equation: ClassVar[str] = "l * y; y of keys, values, act(W1 x)"
     near_identity: ClassVar[bool] = True
+    known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 3e-3
     learning_rate_source: ClassVar[str] = "Liu et al., the authors' code (configs/ia3.json), on T0"
 
     roles: tuple[str, ...] = option(("key", "value", "ffn_activation"), f"what is scaled, of {', '.join(ROLES)}")
 
-    def __post_init__(self) -> None:
-        check_roles(self.name, self.roles, ROLES)
-
     def attaches_to(self) -> tuple[Role, ...]:
         """The chosen values; of cross-attention, where there is one, the same."""
-        chosen = [Role(role) for role in self.roles]
+        chosen = super().attaches_to()
         return (*chosen, *(_IN_CROSS_ATTENTION[role] for role in chosen if role in _IN_CROSS_ATTENTION))
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method, norm_tensors
@@ -30,8 +30,3 @@ class LayerNormTuning(Method):
     def n_parameters(self, architecture: Architecture) -> int:
         """2 (2 L + 1) d; the embeddings' norm has their width, which ELECTRA's may differ in."""
         return architecture.n_norm_parameters
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """There is nothing to choose."""
-        return (cls(),)

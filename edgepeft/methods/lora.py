@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import PerLayer, check_roles, option, require
+from edgepeft.methods.base import ChoosesRoles, option, require
 from edgepeft.methods.bitfit import BitFit
 
 __all__ = ["LoRA", "LowRank"]
@@ -42,7 +42,7 @@ class LowRank(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(PerLayer):
+class LoRA(ChoosesRoles):
     """Low-rank updates of linear layers."""
 
     name: ClassVar[str] = "lora"
@@ -50,6 +50,7 @@ class LoRA(PerLayer):
     paper: ClassVar[str] = "Hu et al., 2021, arXiv:2106.09685"
     equation: ClassVar[str] = "y + (alpha / r) B A x"
     near_identity: ClassVar[bool] = True
+    known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 5e-4
     learning_rate_source: ClassVar[str] = "Hu et al., table 9 (RoBERTa-base, most tasks of GLUE)"
 
@@ -64,11 +65,7 @@ class LoRA(PerLayer):
     def __post_init__(self) -> None:
         require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
         require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
-        check_roles(self.name, self.roles, ROLES)
-
-    def attaches_to(self) -> tuple[Role, ...]:
-        """The chosen linear layers' outputs."""
-        return tuple(Role(role) for role in self.roles)
+        super().__post_init__()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One pair of factors a site."""
