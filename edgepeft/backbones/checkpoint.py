@@ -21,20 +21,21 @@ from numpy.typing import NDArray
 
 from edgepeft.errors import BundleError
 
-__all__ = ["Checkpoint", "Quantised", "StoredTensor"]
+__all__ = ["NUMPY_TYPES", "Checkpoint", "Quantised", "StoredTensor"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
-_ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
+# Of bfloat16, which NumPy lacks, the bits.
+NUMPY_TYPES = {
+    "F64": "<f8",
+    "F32": "<f4",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I16": "<i2",
+    "I8": "i1",
+    "U8": "u1",
+    "BOOL": "?",
 }
 
 
@@ -184,29 +185,30 @@ class Checkpoint:
     def values(self, name: str) -> NDArray[np.float32]:
         """As ``read``, by the tensor's name in the file."""
         if name in self.tensors:
-            return self._mapped(name, "F32", "<f4")
+            return self._mapped(name, "F32")
         quantised = Quantised(name)
-        scale = self._mapped(quantised.scale, "F32", "<f4")[:, None]
+        scale = self._mapped(quantised.scale, "F32")[:, None]
         as_it_was = quantised.table in self.tensors
-        integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8", "i1")
+        integers = self._mapped(quantised.table if as_it_was else quantised.matrix, "I8")
         values: NDArray[np.float32] = np.empty(integers.shape if as_it_was else integers.shape[::-1], np.float32)
         np.multiply(integers if as_it_was else integers.T, scale, out=values)
         return values
 
-    def _mapped(self, name: str, dtype: str, numpy: str) -> NDArray[Any]:
+    def _mapped(self, name: str, dtype: str) -> NDArray[Any]:
         if name not in self.tensors:
             raise BundleError(f"{self.path} has no tensor {name}.")
         stored = self.tensors[name]
         if stored.dtype != dtype:
             raise BundleError(f"{self.path}: tensor {name} is {stored.dtype}; {dtype} was expected.")
-        return np.memmap(self.path, np.dtype(numpy), "r", stored.offset, stored.shape)
+        return np.memmap(self.path, np.dtype(NUMPY_TYPES[dtype]), "r", stored.offset, stored.shape)
 
 
 def _stored(name: str, entry: Mapping[str, Any], data_start: int, file: str) -> StoredTensor:
     begin, end = map(int, entry["data_offsets"])
     shape = tuple(int(extent) for extent in entry["shape"])
     dtype = str(entry["dtype"])
-    expected = math.prod(shape) * _ITEM_BYTES.get(dtype, 0)
-    if begin < 0 or end < begin or min(shape, default=0) < 0 or (dtype in _ITEM_BYTES and end - begin != expected):
+    known = NUMPY_TYPES.get(dtype)
+    sized = known is None or end - begin == math.prod(shape) * np.dtype(known).itemsize
+    if begin < 0 or end < begin or min(shape, default=0) < 0 or not sized:
         raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
     return StoredTensor(name, dtype, shape, data_start + begin, end - begin, file)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, MissingPackage, UsageError
@@ -21,18 +22,6 @@ __all__ = ["BUNDLE_FILES", "COMPANIONS", "plain_folder"]
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 COMPANIONS = (*BUNDLE_FILES, "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model")
-_NUMPY_TYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U8": "u1",
-    "BOOL": "?",
-}
-_READABLE = {*_NUMPY_TYPES, "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 
 
@@ -54,7 +43,8 @@ def plain_folder(folder: Path) -> Path:
     if origin is None:
         raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor pytorch_model.bin; it is not a backbone.")
     as_is = origin == plain and all(t.dtype in _PLAIN_DTYPES for t in Checkpoint.open(plain).tensors.values())
-    slow_tokenizer = _has_slow_tokenizer(folder) and not (folder / "tokenizer.json").is_file()
+    slow = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model")
+    slow_tokenizer = any((folder / name).is_file() for name in slow) and not (folder / "tokenizer.json").is_file()
     if as_is and not slow_tokenizer:
         return folder
     parts = _parts(origin)
@@ -65,7 +55,10 @@ def plain_folder(folder: Path) -> Path:
             if as_is:
                 shutil.copyfile(plain, new / WEIGHTS_FILE)
             else:
-                _write_float32(dict(_read_tensors(parts)), new / WEIGHTS_FILE)
+                tensors: dict[str, NDArray[Any]] = {}
+                for part in parts:
+                    tensors |= _read_pickle(part) if part.suffix == ".bin" else _read_safetensors(part)
+                _write_float32(tensors, new / WEIGHTS_FILE)
             if slow_tokenizer:
                 _convert_tokenizer(folder, new)
     return target
@@ -76,10 +69,6 @@ def _key(folder: Path, parts: list[Path]) -> str:
     companions = [folder / name for name in COMPANIONS if (folder / name).is_file()]
     listing = [f"{path.relative_to(folder)} {sha256_of(path)}" for path in (*parts, *companions)]
     return hashlib.sha256("\n".join(listing).encode()).hexdigest()
-
-
-def _has_slow_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("vocab.txt", "vocab.json", "sentencepiece.bpe.model"))
 
 
 def _copy_companions(folder: Path, target: Path) -> None:
@@ -113,11 +102,6 @@ def _parts(origin: Path) -> list[Path]:
     return parts
 
 
-def _read_tensors(parts: list[Path]) -> Iterator[tuple[str, NDArray[Any]]]:
-    for part in parts:
-        yield from (_read_pickle if part.suffix == ".bin" else _read_safetensors)(part).items()
-
-
 def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
     """Read with torch's restricted unpickler, which runs no code."""
     try:
@@ -136,18 +120,14 @@ def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
     tensors = {}
     for stored in Checkpoint.open(path).tensors.values():
-        if stored.dtype not in _READABLE:
-            known = ", ".join(sorted(_READABLE))
+        if stored.dtype not in NUMPY_TYPES:
+            known = ", ".join(sorted(NUMPY_TYPES))
             raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
-        raw = np.fromfile(path, np.uint8, stored.n_bytes, offset=stored.offset)
-        tensors[stored.name] = _decoded(raw, stored.dtype).reshape(stored.shape)
+        values = np.fromfile(path, NUMPY_TYPES[stored.dtype], math.prod(stored.shape), offset=stored.offset)
+        if stored.dtype == "BF16":  # the upper half of a float32
+            values = (values.astype("<u4") << 16).view("<f4")
+        tensors[stored.name] = values.reshape(stored.shape)
     return tensors
-
-
-def _decoded(raw: NDArray[Any], dtype: str) -> NDArray[Any]:
-    if dtype == "BF16":  # the upper half of a float32
-        return (raw.view("<u2").astype("<u4") << 16).view("<f4")
-    return raw.view(_NUMPY_TYPES[dtype])
 
 
 def _write_float32(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
