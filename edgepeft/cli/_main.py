@@ -13,12 +13,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import typer
 
 from edgepeft import __version__
+from edgepeft.cli._output import INTERRUPTED
 from edgepeft.errors import EdgepeftError
 from edgepeft.registry import modules_of
 
 __all__ = ["app", "main"]
-
-_INTERRUPTED = 130
 
 app = typer.Typer(
     name="edgepeft",
@@ -57,7 +56,7 @@ def main(command: typer.Typer = app) -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this, without a word
+        if end.code == INTERRUPTED:  # typer turns Ctrl-C into this, without a word
             print("interrupted", file=sys.stderr)
         raise
     except BrokenPipeError:

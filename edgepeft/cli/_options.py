@@ -19,9 +19,9 @@ TorchThreads = Annotated[int | None, typer.Option("--threads", min=1, help="Defa
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
 ]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE"),
+Settings = Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")]
+Variant = Annotated[
+    list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
 ]
 
 # What goes into a bundle.

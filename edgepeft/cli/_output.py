@@ -5,16 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import typer
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Column, Table
+from rich.text import Text
 
-__all__ = ["json_text", "messages", "print_json", "stages", "table_console"]
+__all__ = ["INTERRUPTED", "bars", "json_text", "messages", "print_json", "stages", "table_console", "table_of"]
 
+INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
 
 
@@ -28,6 +40,21 @@ def table_console() -> Console:
     console = Console(highlight=False)
     # A file or a log has no width, and rich would take 80.
     return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+
+
+def table_of(
+    *headers: str | Column, numbers: Iterable[str] = (), title: str | None = None, centred: bool = False
+) -> Table:
+    """A table with a rule below its head; ``numbers`` name further columns, aligned to the right."""
+    columns = [*headers, *(Column(name, justify="right") for name in numbers)]
+    shown = None if title is None else Text(title)
+    return Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
+
+
+def bars(*columns: ProgressColumn, **options: Any) -> Progress:
+    """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``."""
+    first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    return Progress(*first, *columns, console=messages(), **options)
 
 
 def print_json(document: Any) -> None:
@@ -48,15 +75,8 @@ def json_text(document: Any, indent: int | None = None) -> str:
 @contextlib.contextmanager
 def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
     """A progress bar over ``total`` named steps; yields what is entered around each."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     console = messages()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bars(TimeElapsedColumn(), SpinnerColumn(), transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=total)
 
         @contextlib.contextmanager

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from edgepeft.cli._output import messages, print_json, table_console
+from rich.progress import TimeElapsedColumn
+
+from edgepeft.cli._output import bars, messages, print_json, table_console
 from edgepeft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,16 +64,7 @@ def show_bench_result(result: BenchResult, json: str | None) -> None:
 @contextmanager
 def shown_steps() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     # Redrawn when a step ends: a redrawing thread would take time from what is measured.
-    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with bars(TimeElapsedColumn(), transient=True, auto_refresh=False) as bar:
         current = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import typer
+
 from edgepeft.cli import _bench_options as options
 from edgepeft.cli._bench_against import OtherVersion, measure_against
-from edgepeft.cli._bench_session import measure_scenarios
 from edgepeft.cli._options import NoCache, settings_of
+from edgepeft.cli._output import INTERRUPTED
+from edgepeft.cli._result import result_file, show_bench_result, shown_steps
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
+    from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bench.run import BenchRequest
 
 __all__ = ["command"]
@@ -84,11 +88,35 @@ def _measure(
     if other.name is not None and (len(scenarios) > 1 or resume):
         raise UsageError("--against measures one scenario, in one run; leave --resume and further --scenario out.")
     if other.name is None:
-        failures = measure_scenarios(request, scenarios, json, resume=resume)
+        failures = _measure_scenarios(request, scenarios, json, resume=resume)
     else:
         failures = measure_against(replace(request, scenario=scenarios[0]), other, json)
     if failures:
         raise DoesNotFit("; ".join(str(failure) for failure in failures))
+
+
+def _measure_scenarios(
+    request: BenchRequest, scenarios: Sequence[str], json: str | None, *, resume: bool
+) -> Sequence[DoesNotFit]:
+    """Measure or count one after the other, the JSON kept after each; what did not fit the profile's memory."""
+    from edgepeft.bench.session import earlier_result, run_scenarios
+    from edgepeft.resources import write_json
+
+    target = result_file(json)
+    if resume and target is None:
+        raise UsageError("--resume continues the file of --json; name it.")
+
+    def keep(result: BenchResult) -> None:
+        if target is not None:
+            write_json(target, result.to_json())
+
+    earlier = earlier_result(target) if resume and target is not None else None
+    with shown_steps() as progress:
+        session = run_scenarios(request, scenarios, keep=keep, earlier=earlier, progress=progress)
+    show_bench_result(session.result, json)
+    if session.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    return session.failures
 
 
 def _of_profile_and_method(profile: str, settings: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Column
+from rich.text import Text
 
-from edgepeft.cli._output import messages, print_json, table_console
+from edgepeft.cli._options import BundleFolder
+from edgepeft.cli._output import messages, print_json, table_console, table_of
 
 if TYPE_CHECKING:
     from edgepeft.runtime.cost import Cost
@@ -16,7 +19,7 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     *,
     task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: the bare backbone.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of each text, none of them padding. Default: 128.")] = None,
@@ -63,17 +66,11 @@ def _node(work: Any) -> dict[str, Any]:
 
 
 def _show(bundle: Path, cost: Cost, *, nodes: bool) -> None:
-    from rich import box
-    from rich.table import Column, Table
-    from rich.text import Text
-
     what = "the bare backbone" if cost.task is None else f"task {cost.task}"
     title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens, {cost.precision}"
-    numbers = [
-        Column(name, justify="right") for name in ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
-    ]
+    numbers = ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
     first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
-    table = Table(*first, *numbers, title=Text(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table = table_of(*first, numbers=numbers, title=title)
     if nodes:
         for work in (work for work in cost.works if work.flops or work.n_bytes):
             table.add_row(Text(work.name), work.op, *_numbers(_node(work), cost.flops))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgepeft.cli._options import SETTINGS_HELP, settings_of
-from edgepeft.cli._output import print_json, table_console
+from edgepeft.cli._output import print_json, table_console, table_of
 from edgepeft.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
@@ -95,17 +95,12 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    from rich import box
-    from rich.table import Column, Table
-    from rich.text import Text
-
     from edgepeft.counting import BYTES
 
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""
     title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
-    numbers = (Column(name, justify="right") for name in ("parameters", "size, fp32"))
-    table = Table("", *numbers, title=Text(title), box=box.SIMPLE_HEAD)
+    table = table_of("", numbers=("parameters", "size, fp32"), title=title, centred=True)
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
@@ -124,16 +119,11 @@ def _show(document: Mapping[str, Any]) -> None:
 
 def _show_several(documents: list[dict[str, Any]]) -> None:
     """A row a method: what a task trains, what all tasks take on disk."""
-    from rich import box
-    from rich.table import Column, Table
-    from rich.text import Text
-
     first = documents[0]
     tasks = _plural(first["tasks"], "task")
     title = f"{tasks} on {first['backbone']} ({first['backbone_parameters']:,} parameters), {_heads(first)}"
     headers = ("a task's delta", "% of backbone", f"{tasks}, million", "GB, fp32", "backbones")
-    numbers = (Column(name, justify="right") for name in headers)
-    table = Table("method", *numbers, title=Text(title), box=box.SIMPLE_HEAD)
+    table = table_of("method", numbers=headers, title=title, centred=True)
     for document in documents:
         table.add_row(
             document["method"],

@@ -6,20 +6,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+from edgepeft.cli._output import print_json, table_console, table_of
 from edgepeft.errors import EdgepeftError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edgepeft.doctor import Finding
     from edgepeft.limits.trial import TrialResult
 
 __all__ = ["command"]
 
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "bad": "bold red"}
-
-
 _HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try again"}
 
 
@@ -31,7 +30,6 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
-    from edgepeft.cli._output import print_json, table_console
     from edgepeft.doctor import findings
 
     rows = findings()
@@ -54,11 +52,7 @@ def command(
 
 
 def _table(rows: list[Finding]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("check", "", "found", "to do", box=box.SIMPLE_HEAD)
+    table = table_of("check", "", "found", "to do")
     for one in rows:
         cells = (one.check, one.status, one.found, one.advice)
         table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
@@ -66,10 +60,7 @@ def _table(rows: list[Finding]) -> Table:
 
 
 def _limits(held: list[TrialResult]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table("limit", "by", "asked", "seen", "error", "", box=box.SIMPLE_HEAD)
+    table = table_of("limit", "by", "asked", "seen", "error", "")
     for one in held:
         error = "-" if one.error is None else f"{one.error:+.2%}"
         digits = ",.0f" if one.unit == "bytes" else ".3g"

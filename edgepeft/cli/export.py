@@ -74,9 +74,10 @@ def command(
 def _show(manifest: Manifest) -> None:
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
+        own = entry.private_bytes
         messages().print(
             f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {_verified(entry.verification, entry.regression)}"
-            + _private(entry.private_bytes)
+            + (f"; while open it holds {own / 1e6:,.2f} MB of backbone tensors of its own" if own else "")
             + _shared(entry.shared_layers)
         )
     for name, made in manifest.templates.items():
@@ -125,7 +126,3 @@ def _verified(result: Verification, regression: bool) -> str:
     if result.data is not None and result.data.metric is not None:
         parts.append(f"{result.data.metric} {result.data.onnxruntime:.4f}, PyTorch's {result.data.pytorch:.4f}")
     return "; ".join(parts)
-
-
-def _private(n_bytes: int) -> str:
-    return f"; while open it holds {n_bytes / 1e6:,.2f} MB of backbone tensors of its own" if n_bytes else ""

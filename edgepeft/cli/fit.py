@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import messages, print_json, table_console
+from edgepeft.cli._options import BundleFolder, Variant
+from edgepeft.cli._output import messages, print_json, table_console, table_of
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ _WORKLOADS = ("infer", "finetune")
 
 
 def command(
-    bundle: Annotated[Path, typer.Argument(help="The bundle's folder.")],
+    bundle: BundleFolder,
     *,
     profile: Annotated[str, typer.Option(help="A device, or the path of a .toml file.")],
     task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: its first.")] = None,
@@ -35,9 +37,7 @@ def command(
     reserve: Annotated[
         str | None, typer.Option(help="Memory that the system and other programs keep, such as 300MB.")
     ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
-    ] = None,
+    set_: Variant = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
@@ -62,7 +62,7 @@ def command(
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")
     if as_json:
-        print_json({"schema": "edgepeft.fit/1", "bundle": str(bundle), "profile": device.name, **fit.as_json()})
+        print_json({"schema": "edgepeft.fit/1", "bundle": str(bundle), "profile": device.name, **asdict(fit)})
     else:
         _show(bundle, device, fit, tuned=tuned)
     _judge(device, fit, workload or _WORKLOADS)
@@ -83,15 +83,9 @@ def _miss(name: str, need: Need, fit: Fit) -> str:
 
 
 def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
-    from rich import box
-    from rich.table import Column, Table
-    from rich.text import Text
-
     what = "the bare backbone" if fit.task is None else f"task {fit.task}"
     title = f"{what} of {bundle} on {device.title}: {_mb(fit.allowed_bytes)} of memory"
-    table = Table(
-        "", Column("predicted", justify="right"), title=Text(title), title_justify="left", box=box.SIMPLE_HEAD
-    )
+    table = table_of("", numbers=("predicted",), title=title)
     sizes = f"{fit.batch_size} x {fit.length} tokens"
     inference = fit.inference
     table.add_row(f"answering {sizes}, peak", _verdict(inference))

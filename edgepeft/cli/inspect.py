@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 
 from edgepeft.cli._options import TorchThreads
-from edgepeft.cli._output import messages, print_json, table_console
+from edgepeft.cli._output import bars, print_json, table_console
 from edgepeft.cli._run import use_threads
 from edgepeft.errors import requiring
 
@@ -54,16 +55,13 @@ def command(
 @contextmanager
 def _bar() -> Iterator[WatchInspection]:
     """A progress bar for each inspection."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"))
-    with Progress(*columns, TimeRemainingColumn(), console=messages()) as progress:
-        bars: dict[str, TaskID] = {}
+    with bars(TextColumn("rows"), TimeRemainingColumn()) as progress:
+        rows: dict[str, TaskID] = {}
 
         def watch(name: str, done: int, total: int) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=done)
+            if name not in rows:
+                rows[name] = progress.add_task(name, total=total)
+            progress.update(rows[name], completed=done)
 
         yield watch
 

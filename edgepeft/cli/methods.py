@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Column
+
+from edgepeft.cli._output import print_json, table_console, table_of
+from edgepeft.errors import UnknownName
 
 __all__ = ["command"]
 
@@ -15,7 +20,6 @@ def command(
 ) -> None:
     """List the PE methods, or show one with its equation, paper, fields and defaults."""
     from edgepeft.backbones.config import read_config
-    from edgepeft.cli._output import print_json
     from edgepeft.resources import package_data
 
     document = read_config(package_data("methods.json"))
@@ -24,22 +28,14 @@ def command(
         print_json(document) if as_json else _list(document["methods"])
         return
     if name not in entries:
-        from edgepeft.errors import UnknownName
-
         raise UnknownName("PE method", name, entries)
     print_json(entries[name]) if as_json else _show(entries[name])
 
 
 def _list(entries: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    from edgepeft.cli._output import table_console
-
     counted_on = next(iter(entries[0]["parameters"]))
-    numbers = [Column(header, justify="right") for header in (f"trained on {counted_on}", "%", "lr")]
-    table = Table("name", Column("what it computes", overflow="fold"), *numbers, box=box.SIMPLE_HEAD)
+    numbers = (f"trained on {counted_on}", "%", "lr")
+    table = table_of("name", Column("what it computes", overflow="fold"), numbers=numbers)
     for entry in entries:
         count, share = entry["parameters"][counted_on], entry["percent"][counted_on]
         cells = (f"{count:,}", f"{share:.3g}", f"{entry['learning_rate']:g}")
@@ -48,12 +44,6 @@ def _list(entries: list[dict[str, Any]]) -> None:
 
 
 def _show(entry: dict[str, Any]) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    from edgepeft.cli._output import table_console
-
     console = table_console()
     console.print(f"[bold]{escape(entry['name'])}[/bold]  {escape(entry['title'])}\n")
     console.print(entry["about"], markup=False, soft_wrap=True)
@@ -63,7 +53,7 @@ def _show(entry: dict[str, Any]) -> None:
     for backbone, count in entry["parameters"].items():
         console.print(f"trained        {count:,} parameters on {backbone}, {entry['percent'][backbone]:.3g} % of it")
     headers = ("--set", "type", "default", "what it is")
-    table = Table(*(Column(header, overflow="fold") for header in headers), box=box.SIMPLE_HEAD)
+    table = table_of(*(Column(header, overflow="fold") for header in headers))
     for field in entry["fields"]:
         cells = (field["name"], field["type"], _default(field["default"]), field["doc"])
         table.add_row(*map(escape, cells))

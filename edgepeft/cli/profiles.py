@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
 
-from edgepeft.cli._output import print_json
+from edgepeft.cli._options import Variant
+from edgepeft.cli._output import messages, print_json
 from edgepeft.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from edgepeft.profiles.schema import Calibration, Figure, Latency, Profile
 
 __all__ = ["command"]
@@ -36,20 +39,17 @@ def command(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="With `new NAME`: the file. Default: NAME.toml.")] = None,
     force: Annotated[bool, typer.Option("--force", help="With `new NAME`: replace the file.")] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
-    ] = None,
+    set_: Variant = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
-    from edgepeft.cli._new_profile import write_profile
     from edgepeft.profiles.loader import known_profiles, load_profile
     from edgepeft.profiles.variants import with_settings
 
     if name == _NEW:
         if set_:
             raise UsageError("profiles new NAME --measure takes --out, --force and --json only.")
-        written = write_profile(new_name, out, measure=measure, force=force)
+        written = _write(new_name, out, measure=measure, force=force)
         print_json(_document(load_profile(written))) if json else typer.echo(written)
         return
     if new_name is not None or measure or out is not None or force:
@@ -65,6 +65,33 @@ def command(
         print_json({"profiles": [_summary(profile) for profile in profiles]})
     else:
         _list(profiles)
+
+
+def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) -> Path:
+    """Measure this board and write its profile's file, which is returned."""
+    from edgepeft.bench.board_profile import measured_profile
+    from edgepeft.profiles.write import toml_of
+    from edgepeft.resources import write_atomically
+
+    if name is None or not measure:
+        raise UsageError("give the new profile's name and --measure: edgepeft profiles new my-board --measure.")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise UsageError(f"a profile's name is small letters, digits, dots and dashes, got {name!r}.")
+    target = out or Path(f"{name}.toml")
+    if target.suffix != ".toml":
+        raise UsageError(f"--out {target}: a profile is a .toml file.")
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already. Give --force to replace it, or another --out.")
+    console = messages()
+    with console.status("measuring") as status:
+        document, notes = measured_profile(
+            name, progress=lambda what, done, total: status.update(f"measuring: {what} ({done + 1} of {total})")
+        )
+    comment = "Measured on the board itself. How to read profiles: profiles/README.md in edgepeft's repository."
+    write_atomically(target, toml_of(document, comment).encode())
+    for note in notes:
+        console.print(f"note: {note}", markup=False)
+    return target
 
 
 def _summary(profile: Profile) -> dict[str, object]:
@@ -83,9 +110,6 @@ def _document(profile: Profile) -> dict[str, object]:
 
 
 def _list(profiles: list[Profile]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table("name", "device", "cores", "memory", "grade", "instruction set")
     for profile in profiles:
         memory = f"{profile.memory.value:g} {profile.memory.unit}"
@@ -97,9 +121,6 @@ def _list(profiles: list[Profile]) -> None:
 
 
 def _show(profile: Profile) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
     console = Console()
     console.print(f"[bold]{escape(profile.name)}[/bold]  {escape(profile.title)}")
     if profile.about:
@@ -114,12 +135,12 @@ def _show(profile: Profile) -> None:
             console.print(table)
 
 
-def _figures(profile: Profile) -> Table:
-    from rich.markup import escape
-    from rich.table import Column, Table
+def _folded(*headers: str, title: str | None = None) -> Table:
+    return Table(*(Column(header, overflow="fold") for header in (*headers, "source and notes")), title=title)
 
-    headers = ("figure", "value", "kind", "source and notes")
-    table = Table(*(Column(header, overflow="fold") for header in headers))
+
+def _figures(profile: Profile) -> Table:
+    table = _folded("figure", "value", "kind")
     isa = f"{' '.join(profile.isa.value)}{''.join(f' no:{flag}' for flag in profile.isa.absent)}"
     parts = {"cores": profile.cores, "memory": profile.memory, "isa": profile.isa, **profile.figures}
     for key, figure in parts.items():
@@ -129,12 +150,7 @@ def _figures(profile: Profile) -> Table:
 
 
 def _latencies(profile: Profile) -> Table:
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    headers = ("latency of", "runtime", "threads", "ms", "kind", "source and notes")
-    columns = (Column(header, overflow="fold") for header in headers)
-    table = Table(*columns, title="published latencies, batch 1")
+    table = _folded("latency of", "runtime", "threads", "ms", "kind", title="published latencies, batch 1")
     for row in profile.latencies:
         runtime = f"{row.runtime} {row.precision}".strip()
         threads = str(row.threads or "-")
@@ -143,11 +159,8 @@ def _latencies(profile: Profile) -> Table:
 
 
 def _calibrations(profile: Profile) -> Table:
-    from rich.markup import escape
-    from rich.table import Column, Table
-
-    headers = ("rate of", "runtime", "rate", "latencies behind it", "kind", "source and notes")
-    table = Table(*(Column(header, overflow="fold") for header in headers), title="what predictions are made from")
+    headers = ("rate of", "runtime", "rate", "latencies behind it", "kind")
+    table = _folded(*headers, title="what predictions are made from")
     for row in profile.calibrations:
         runtime = f"{row.runtime} {row.precision}" + (f", {row.threads} threads" if row.threads else "")
         rate = f"{row.value:g} {row.unit}" + (f" + {row.overhead_ms:g} ms" if row.overhead_ms else "")

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import TimeRemainingColumn
 
-from edgepeft.cli._output import messages, table_console
+from edgepeft.cli._output import bars, messages, stages, table_console
+from edgepeft.cli._result import shown_steps
 from edgepeft.cli._run import use_threads
 from edgepeft.errors import UsageError, requiring
 
@@ -63,36 +65,32 @@ def _check_folder(out: Path, force: bool) -> None:
 
 def _train(out: Path) -> Backbone:
     """Write both tasks' rows and train their deltas on the backbone that is returned."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from edgepeft.backbones.source import open_backbone
     from edgepeft.cli._quickstart import TASKS, train_task, write_rows
     from edgepeft.training import demo
 
     corpora = {task.name: demo.corpus(task.corpus) for task in TASKS}  # first: whatever is missing ends the run here
     backbone = open_backbone(str(demo.backbone()))
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=messages()) as bars:
-        rows = [bars.add_task(f"train {task.name} ({task.method})", total=None) for task in TASKS]
+    with bars(TimeRemainingColumn()) as progress:
+        rows = [progress.add_task(f"train {task.name} ({task.method})", total=None) for task in TASKS]
         for task, row in zip(TASKS, rows, strict=True):
             parts = demo.split(corpora[task.name], n_train=task.n_train, n_eval=task.n_eval, n_test=task.n_test)
             files = write_rows(parts, out / "data" / task.corpus.name)
-            train_task(task, backbone, files, out / "deltas" / task.name, _watcher(bars, row))
+            train_task(task, backbone, files, out / "deltas" / task.name, _watcher(progress, row))
     return backbone
 
 
-def _watcher(bars: Progress, row: Any) -> Any:
+def _watcher(progress: Progress, row: Any) -> Any:
     """Steps of training on the bar; evaluations pass in a second and are not shown."""
 
     def watch(report: Any) -> None:
         if report.phase == "train":
-            bars.update(row, completed=report.done, total=report.total)
+            progress.update(row, completed=report.done, total=report.total)
 
     return watch
 
 
 def _export(backbone: Backbone, out: Path) -> Manifest:
-    from edgepeft.cli._output import stages
     from edgepeft.cli._quickstart import TASKS
     from edgepeft.exporting.bundle import export_bundle
 
@@ -102,24 +100,14 @@ def _export(backbone: Backbone, out: Path) -> Manifest:
 
 
 def _measure(out: Path) -> BenchResult:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from edgepeft.bench.run import BenchRequest, run_benchmark
     from edgepeft.resources import write_json
 
     request = BenchRequest(
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
     )
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
-    with Progress(*columns, console=messages(), auto_refresh=False) as bars:
-        row = bars.add_task("measure", total=None)
-
-        def progress(what: str, done: int, total: int) -> None:
-            bars.update(row, description=f"measure: {what}", completed=done, total=total)
-            bars.refresh()
-
-        outcome = run_benchmark(request, progress=progress)
+    with shown_steps() as show:
+        outcome = run_benchmark(request, progress=lambda what, done, total: show(f"measure: {what}", done, total))
     write_json(out / "bench.json", outcome.result.to_json())
     for failure in outcome.failures:
         messages().print(f"note: {failure}", markup=False)

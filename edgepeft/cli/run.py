@@ -48,7 +48,8 @@ def command(
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
     if task_column is not None:
-        answers = _each_by_its_task(runtime, source, batch_size)
+        _check_tasks(runtime, source)  # in the whole file, before anything runs
+        answers = _mixed_answers(runtime, source.rows(), batch_size, strict=not source.skip_unknown)
     else:
         texts, tasks = source.texts(), _tasks(runtime, task)
         answers = (answer for batch in in_batches(texts, batch_size) for answer in _answers(runtime, tasks, batch))
@@ -125,12 +126,6 @@ def _answers(runtime: Runtime, tasks: list[str], texts: list[Text]) -> Iterator[
     by_task = runtime.predict_all(tasks, texts)
     for i, text in enumerate(texts):
         yield {**_shown(text), "predictions": [by_task[name][i].as_json() for name in tasks]}
-
-
-def _each_by_its_task(runtime: Runtime, source: _Source, batch_size: int) -> Iterator[dict[str, Any]]:
-    """The answer of each row's own task; the whole file is looked at before anything runs."""
-    _check_tasks(runtime, source)
-    return _mixed_answers(runtime, source.rows(), batch_size, strict=not source.skip_unknown)
 
 
 def _check_tasks(runtime: Runtime, source: _Source) -> None:

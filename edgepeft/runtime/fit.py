@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -76,10 +75,6 @@ class Fit:
     inference: Inference
     finetune: Need | None
     untunable: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """For a document."""
-        return dataclasses.asdict(self)
 
 
 def resident_bytes() -> int:
@@ -178,7 +173,7 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
 
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + _SESSION
-    most = _most(lambda rows: peak(rows) <= allowed)
+    most = bisect_left(range(1, _MOST_ROWS + 1), True, key=lambda rows: peak(rows) > allowed)
     needed = peak(batch_size)
     further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
     tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
@@ -192,21 +187,6 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
         task_bytes=further,
         first_start_bytes=first,
     )
-
-
-def _most(fits: Callable[[int], bool]) -> int:
-    """The largest number of rows that fits, 0 if not even one does; doubling, then bisection."""
-    if not fits(1):
-        return 0
-    good, bad = 1, 2
-    while bad <= _MOST_ROWS and fits(bad):
-        good, bad = bad, 2 * bad
-    if bad > _MOST_ROWS:
-        return good
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if fits(middle) else (good, middle)
-    return good
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,11 @@ from onnx.external_data_helper import load_external_data_for_model
 from tokenizers import Tokenizer
 
 from edgepeft.backbones.config import read_config
-from edgepeft.errors import BundleError
 from edgepeft.graph.names import LOGITS
 from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle, expect_hash
 from edgepeft.runtime.manifest import TaskEntry, Verification
-from edgepeft.runtime.session import run_session, session_options
+from edgepeft.runtime.session import failing_as, run_session, session_options
 from edgepeft.runtime.verify import read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK
 
@@ -93,8 +92,6 @@ def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     where = bundle.current(task, CHECK)
     expect_hash(where, bundle.entry(task).check_sha256)
     inputs, reference = read_check(where.read_bytes(), str(where))
-    try:
+    with failing_as("cannot open the merged model"):
         session = ort.InferenceSession(str(path), session_options(), providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions share no base but Exception
-        raise BundleError(f"ONNX Runtime cannot open the merged model: {str(error).splitlines()[0]}") from error
     return replay(lambda group: run_session(session, LOGITS, group), inputs, reference, bundle.allowed(task))

@@ -15,6 +15,7 @@ from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, slotted
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.inputs import Inputs
+from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import TaskSession, Weights
 
 __all__ = ["MOST_TASKS", "Mixer"]
@@ -110,16 +111,9 @@ class Mixer:
         whole[ROW_COUNTS] = np.bincount(slots, minlength=n)
         whole[TOKEN_COUNTS] = np.bincount(slots, tokens, n)
         feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
-        feeds |= {name: _as_int64(values) for name, values in whole.items()}
+        for name, values in whole.items():
+            feeds[name] = ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values, np.int64))
         outputs = [slotted(LOGITS, i) for i in range(n)]
-        try:
+        with failing_as("stops in a batch of several tasks"):
             logits = session.run_with_ort_values(outputs, feeds)
-        except Exception as error:  # its exceptions share no base but Exception
-            raise BundleError(
-                f"ONNX Runtime stops in a batch of several tasks: {str(error).splitlines()[0]}"
-            ) from error
         return [value.numpy() for value in logits]
-
-
-def _as_int64(values: NDArray[np.generic]) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values, np.int64))

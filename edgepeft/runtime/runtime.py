@@ -20,7 +20,6 @@ from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.inputs import Inputs, check_rows, checked, pad_together
-from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.mixed import MOST_TASKS, Mixer
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, of_width, predictions
@@ -198,7 +197,7 @@ class Runtime:
         entry = self.bundle.entry(task)
         if not texts:
             return []
-        return predictions(task, entry.labels, self.logits(task, self._encode(entry, texts)))
+        return predictions(task, entry.labels, self.logits(task, self._encode(texts, entry.max_length)))
 
     def predict_all(self, tasks: Sequence[str], texts: Sequence[Readable]) -> dict[str, list[Prediction]]:
         """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
@@ -208,9 +207,8 @@ class Runtime:
         by_length: dict[int, list[str]] = {}
         for task in dict.fromkeys(tasks):
             by_length.setdefault(self.bundle.entry(task).max_length, []).append(task)
-        for alike in by_length.values():
-            inputs = self._encode(self.bundle.entry(alike[0]), texts, answers=len(alike))
-            logits |= self._logits_of_all(alike, inputs)
+        for max_length, alike in by_length.items():
+            logits |= self._logits_of_all(alike, self._encode(texts, max_length, answers=len(alike)))
         return {task: predictions(task, self.bundle.entry(task).labels, logits[task]) for task in tasks}
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
@@ -287,7 +285,7 @@ class Runtime:
         if len(named) == 1:
             return [answer for task, rows in named.items() for answer in self.predict(task, rows)]
         entries = [self.bundle.entry(task) for task in named]
-        encoded = [self._encode(entry, rows) for entry, rows in zip(entries, named.values(), strict=True)]
+        encoded = [self._encode(rows, entry.max_length) for entry, rows in zip(entries, named.values(), strict=True)]
         inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
         logits = self._logits_mixed(list(named), np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
         answers = zip(named, entries, logits, strict=True)
@@ -312,17 +310,14 @@ class Runtime:
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
         """The bare backbone's embedding [hidden size] of each text."""
-        inputs = self._encoded(texts, self.bundle.architecture.max_length)
+        inputs = self._encode(texts, self.bundle.architecture.max_length)
         check_rows(inputs["attention_mask"])
         pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
         for rows, part in self._run(None, pooling.site, inputs):
             pooled[rows] = part
         return list(pooled)
 
-    def _encode(self, entry: TaskEntry, texts: Sequence[Readable], answers: int = 1) -> dict[str, NDArray[np.int64]]:
-        return self._encoded(texts, entry.max_length, answers)
-
-    def _encoded(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
+    def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
         read = [Text(text) if isinstance(text, str) else Text(*text) for text in texts]
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
             self._encoder = self._encoder or self.bundle.encoder()

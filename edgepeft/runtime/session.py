@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
@@ -21,7 +22,10 @@ from edgepeft.errors import BundleError
 from edgepeft.host.cores import cpu_quota, thread_count
 from edgepeft.host.machine import isa_flags
 
-__all__ = ["Session", "open_session", "return_free_memory", "run_session", "session_options"]
+if TYPE_CHECKING:
+    from edgepeft.runtime.weights import TaskSession
+
+__all__ = ["failing_as", "open_session", "return_free_memory", "run_session", "session_options"]
 
 _ERRORS_ONLY = 3
 _SPIN_MICROSECONDS = "50"
@@ -74,38 +78,37 @@ def open_session(
     # a third of the time to open a session (0.07 of 0.22 s), for nothing that the arena does not do in the run.
     options.enable_mem_reuse = False
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    try:
+    with failing_as(f"cannot open the model of {folder}"):
         return ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOWER
         )
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Use ONNX Runtime within the block.
+
+    Raises:
+        BundleError: it fails; the message has ``what``, and the first line of its own.
+    """
+    try:
+        yield
     except Exception as error:  # its exceptions share no base but Exception
-        raise BundleError(f"ONNX Runtime cannot open the model of {folder}: {str(error).splitlines()[0]}") from error
+        raise BundleError(f"ONNX Runtime {what}: {str(error).splitlines()[0]}") from error
 
 
-class Session(Protocol):
-    """What ``run_session`` needs of ONNX Runtime's session, or of what stands for one."""
-
-    def get_inputs(self) -> list[Any]:
-        """Descriptions of what ``run`` takes."""
-
-    def run(self, outputs: Sequence[str], inputs: dict[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
-        """The named outputs for a batch."""
-
-
-def run_session(session: Session, output: str, inputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+def run_session(
+    session: ort.InferenceSession | TaskSession, output: str, inputs: Mapping[str, NDArray[Any]]
+) -> NDArray[np.float32]:
     """One output for a batch; of ``inputs``, those that the model reads.
 
     Raises:
         BundleError: ONNX Runtime stops within the model.
     """
     known = [value.name for value in session.get_inputs()]
-    try:
-        return session.run([output], {name: inputs[name] for name in known})[0]
-    except Exception as error:  # as above
-        raise BundleError(
-            f"ONNX Runtime stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+    with failing_as(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens"):
+        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in known})[0]
+        return values
 
 
 def return_free_memory() -> None:

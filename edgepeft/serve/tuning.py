@@ -230,7 +230,8 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             threads=threads,
             watch=watch,
         )
-        outcome = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": _plain(result)}
+        training = {name: result.tuned.training.get(name) for name in ("steps", "best_step", "template")}
+        outcome = {"replaced": result.entry is not None, "metrics": result.tuned.metrics, "training": training}
         pipe.send({"state": "done", "phase": "done", "result": outcome})
     except EdgepeftError as error:
         pipe.send({"state": "failed", "error": _shown(error, task, data, bundle)})
@@ -241,11 +242,6 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
 def _line(text: str, second: str | None, label: str | int | float) -> str:
     row = {"sentence1": text, "label": label} | ({} if second is None else {"sentence2": second})
     return json.dumps(row) + "\n"
-
-
-def _plain(result: Any) -> dict[str, Any]:
-    wanted = ("steps", "best_step", "template")
-    return {name: result.tuned.training.get(name) for name in wanted}
 
 
 def _shown(error: EdgepeftError, task: str, data: Path, bundle: str) -> dict[str, str]:

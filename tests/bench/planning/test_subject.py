@@ -21,7 +21,7 @@ def test_a_method_whose_name_is_no_task_name_still_gets_a_task(method: str, tmp_
     found = subject.random_subject("tiny", tmp_path, methods=(method,))
     (task,) = found.model.tasks
     assert task.method == method
-    assert Runtime(tmp_path).session(task.name).get_outputs()[0].name == "logits"
+    assert Runtime(tmp_path).session(task.name).shared.get_outputs()[0].name == "logits"
 
 
 def test_a_task_that_trains_everything_is_known_by_what_its_method_says(tmp_path, monkeypatch: pytest.MonkeyPatch):
