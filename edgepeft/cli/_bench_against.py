@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from edgepeft.cli._options import share_of
-from edgepeft.cli._output import INTERRUPTED, messages
-from edgepeft.cli._result import result_file, show_bench_result, shown_steps
+from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result, shown_steps
 from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ Workloads = Annotated[list[str] | None, typer.Option(help="infer or finetune; ma
 Tasks = Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")]
 Methods = Annotated[list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat."),
+    list[str] | None, typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat.")
 ]
 Backbone = Annotated[str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")]
 BatchSize = Annotated[int | None, typer.Option(help="Texts in a batch. Default: the scenario's 32.")]

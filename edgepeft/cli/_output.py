@@ -1,17 +1,18 @@
-"""Output of the verbs: documents to standard output, messages and progress to standard error."""
+"""Output of the verbs: documents and tables on standard output or in a file, the rest on standard error."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import json as json_format
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -24,10 +25,31 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-__all__ = ["INTERRUPTED", "bars", "json_text", "messages", "print_json", "stages", "table_console", "table_of"]
+from edgepeft.errors import UsageError
+
+if TYPE_CHECKING:
+    from edgepeft.bench.result.parts import Part
+    from edgepeft.bench.result.schema import BenchResult
+
+__all__ = [
+    "INTERRUPTED",
+    "bars",
+    "json_text",
+    "messages",
+    "print_json",
+    "result_file",
+    "show_bench_result",
+    "show_result",
+    "shown_steps",
+    "stages",
+    "table_console",
+    "table_of",
+]
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
+_STDOUT = "-"
+_Result = TypeVar("_Result", bound="Part")
 
 
 def messages() -> Console:
@@ -64,11 +86,11 @@ def print_json(document: Any) -> None:
 
 def json_text(document: Any, indent: int | None = None) -> str:
     """JSON with every character as it is, or escaped where standard output has no encoding for one."""
-    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    text = json_format.dumps(document, indent=indent, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # it may be closed, or a test's
     except UnicodeEncodeError:
-        return json.dumps(document, indent=indent)
+        return json_format.dumps(document, indent=indent)
     return text
 
 
@@ -86,3 +108,49 @@ def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]
             progress.advance(bar)
 
         yield stage
+
+
+def result_file(json: str | None) -> Path | None:
+    """The file that ``--json`` names; None without the option, and for standard output.
+
+    Raises:
+        UsageError: it is a folder, or cannot be written; found before minutes of measuring.
+    """
+    from edgepeft.resources import check_target
+
+    if json is None or json == _STDOUT:
+        return None
+    if Path(json).is_dir():
+        raise UsageError(f"--json {json} is a folder; name a file in it.")
+    check_target(Path(json))
+    return Path(json)
+
+
+def show_result(result: _Result, json: str | None, table: Callable[[_Result], RenderableType]) -> None:
+    """Print the result as JSON alone where ``json`` is standard output; else write it there, and print its table."""
+    from edgepeft.resources import write_json
+
+    if json == _STDOUT:
+        print_json(result.to_json())
+        return
+    if json is not None:
+        write_json(Path(json), result.to_json())
+    table_console().print(table(result))
+
+
+def show_bench_result(result: BenchResult, json: str | None) -> None:
+    """As ``show_result``, of a benchmark's result."""
+    from edgepeft.report.tables import bench_table
+
+    if result.instructions_skipped:
+        messages().print(f"instructions were not counted: {result.instructions_skipped}", markup=False)
+    show_result(result, json, bench_table)
+
+
+@contextlib.contextmanager
+def shown_steps() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
+    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
+    with bars(TimeElapsedColumn(), transient=True, auto_refresh=False) as bar:
+        current = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)

@@ -11,8 +11,7 @@ import typer
 from edgepeft.cli import _bench_options as options
 from edgepeft.cli._bench_against import OtherVersion, measure_against
 from edgepeft.cli._options import NoCache, settings_of
-from edgepeft.cli._output import INTERRUPTED
-from edgepeft.cli._result import result_file, show_bench_result, shown_steps
+from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result, shown_steps
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:

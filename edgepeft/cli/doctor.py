@@ -24,8 +24,7 @@ _HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try a
 
 def command(
     try_limits: Annotated[
-        bool,
-        typer.Option("--try-limits", help="Run into each limit: how exact is it? Takes 15 seconds."),
+        bool, typer.Option("--try-limits", help="Run into each limit: how exact is it? Takes 15 seconds.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:

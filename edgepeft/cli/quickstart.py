@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import TimeRemainingColumn
 
-from edgepeft.cli._output import bars, messages, stages, table_console
-from edgepeft.cli._result import shown_steps
+from edgepeft.cli._output import bars, messages, shown_steps, stages, table_console
 from edgepeft.cli._run import use_threads
 from edgepeft.errors import UsageError, requiring
 

@@ -12,10 +12,7 @@ from edgepeft.cli._output import messages
 __all__ = ["command"]
 
 
-def command(
-    bundle: BundleFolder,
-    task: Annotated[str, typer.Argument(help="The task to take out.")],
-) -> None:
+def command(bundle: BundleFolder, task: Annotated[str, typer.Argument(help="The task to take out.")]) -> None:
     """Remove a task from a bundle; the backbone is untouched."""
     from edgepeft.runtime.tasks import remove_task
 

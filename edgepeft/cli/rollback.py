@@ -13,8 +13,7 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: BundleFolder,
-    task: Annotated[str, typer.Option(help="The task whose previous version comes back.")],
+    bundle: BundleFolder, task: Annotated[str, typer.Option(help="The task whose previous version comes back.")]
 ) -> None:
     """Put a task's previous version in force; rolling back again undoes it."""
     from edgepeft.runtime.tasks import roll_back

@@ -14,8 +14,7 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: BundleFolder,
-    key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")],
+    bundle: BundleFolder, key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")]
 ) -> None:
     """Sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
     from edgepeft.runtime.signature import sign_bundle

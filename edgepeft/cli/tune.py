@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import (
-    BundleFolder,
-    Epochs,
-    EvalRows,
-    FewShot,
-    Metric,
-    Steps,
-    TestRows,
-    Threads,
-    TrainRows,
-)
+from edgepeft.cli._options import BundleFolder, Epochs, EvalRows, FewShot, Metric, Steps, TestRows, Threads, TrainRows
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import interruptible
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -37,9 +38,9 @@ def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] =
     """
     runtime = Runtime(folder, cache=False)  # the bundle is checked, not what this machine keeps of it
     templates = runtime.bundle.manifest.templates
-    checks: dict[str, Callable[[], Verification | None]] = {"backbone": lambda: _check_backbone(runtime)}
-    checks |= {task: lambda task=task: _check_task(runtime, task) for task in runtime.tasks}  # type: ignore[misc]
-    checks |= {f"template {name}": lambda name=name: _check_template(runtime, name) for name in templates}  # type: ignore[misc]
+    checks: dict[str, Callable[[], Verification | None]] = {"backbone": partial(_check_backbone, runtime)}
+    checks |= {task: partial(_check_task, runtime, task) for task in runtime.tasks}
+    checks |= {f"template {name}": partial(_check_template, runtime, name) for name in templates}
     findings = []
     for subject, check in checks.items():
         with stage(subject):

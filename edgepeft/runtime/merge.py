@@ -77,14 +77,12 @@ def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
 def _tokenizer_config(bundle: Bundle, entry: TaskEntry) -> dict[str, Any]:
     """The tokenizer's, with the length that the task was trained with: ``truncation=True`` then cuts there."""
     path = bundle.folder / "tokenizer_config.json"
-    known = read_config(path) if path.is_file() else _plain_tokenizer(bundle)
+    if path.is_file():
+        known = read_config(path)
+    else:  # what transformers needs beside a tokenizer.json that came alone
+        pad = Tokenizer.from_file(str(bundle.folder / "tokenizer.json")).id_to_token(bundle.architecture.pad_token_id)
+        known = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad}
     return {**known, "model_max_length": entry.max_length}
-
-
-def _plain_tokenizer(bundle: Bundle) -> dict[str, Any]:
-    """What transformers needs beside a tokenizer.json that came alone."""
-    pad = Tokenizer.from_file(str(bundle.folder / "tokenizer.json")).id_to_token(bundle.architecture.pad_token_id)
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": pad}
 
 
 def _verified(bundle: Bundle, task: str, path: Path) -> Verification:

@@ -104,9 +104,6 @@ def plan_prefix(depths: Mapping[str, int], n_layers: int) -> PrefixPlan:
     def cost(cut: int) -> int:
         return cut + sum(n_layers - cut if depth >= cut else n_layers for depth in depths.values())
 
-    alone = n_layers * len(depths)
-    best = min((cut for cut in set(depths.values()) if cut), key=lambda cut: (cost(cut), cut), default=0)
-    if best == 0 or cost(best) >= alone:
-        return PrefixPlan(0, (), tuple(depths))
-    shared: Sequence[str] = [task for task, depth in depths.items() if depth >= best]
-    return PrefixPlan(best, tuple(shared), tuple(task for task in depths if task not in shared))
+    best = min({0, *depths.values()}, key=lambda cut: (cost(cut), cut))
+    shared = tuple(task for task, depth in depths.items() if depth >= best > 0)
+    return PrefixPlan(best, shared, tuple(task for task in depths if task not in shared))

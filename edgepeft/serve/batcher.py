@@ -308,10 +308,7 @@ def _as_exception(error: BaseException) -> Exception:
     return error if isinstance(error, Exception) else RuntimeError(repr(error))
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop,
-    results: Sequence[tuple[asyncio.Future[Any], Any]],
-) -> None:
+def _deliver(loop: asyncio.AbstractEventLoop, results: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
     def set_all() -> None:
         for future, result in results:
             if future.done():  # its deadline passed

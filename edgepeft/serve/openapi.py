@@ -42,12 +42,13 @@ def openapi_document(routes: Iterable[Endpoint], *, token: bool) -> dict[str, An
 
 def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
     refusals = {*route.refusals, 403, *((401,) if token else ())}
+    refusal = route.answer if route.path == "/readyz" else Problem
     operation: dict[str, Any] = {
         "operationId": route.call.__name__,
         "summary": route.about,
         "responses": {
             str(route.status): _content(route.answer, HTTPStatus(route.status).phrase),
-            **{str(s): _content(_refusal_of(route), HTTPStatus(s).phrase) for s in sorted(refusals)},
+            **{str(s): _content(refusal, HTTPStatus(s).phrase) for s in sorted(refusals)},
         },
     }
     parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
@@ -58,10 +59,6 @@ def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
     if parameters:
         operation["parameters"] = parameters
     return operation
-
-
-def _refusal_of(route: Endpoint) -> type[BaseModel] | None:
-    return route.answer if route.path == "/readyz" else Problem
 
 
 _DEADLINE = {
