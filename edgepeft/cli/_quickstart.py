@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
     from edgepeft.data.course.run import Progress
 
-__all__ = ["TASKS", "QuickTask", "describe_data", "train_task", "write_rows"]
+__all__ = ["TASKS", "QuickTask", "train_task", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,6 @@ TASKS = (
     QuickTask("topic", BBC_NEWS, "spartan", 5e-4, n_train=900, max_length=96),
     QuickTask("spam", SMS_SPAM, "pfeiffer", 1e-3, n_train=800, max_length=48),
 )
-
-
-def describe_data(task: QuickTask) -> dict[str, str]:
-    """A task's data, for the summary."""
-    about = asdict(task.corpus)
-    return {"name": task.name, **{key: about[key] for key in ("title", "source", "licence")}}
 
 
 def write_rows(parts: DemoSplit, folder: Path) -> dict[str, Path]:

@@ -10,7 +10,7 @@ import typer
 
 from edgepeft.cli._options import SETTINGS_HELP, settings_of
 from edgepeft.cli._output import print_json, table_console, table_of
-from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.errors import UsageError, requiring
 
 if TYPE_CHECKING:
     from edgepeft.backbones.base import Architecture
@@ -32,11 +32,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
-    try:
+    with requiring("train", "counting"):
         from edgepeft.counting import count
         from edgepeft.methods.base import method_named
-    except ImportError as error:
-        raise MissingPackage(f"counting needs {error.name}: pip install 'edgepeft[train]'.") from error
 
     names = tuple(dict.fromkeys(method))
     settings = _settings(set_ or [], names)

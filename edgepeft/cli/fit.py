@@ -56,8 +56,8 @@ def command(
     opened = Bundle(bundle)
     chosen = task or next(iter(opened.manifest.tasks), None)
     kept = 0 if reserve is None else amount_of(reserve, "--reserve")
-    sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
     tuned = not workload or "finetune" in workload
+    sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
     fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, **sizes)  # type: ignore[arg-type]
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")

@@ -115,11 +115,13 @@ def _measure(out: Path) -> BenchResult:
 
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
-    from edgepeft.cli._quickstart import TASKS, describe_data
+    from edgepeft.cli._quickstart import TASKS
     from edgepeft.report.quickstart import quickstart_summary, quickstart_table
     from edgepeft.resources import write_json
 
-    summary = quickstart_summary([describe_data(task) for task in TASKS], manifest, bench, seconds)
+    described = [(task.name, task.corpus) for task in TASKS]
+    data = [{"name": name, "title": of.title, "source": of.source, "licence": of.licence} for name, of in described]
+    summary = quickstart_summary(data, manifest, bench, seconds)
     write_json(out / _SUMMARY, summary.to_json())
     console = table_console()
     console.print(quickstart_table(summary))

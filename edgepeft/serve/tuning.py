@@ -140,7 +140,11 @@ class Jobs:
     def _ended(self, run: _Run, request: TuneRequest, folder: Path) -> dict[str, Any]:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
-        data.write_text("".join(_line(row.text, row.second, row.label) for row in request.rows), encoding="utf-8")
+        rows = (
+            {"sentence1": row.text, "label": row.label} | ({} if row.second is None else {"sentence2": row.second})
+            for row in request.rows
+        )
+        data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe(duplex=False)
         asked = {"asked": request.model_dump(exclude={"rows"}), "rows": str(data), "threads": self._threads}
@@ -237,11 +241,6 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
         pipe.send({"state": "failed", "error": _shown(error, task, data, bundle)})
     finally:
         shutil.rmtree(data.parent, ignore_errors=True)  # a service that was killed does not
-
-
-def _line(text: str, second: str | None, label: str | int | float) -> str:
-    row = {"sentence1": text, "label": label} | ({} if second is None else {"sentence2": second})
-    return json.dumps(row) + "\n"
 
 
 def _shown(error: EdgepeftError, task: str, data: Path, bundle: str) -> dict[str, str]:
