@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import psutil
 import typer
 
 from edgepeft.cli._options import BundleFolder, Variant
@@ -44,11 +45,11 @@ def command(
     from edgepeft.profiles.loader import load_profile
     from edgepeft.profiles.variants import with_settings
     from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.fit import bundle_fit, resident_bytes
+    from edgepeft.runtime.fit import bundle_fit
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
     from edgepeft.runtime.tuning.memory import amount_of
 
-    base = resident_bytes()
+    base = int(psutil.Process().memory_info().rss)  # what Python and its packages take
     for name in workload or ():
         if name not in _WORKLOADS:
             raise UsageError(f"--workload {name}: there are {' and '.join(_WORKLOADS)}.")

@@ -13,8 +13,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.errors import BundleError, UsageError
@@ -31,7 +29,7 @@ from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH
 
-__all__ = ["Fit", "Inference", "Need", "bundle_fit", "resident_bytes"]
+__all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 
 # Measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
 _ARENA = 1.4  # pieces of powers of two, and holes: 1.1 to 1.7 of what is alive
@@ -75,11 +73,6 @@ class Fit:
     inference: Inference
     finetune: Need | None
     untunable: str | None
-
-
-def resident_bytes() -> int:
-    """Resident bytes of this process: before a bundle is opened, what Python and its packages take."""
-    return int(psutil.Process().memory_info().rss)
 
 
 def bundle_fit(

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from statistics import quantiles
 from time import monotonic
 
-import psutil
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-__all__ = ["CONTENT_TYPE_LATEST", "ServiceMetrics"]
+__all__ = ["ServiceMetrics"]
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -39,7 +37,6 @@ class ServiceMetrics:
         self.started = monotonic()
         self.total_rows = 0
         self._recent: deque[tuple[float, int, float]] = deque(maxlen=_MOST_RECENT)  # when, rows, seconds
-        self._process = psutil.Process()
 
     def gauge(self, name: str, about: str, value: Callable[[], float]) -> None:
         """A value that is asked for when the metrics are."""
@@ -73,11 +70,3 @@ class ServiceMetrics:
         times = [seconds for _, _, seconds in recent]
         deciles = quantiles(times, n=10, method="inclusive") if len(times) > 1 else times * 9
         return sum(rows for _, rows, _ in recent) / max(span, 1.0), deciles[4], deciles[8]
-
-    def memory_bytes(self) -> int:
-        """Resident memory of this process."""
-        return int(self._process.memory_info().rss)
-
-    def text(self) -> bytes:
-        """What Prometheus reads."""
-        return generate_latest(self.registry)

@@ -12,6 +12,8 @@ from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
 
+import psutil
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,7 +24,7 @@ from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
 from edgepeft.serve.guard import AUTHORIZED
-from edgepeft.serve.metrics import CONTENT_TYPE_LATEST, ServiceMetrics
+from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import Json, Refused, explain, fault
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
@@ -254,7 +256,7 @@ async def status(request: Request) -> Response:
             "latency_p50_ms": None if middle is None else round(middle * 1000, 2),
             "latency_p90_ms": None if high is None else round(high * 1000, 2),
             "queued_rows": serving.batcher.queued_rows,
-            "memory_bytes": metrics.memory_bytes(),
+            "memory_bytes": psutil.Process().memory_info().rss,
         }
     )
 
@@ -275,7 +277,8 @@ async def readyz(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     """Counters for Prometheus."""
-    return Response(_serving(request).metrics.text(), media_type=None, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    text = generate_latest(_serving(request).metrics.registry)
+    return Response(text, media_type=None, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 _ASKED = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
