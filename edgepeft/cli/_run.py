@@ -9,8 +9,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.progress import TextColumn, TimeRemainingColumn
 
-from edgepeft.cli._output import messages
+from edgepeft.cli._output import INTERRUPTED, bars, messages
 
 if TYPE_CHECKING:
     from edgepeft.data.course.run import Progress
@@ -37,7 +38,7 @@ def interruptible(task: str) -> Iterator[tuple[Callable[[Progress], None], Calla
             yield watch, stop
     except Interrupted as interrupted:
         messages().print(f"{interrupted}. The same command with --resume (without --force) continues.")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager
@@ -66,26 +67,12 @@ def stopping() -> Iterator[Callable[[], bool]]:
 @contextmanager
 def progress_bar(task: str) -> Iterator[Callable[[Progress], None]]:
     """A progress bar with loss and metric; yields what a run reports to."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, TextColumn("{task.fields[state]}", markup=False), console=messages()) as bars:
-        bar = bars.add_task(f"{task}: loading", total=None, state="")
+    with bars(TimeRemainingColumn(), TextColumn("{task.fields[state]}", markup=False)) as shown:
+        bar = shown.add_task(f"{task}: loading", total=None, state="")
 
         def watch(progress: Progress) -> None:
-            bars.update(
-                bar,
-                description=f"{task}: {progress.phase}",
-                completed=progress.done,
-                total=progress.total,
-                state=_state(progress),
-            )
+            what, state = f"{task}: {progress.phase}", _state(progress)
+            shown.update(bar, description=what, completed=progress.done, total=progress.total, state=state)
 
         yield watch
 

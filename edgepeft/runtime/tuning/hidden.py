@@ -26,7 +26,7 @@ from edgepeft.graph.names import LABELS, N_LABELS, dropout
 from edgepeft.graph.shapes import Spec, sized
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
-from edgepeft.runtime.session import open_session
+from edgepeft.runtime.session import failing_as, open_session
 from edgepeft.runtime.tuning.subject import TuningSubject, given_names
 
 __all__ = ["TOKENS_AXIS", "HiddenState", "HiddenStates", "SplitGraphs", "split_at_lowest"]
@@ -143,12 +143,8 @@ class HiddenStates:
             inputs, _ = rows.batch(chosen)
             for part, given in passes(inputs):
                 of = [chosen[i] for i in part]
-                try:
+                with failing_as("stops below the trained layers"):
                     computed = session.run(outputs, {name: given[name] for name in known})
-                except Exception as error:  # its exceptions share no base but Exception
-                    raise BundleError(
-                        f"ONNX Runtime stops below the trained layers: {str(error).splitlines()[0]}"
-                    ) from error
                 for state, values, packed in zip(self._states, self._values, computed, strict=True):
                     _scatter(values, packed, self._spans(state, of))
             yield len(chosen)

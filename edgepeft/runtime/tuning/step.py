@@ -11,10 +11,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
-from edgepeft.errors import BundleError
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
 from edgepeft.graph.training import TrainingFacts, training_facts
-from edgepeft.runtime.session import session_options
+from edgepeft.runtime.session import failing_as, session_options
 
 __all__ = ["StepResult", "TrainingStep"]
 
@@ -47,15 +46,13 @@ class TrainingStep:
         # tokens of roberta-base, at the same speed.
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-        try:
+        with failing_as("cannot open the training graph"):
             self._session = ort.InferenceSession(
                 graph.SerializeToString(),
                 options,
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=_COPIES_WEIGHTS,
             )
-        except Exception as error:  # its exceptions share no base but Exception
-            raise BundleError(f"ONNX Runtime cannot open the training graph: {str(error).splitlines()[0]}") from error
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = [LOSS, LOGITS, *map(gradient, self.facts.trained)]
 
@@ -79,11 +76,6 @@ class TrainingStep:
     ) -> list[NDArray[Any]]:
         """Some of the graph's outputs: all that one cut at its logits has is these."""
         given = {**trained, **inputs, LABELS: labels, **{dropout(i): mask for i, mask in enumerate(masks)}}
-        try:
+        rows, length = inputs["input_ids"].shape
+        with failing_as(f"stops in the training graph, with {rows} rows of {length} tokens"):
             return list(self._session.run(outputs, {name: given[name] for name in self._inputs}))
-        except Exception as error:  # as above
-            rows, length = inputs["input_ids"].shape
-            raise BundleError(
-                f"ONNX Runtime stops in the training graph, with {rows} rows of {length} tokens: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
