@@ -55,7 +55,17 @@ def inspect_delta(
     force: bool = False,
     watch: WatchInspection = lambda *_: None,
 ) -> Inspected:
-    """Look at the delta in ``folder`` with at most ``limit`` rows of ``data``; write the folder ``out``.
+    """Look at a delta with labelled rows, and write what every fitting inspection measured.
+
+    Args:
+        folder: the delta's.
+        backbone: what it was trained on.
+        data: labelled rows.
+        out: the folder for ``inspect.json`` and the pictures.
+        metric: its name; None takes the one that the delta was trained by.
+        limit: at most so many rows, in every label's proportion.
+        force: replace an earlier inspection in ``out``.
+        watch: gets the inspection's name, and how many of how many rows it has run.
 
     Raises:
         UsageError: nothing of this delta can be inspected; ``out`` exists; a metric of another kind.
@@ -70,7 +80,7 @@ def inspect_delta(
     every = tuple(read_rows(data, labels=True))
     _check(every, delta.card)
     rows = part(every, limit, "inspect", stratify=delta.card.labels is not None).taken
-    with new_folder(out, force=force) as new:  # entered first: what is wrong with it is said before the work
+    with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
         pad = backbone.architecture.pad_token_id
         encoded = encode(rows, delta.card.labels, backbone.encoder(), delta.card.max_length, pad)
         subject = InspectionSubject(delta, load_model(backbone), encoded, metric)

@@ -73,7 +73,6 @@ def train(
     if not isinstance(data, TaskData):
         data = load_data(Path(data), regression=options.regression, seed=options.seed)
     options = options.resolved(backbone, method)
-    options.metric_for(data.labels)  # a wrong one is refused before anything is loaded
     engine = _engine(backbone, method, data, options, start)
     course = Course(
         engine,
@@ -89,12 +88,10 @@ def train(
     )
     if checkpoint is not None:
         course.resume(checkpoint)
-    result = course.run()
-    delta = engine.delta
+    result, delta = course.run(), engine.delta
     training = {**options.plain(), "few_shot": data.few_shot, **result.training}
-    delta.card = delta.card.model_copy(
-        update={"metrics": result.metrics, "training": training, "versions": _versions()}
-    )
+    update = {"metrics": result.metrics, "training": training, "versions": _versions()}
+    delta.card = delta.card.model_copy(update=update)
     delta.save(out, force=True)  # the checkpoints go with the old folder
     return TrainResult(**vars(result), delta=delta)
 
@@ -102,6 +99,7 @@ def train(
 def _engine(
     backbone: Backbone, method: Method, data: TaskData, options: TrainOptions, start: Mapping[str, Tensor] | None
 ) -> PyTorchEngine:
+    options.metric_for(data.labels)  # a wrong one is refused before anything is loaded
     longest = options.max_length or 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)

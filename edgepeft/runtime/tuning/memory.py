@@ -1,4 +1,4 @@
-"""How much memory a run will take, told before its first step, and how much it may take.
+"""How much memory a run will take, predicted before its first step, and how much it may take.
 
 Counted are what the process has now, hidden states, each session's weights (the training graph reads them from the
 mapped file, each once; the others pack a matrix once for each product that reads it), the values that are alive at

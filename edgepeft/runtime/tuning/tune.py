@@ -46,7 +46,18 @@ def tune(
 ) -> TuneResult:
     """Tune a task, or start one from a template, and put the result in force in one step.
 
-    ``files`` may be one file of labelled rows, of which two tenths are held out to choose and to report.
+    Args:
+        folder: the bundle's.
+        task: one of the bundle, or with ``template`` a new one's name.
+        files: rows in parts, or one file of labelled rows, of which two tenths are held out to choose and to report.
+        options: numbers of the run.
+        template: the bundle's template to start from.
+        resume: continue the task's interrupted run.
+        force: start anew in place of an interrupted run.
+        threads: at most as many as the host allows; None takes those.
+        watch: gets each progress.
+        stop: whether to write a checkpoint and end; called after every step.
+        note: gets sentences for people about how steps are computed.
 
     Raises:
         UsageError: no such task or template, no training graph, another run holds the task or was interrupted.
