@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import without_prefix
-from edgepeft.graph.predicates import all_used, gives_logits, well_formed
+from edgepeft.graph.predicates import all_used, well_formed
 from edgepeft.graph.protos import attributes, writers
 from edgepeft.graph.prune import prune
 
@@ -33,7 +33,7 @@ class StructuredTask(NamedTuple):
     feeds: dict[str, NDArray[np.float32]]
 
 
-@Contract(requires=[well_formed, gives_logits], ensures=[well_formed, all_used])
+@Contract(requires=[well_formed], ensures=[well_formed, all_used])
 def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     """A graph without inputs whose outputs are to be computed once for the task; None where nothing is."""
     own, nodes = _own(model.graph)
@@ -52,7 +52,7 @@ def computed_values(model: onnx.ModelProto) -> onnx.ModelProto | None:
     return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
-@Contract(requires=[well_formed, gives_logits], ensures=[well_formed, all_used, gives_logits])
+@Contract(requires=[well_formed], ensures=[well_formed])  # what an unused node reads stays, as in a bare backbone
 def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | None:
     """The structure and its feeds; None for a task that changes matrices of the backbone, which gains nothing.
 
