@@ -127,7 +127,7 @@ def test_a_head_of_two_layers_mixes_too(tiny, tmp_path, runs):
     path = saved(random_delta(backbone, "pfeiffer", "pfeiffer", settings=example("pfeiffer")), tmp_path / "delta")
     export_bundle(backbone, [path], tmp_path / "bundle", texts=TEXTS[:20])
     with Runtime(multiply(tmp_path / "bundle"), threads=1) as runtime:
-        check(several, runtime, rows("pfeiffer", 9), TEXTS[:9])
+        check(tmp_path / "bundle", runtime, rows("pfeiffer", 9), TEXTS[:9])
         runs.clear()
         runtime.predict_mixed([f"pfeiffer-{i}" for i in range(5)], TEXTS[:5])
     assert len(runs) == 1
@@ -140,7 +140,7 @@ def test_a_mean_mixes_where_it_is_the_backbones_and_not_where_it_leaves_a_prompt
     export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS[:20])
     with Runtime(multiply(tmp_path / "bundle"), threads=1) as runtime:
         for name, n_runs in (("houlsby", 1), ("prompt-t", 5)):
-            check(several, runtime, rows(name, 9), TEXTS[:9])
+            check(tmp_path / "bundle", runtime, rows(name, 9), TEXTS[:9])
             runs.clear()
             runtime.predict_mixed([f"{name}-{i}" for i in range(5)], TEXTS[:5])
             assert len(runs) == n_runs
