@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-Bundle = Annotated[
+BundleArgument = Annotated[
     Path | None, typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False)
 ]
-Profile = Annotated[str, typer.Option(help="The device whose cores and memory are in force.")]
+ProfileName = Annotated[str, typer.Option(help="The device whose cores and memory are in force.")]
 Mode = Annotated[
     str,
     typer.Option(
@@ -20,15 +20,17 @@ Mode = Annotated[
 ]
 Engines = Annotated[list[str] | None, typer.Option(help="onnxruntime or pytorch; may repeat. Default: both.")]
 Workloads = Annotated[list[str] | None, typer.Option(help="infer or finetune; may repeat. Default: both.")]
-Tasks = Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")]
+TaskNames = Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")]
 Methods = Annotated[list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")]
-Settings = Annotated[
+SettingsOption = Annotated[
     list[str] | None, typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat.")
 ]
-Backbone = Annotated[str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")]
+BackboneName = Annotated[
+    str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
+]
 BatchSize = Annotated[int | None, typer.Option(help="Texts in a batch. Default: the scenario's 32.")]
 Length = Annotated[int | None, typer.Option(help="Every text has this many tokens. Default: 128.")]
-Lengths = Annotated[
+LengthsSource = Annotated[
     str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
 ]
 Peers = Annotated[
@@ -61,4 +63,4 @@ Instructions = Annotated[
 ProfileOps = Annotated[
     bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
 ]
-Json = Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")]
+JsonFile = Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")]

@@ -19,7 +19,7 @@ TorchThreads = Annotated[int | None, typer.Option("--threads", min=1, help="Defa
 NoCache = Annotated[
     bool, typer.Option("--no-cache", help="A private copy of the weights for each task; nothing is kept on disk.")
 ]
-Settings = Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")]
+MethodSettings = Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")]
 Variant = Annotated[
     list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
 ]
@@ -40,7 +40,7 @@ TestRows = Annotated[Path | None, typer.Option("--test", help="Rows whose score 
 FewShot = Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")]
 Steps = Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")]
-Metric = Annotated[
+MetricName = Annotated[
     str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
 ]
 

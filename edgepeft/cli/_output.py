@@ -36,6 +36,7 @@ __all__ = [
     "bars",
     "json_text",
     "messages",
+    "plain_table",
     "print_json",
     "result_file",
     "show_bench_result",
@@ -43,7 +44,6 @@ __all__ = [
     "shown_steps",
     "stages",
     "table_console",
-    "table_of",
 ]
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
@@ -64,7 +64,7 @@ def table_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
 
 
-def table_of(
+def plain_table(
     *headers: str | Column, numbers: Iterable[str] = (), title: str | None = None, centred: bool = False
 ) -> Table:
     """A table with a rule below its head; ``numbers`` name further columns, aligned to the right."""

@@ -22,19 +22,19 @@ __all__ = ["command"]
 
 
 def command(
-    bundle: options.Bundle = None,
+    bundle: options.BundleArgument = None,
     *,
-    profile: options.Profile,
+    profile: options.ProfileName,
     mode: options.Mode = "limits",
     engine: options.Engines = None,
     workload: options.Workloads = None,
-    task: options.Tasks = None,
+    task: options.TaskNames = None,
     method: options.Methods = None,
-    set_: options.Settings = None,
-    backbone: options.Backbone = None,
+    set_: options.SettingsOption = None,
+    backbone: options.BackboneName = None,
     batch_size: options.BatchSize = None,
     length: options.Length = None,
-    lengths: options.Lengths = None,
+    lengths: options.LengthsSource = None,
     peer: options.Peers = None,
     scenario: options.Scenarios = None,
     resume: options.Resume = False,
@@ -48,7 +48,7 @@ def command(
     deterministic: options.Deterministic = False,
     instructions: options.Instructions = False,
     profile_ops: options.ProfileOps = False,
-    json: options.Json = None,
+    json: options.JsonFile = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     from edgepeft.bench.run import BenchRequest

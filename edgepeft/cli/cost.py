@@ -10,7 +10,7 @@ from rich.table import Column
 from rich.text import Text
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.cli._output import messages, print_json, table_console, table_of
+from edgepeft.cli._output import messages, plain_table, print_json, table_console
 
 if TYPE_CHECKING:
     from edgepeft.runtime.cost import Cost
@@ -70,7 +70,7 @@ def _show(bundle: Path, cost: Cost, *, nodes: bool) -> None:
     title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens, {cost.precision}"
     numbers = ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
     first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
-    table = table_of(*first, numbers=numbers, title=title)
+    table = plain_table(*first, numbers=numbers, title=title)
     if nodes:
         for work in (work for work in cost.works if work.flops or work.n_bytes):
             table.add_row(Text(work.name), work.op, *_numbers(_node(work), cost.flops))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgepeft.cli._options import SETTINGS_HELP, settings_of
-from edgepeft.cli._output import print_json, table_console, table_of
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.errors import UsageError, requiring
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _show(document: Mapping[str, Any]) -> None:
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""
     title = f"{document['method']} on {document['backbone']}, {_heads(document)}"
-    table = table_of("", numbers=("parameters", "size, fp32"), title=title, centred=True)
+    table = plain_table("", numbers=("parameters", "size, fp32"), title=title, centred=True)
     rows = [
         (f"delta, {document['percent_of_backbone']:.3g} % of the backbone", trained["delta"], None),
         ("head", trained["head"], None),
@@ -121,7 +121,7 @@ def _show_several(documents: list[dict[str, Any]]) -> None:
     tasks = _plural(first["tasks"], "task")
     title = f"{tasks} on {first['backbone']} ({first['backbone_parameters']:,} parameters), {_heads(first)}"
     headers = ("a task's delta", "% of backbone", f"{tasks}, million", "GB, fp32", "backbones")
-    table = table_of("method", numbers=headers, title=title, centred=True)
+    table = plain_table("method", numbers=headers, title=title, centred=True)
     for document in documents:
         table.add_row(
             document["method"],

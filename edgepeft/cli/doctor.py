@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from edgepeft.cli._output import print_json, table_console, table_of
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.errors import EdgepeftError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def command(
 
 
 def _table(rows: list[Finding]) -> Table:
-    table = table_of("check", "", "found", "to do")
+    table = plain_table("check", "", "found", "to do")
     for one in rows:
         cells = (one.check, one.status, one.found, one.advice)
         table.add_row(*(Text(cell, _STYLES[one.status] if cell == one.status else "") for cell in cells))
@@ -59,7 +59,7 @@ def _table(rows: list[Finding]) -> Table:
 
 
 def _limits(held: list[TrialResult]) -> Table:
-    table = table_of("limit", "by", "asked", "seen", "error", "")
+    table = plain_table("limit", "by", "asked", "seen", "error", "")
     for one in held:
         error = "-" if one.error is None else f"{one.error:+.2%}"
         digits = ",.0f" if one.unit == "bytes" else ".3g"

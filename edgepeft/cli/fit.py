@@ -10,7 +10,7 @@ import psutil
 import typer
 
 from edgepeft.cli._options import BundleFolder, Variant
-from edgepeft.cli._output import messages, print_json, table_console, table_of
+from edgepeft.cli._output import messages, plain_table, print_json, table_console
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _miss(name: str, need: Need, fit: Fit) -> str:
 def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
     what = "the bare backbone" if fit.task is None else f"task {fit.task}"
     title = f"{what} of {bundle} on {device.title}: {_mb(fit.allowed_bytes)} of memory"
-    table = table_of("", numbers=("predicted",), title=title)
+    table = plain_table("", numbers=("predicted",), title=title)
     sizes = f"{fit.batch_size} x {fit.length} tokens"
     inference = fit.inference
     table.add_row(f"answering {sizes}, peak", _verdict(inference))

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column
 
-from edgepeft.cli._output import print_json, table_console, table_of
+from edgepeft.cli._output import plain_table, print_json, table_console
 from edgepeft.errors import UnknownName
 
 __all__ = ["command"]
@@ -35,7 +35,7 @@ def command(
 def _list(entries: list[dict[str, Any]]) -> None:
     counted_on = next(iter(entries[0]["parameters"]))
     numbers = (f"trained on {counted_on}", "%", "lr")
-    table = table_of("name", Column("what it computes", overflow="fold"), numbers=numbers)
+    table = plain_table("name", Column("what it computes", overflow="fold"), numbers=numbers)
     for entry in entries:
         count, share = entry["parameters"][counted_on], entry["percent"][counted_on]
         cells = (f"{count:,}", f"{share:.3g}", f"{entry['learning_rate']:g}")
@@ -53,7 +53,7 @@ def _show(entry: dict[str, Any]) -> None:
     for backbone, count in entry["parameters"].items():
         console.print(f"trained        {count:,} parameters on {backbone}, {entry['percent'][backbone]:.3g} % of it")
     headers = ("--set", "type", "default", "what it is")
-    table = table_of(*(Column(header, overflow="fold") for header in headers))
+    table = plain_table(*(Column(header, overflow="fold") for header in headers))
     for field in entry["fields"]:
         cells = (field["name"], field["type"], _default(field["default"]), field["doc"])
         table.add_row(*map(escape, cells))

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import BundleFolder, Epochs, EvalRows, FewShot, Metric, Steps, TestRows, Threads, TrainRows
+from edgepeft.cli._options import (
+    BundleFolder,
+    Epochs,
+    EvalRows,
+    FewShot,
+    MetricName,
+    Steps,
+    TestRows,
+    Threads,
+    TrainRows,
+)
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import interruptible
 
@@ -38,7 +48,7 @@ def command(
     weight_decay: Annotated[float, typer.Option(help="AdamW's, of every trained tensor.")] = 0.0,
     batch_size: Annotated[int | None, typer.Option(help="Rows of a step. Default: 16, or all if fewer.")] = None,
     dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="The head's, as it was exported.")] = True,
-    metric: Metric = None,
+    metric: MetricName = None,
     seed: Annotated[int, typer.Option(help="Of a new head, the order, the dropout, the few shots.")] = 0,
     micro_batch: Annotated[int | None, typer.Option(help="Rows computed at once. Default: what memory allows.")] = None,
     prefix_cache: _PrefixCache = True,

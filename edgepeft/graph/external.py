@@ -12,14 +12,14 @@ import onnx
 
 from edgepeft.errors import BundleError
 from edgepeft.graph.contract import Contract
-from edgepeft.graph.protos import messages
+from edgepeft.graph.protos import submessages
 
 __all__ = ["all_tensors", "check_external", "external_files"]
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model, wherever it stands."""
-    yield from (message for message in messages(model) if isinstance(message, onnx.TensorProto))
+    yield from (message for message in submessages(model) if isinstance(message, onnx.TensorProto))
 
 
 def external_files(model: onnx.ModelProto) -> set[str]:

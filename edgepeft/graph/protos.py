@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import helper
 
-__all__ = ["ancestors", "attributes", "copied", "messages", "properties", "reads", "replace", "subgraphs", "writers"]
+__all__ = ["ancestors", "attributes", "copied", "properties", "reads", "replace", "subgraphs", "submessages", "writers"]
 
 M = TypeVar("M", bound=Message)
 
@@ -22,13 +22,13 @@ def copied(message: M) -> M:
     return copy
 
 
-def messages(message: Message) -> Iterator[Message]:
+def submessages(message: Message) -> Iterator[Message]:
     """The message and every one inside it; data fields are not entered."""
     yield message
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for part in (value,) if isinstance(value, Message) else value:
-                yield from messages(part)
+                yield from submessages(part)
 
 
 def replace(field: MutableSequence[M], items: Iterable[M]) -> None:

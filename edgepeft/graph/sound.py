@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from edgepeft.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.external import all_tensors
-from edgepeft.graph.protos import messages
+from edgepeft.graph.protos import submessages
 
 __all__ = ["check_sound"]
 
@@ -42,6 +42,6 @@ def check_sound(model: onnx.ModelProto, where: object) -> None:
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
     """Every value of a text field."""
-    for field, value in (pair for message in messages(model) for pair in message.ListFields()):
+    for field, value in (pair for message in submessages(model) for pair in message.ListFields()):
         if field.type == FieldDescriptor.TYPE_STRING:
             yield from (value,) if isinstance(value, (str, bytes)) else value

@@ -13,12 +13,12 @@ from torch import Tensor
 from edgepeft.errors import BundleError
 from edgepeft.methods.base import Method
 
-__all__ = ["ConversionPlan", "ForeignConfig", "Renaming", "Shapes", "StateDict", "check_tensors", "parsed"]
+__all__ = ["ConversionPlan", "ForeignConfig", "Renaming", "StateDict", "TensorShapes", "check_tensors", "parsed"]
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 StateDict = Mapping[str, Tensor]
-Shapes = Mapping[str, tuple[int, ...]]
+TensorShapes = Mapping[str, tuple[int, ...]]
 Renaming = Mapping[str, tuple[str, tuple[int, ...]]]  # their tensor -> (ours, its shape)
 
 
@@ -27,7 +27,7 @@ class ConversionPlan:
     """``shapes`` by their names; ``convert`` gives our tensors by our names."""
 
     method: Method
-    shapes: Shapes
+    shapes: TensorShapes
     convert: Callable[[StateDict], dict[str, Tensor]]
 
     @classmethod

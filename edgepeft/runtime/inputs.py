@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture
 from edgepeft.errors import DataError
 
-__all__ = ["Inputs", "check_rows", "checked", "pad_together"]
+__all__ = ["Inputs", "check_rows", "checked_inputs", "pad_together"]
 
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
 
 
-def checked(inputs: Inputs, architecture: Architecture) -> dict[str, NDArray[np.int64]]:
+def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDArray[np.int64]]:
     """Those of ``inputs`` that the backbone reads.
 
     Raises:

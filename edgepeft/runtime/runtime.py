@@ -19,7 +19,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import Inputs, check_rows, checked, pad_together
+from edgepeft.runtime.inputs import Inputs, check_rows, checked_inputs, pad_together
 from edgepeft.runtime.mixed import MOST_TASKS, Mixer
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, of_width, predictions
@@ -165,7 +165,7 @@ class Runtime:
             BundleError: a file is damaged; ONNX Runtime stops within the model, as for rows longer than it takes.
         """
         n_outputs = self.bundle.entry(task).n_outputs
-        batch = checked(inputs, self.bundle.architecture)
+        batch = checked_inputs(inputs, self.bundle.architecture)
         logits = np.empty((len(batch["input_ids"]), n_outputs), np.float32)
         for rows, part in self._run(task, LOGITS, batch):
             logits[rows] = of_width(n_outputs, task, part)
@@ -177,7 +177,7 @@ class Runtime:
         Raises:
             DataError, BundleError: as ``logits``.
         """
-        batch = checked(inputs, self.bundle.architecture)
+        batch = checked_inputs(inputs, self.bundle.architecture)
         states = np.zeros((*batch["input_ids"].shape, self.bundle.architecture.hidden_size), np.float32)
         for rows, hidden in self._run(None, "last_hidden_state", batch):
             states[rows, : hidden.shape[1]] = hidden

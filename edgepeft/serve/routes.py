@@ -31,7 +31,7 @@ from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
 from edgepeft.task_name import check_task_name
 
-__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving", "parsed"]
+__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving", "parsed_body"]
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -98,11 +98,11 @@ async def _body(request: Request, model: type[Body], most_rows: int) -> Body:
         raise Refused(415, "not_json", "send Content-Type: application/json.")
     content = await request.body()
     if len(content) <= _AT_ONCE:
-        return parsed(content, model, most_rows)
-    return await _serving(request).aside(parsed, content, model, most_rows)
+        return parsed_body(content, model, most_rows)
+    return await _serving(request).aside(parsed_body, content, model, most_rows)
 
 
-def parsed(content: bytes, model: type[Body], most_rows: int) -> Body:
+def parsed_body(content: bytes, model: type[Body], most_rows: int) -> Body:
     """What a body holds, once a search that ends at one too many has counted its strings and members."""
     most = _TOKENS_OF_A_ROW * most_rows + _TOKENS_BESIDE
     if _more_tokens_than(most).match(content):

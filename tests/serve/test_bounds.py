@@ -16,7 +16,7 @@ from edgepeft.serve.guard import Guard
 from edgepeft.serve.log import PrintableFormatter
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import Refused
-from edgepeft.serve.routes import parsed
+from edgepeft.serve.routes import parsed_body
 from edgepeft.serve.schemas import MixedRequest, PredictRequest
 from edgepeft.serve.settings import ServiceLimits, Settings
 
@@ -43,16 +43,16 @@ class Unread:
 )
 def test_a_body_of_more_parts_than_its_rows_need_is_refused_before_it_is_validated(body):
     with pytest.raises(Refused) as refused:
-        parsed(body, Unread, 64)
+        parsed_body(body, Unread, 64)
     assert (refused.value.status, refused.value.code) == (413, "too_many_rows")
 
 
 def test_punctuation_in_texts_is_text():
     text = '[{",\\"\n' * 1000
     rows = [{"text": text, "second": text, "task": "mood"}] * 64
-    asked = parsed(json.dumps({"rows": rows}, indent=1).encode(), MixedRequest, 64)
+    asked = parsed_body(json.dumps({"rows": rows}, indent=1).encode(), MixedRequest, 64)
     assert [row.text for row in asked.rows] == [text] * 64
-    assert parsed(json.dumps({"text": text}).encode(), PredictRequest, 64).text == text
+    assert parsed_body(json.dumps({"text": text}).encode(), PredictRequest, 64).text == text
 
 
 def guarded(limits, *requests):

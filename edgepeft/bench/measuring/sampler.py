@@ -130,10 +130,7 @@ def sample_rounds(
     seldom: Collection[str] = (),
     every: int = 1,
 ) -> dict[str, Series]:
-    """Warm up, then measure ``rounds`` rounds; round r works on batch r modulo ``n_batches``.
-
-    A round that has begun is finished, so every unit has the same number of samples.  After Ctrl-C, what was
-    measured is returned.
+    """Warm up, then measure whole rounds; round r works on batch r modulo ``n_batches``.  Ctrl-C ends them early.
 
     Args:
         units: What is measured, by name.
@@ -146,8 +143,8 @@ def sample_rounds(
         warmed: Called before the first round.
         progress: Called with the rounds done and those in all.
         rule: When to stop earlier.
-        seldom: Units that take part in the first of ``every`` rounds only.
-        every: See ``seldom``.
+        seldom: Units that take part in one of ``every`` rounds only.
+        every: How often those do.
     """
     rule = rule or Rule()
     series = {name: Series() for name in units}
