@@ -13,22 +13,23 @@ from edgepeft.errors import requiring
 
 __all__ = ["command"]
 
+TokenFile = Annotated[Path | None, typer.Option(help="A file with the token that every request must carry.")]
+PublicKey = Annotated[
+    Path | None, typer.Option(metavar="PUBLIC_KEY", help="Serve only what the owner of this key signed.")
+]
+
 
 def command(
     *,
     bundle: BundleFolder,
     host: Annotated[str, typer.Option(help="Where to listen. Other machines need --token-file.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
-    token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token that every request must carry.")
-    ] = None,
+    token_file: TokenFile = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Answer other machines without a token.")] = False,
     allow_tuning: Annotated[
         bool, typer.Option("--allow-tuning", help="Let clients fine-tune tasks and so change the bundle.")
     ] = False,
-    require_signature: Annotated[
-        Path | None, typer.Option(metavar="PUBLIC_KEY", help="Serve only what the owner of this key signed.")
-    ] = None,
+    require_signature: PublicKey = None,
     max_wait_ms: Annotated[float, typer.Option(min=0, max=1000, help="A row waits for others to run with.")] = 5,
     max_batch: Annotated[int, typer.Option(min=1, max=1024, help="Rows that run together.")] = 32,
     max_rows: Annotated[int, typer.Option(min=1, help="Rows of one request.")] = 64,

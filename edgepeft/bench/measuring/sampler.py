@@ -151,13 +151,11 @@ def sample_rounds(
     total = len(warmup_batches) + rounds
     for done, batch in enumerate(warmup_batches):
         progress(done, total)
-        for name, unit in units.items():
-            series[name].add(unit, batch, warmup=True)
+        _warm_up(units, series, batch)
     for _ in range(rule.more_warmup):
         if rule.steady(series):
             break
-        for name, unit in units.items():
-            series[name].add(unit, warmup_batches[-1], warmup=True)
+        _warm_up(units, series, warmup_batches[-1])
     warmed()
     passed, before = 0.0, clock()
     try:
@@ -177,6 +175,11 @@ def sample_rounds(
         _cut_off(series, seldom if every > 1 else ())
     progress(total, total)
     return series
+
+
+def _warm_up(units: Mapping[str, Steppable], series: Mapping[str, Series], batch: int) -> None:
+    for name, unit in units.items():
+        series[name].add(unit, batch, warmup=True)
 
 
 def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
