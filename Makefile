@@ -22,7 +22,10 @@ CLAIMS_ARGS ?= --rounds 3 --max-seconds 60
 GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --deterministic \
              $(foreach method,bitfit compacter houlsby lora pfeiffer prompt-t spartan top-k,--method $(method))
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-isas test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+# The oldest onnxruntime that pyproject.toml allows on this kind of machine.
+OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
+
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-isas test-oldest lock test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -50,6 +53,10 @@ test-slow: $(INSTALLED)  ## The tests that take minutes each
 
 test-isas: $(INSTALLED)  ## The numerical tests under other instruction sets, one thread and two
 	$(BIN)/python tests/isas.py
+
+test-oldest: $(INSTALLED)  ## Graphs from elsewhere, on the oldest onnxruntime that is allowed
+	$(PIP) --no-deps --no-warn-conflicts --upgrade --target build/oldest onnxruntime==$(OLDEST_ORT)
+	PYTHONPATH=build/oldest $(BIN)/python -m pytest tests/graph/test_sound.py tests/runtime/test_hostile.py $(PYTEST_ARGS)
 
 test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs node and npm
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
@@ -88,6 +95,11 @@ picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
 
 devices: $(INSTALLED)  ## Rewrites docs/devices.md and its picture from the profiles
 	$(BIN)/python -m bench.published docs
+
+lock: $(INSTALLED)  ## Rewrites docker/runtime.lock, what the images install, with hashes, from constraints.txt
+	$(BIN)/python -m pip --disable-pip-version-check install uv
+	echo hatchling | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
+	  --constraints constraints.txt --extra serve --output-file docker/runtime.lock pyproject.toml -
 
 check-generated: $(INSTALLED)  ## Fails when one of those files or docs/devices.md is out of date
 	$(BIN)/python -m bench.generated --check

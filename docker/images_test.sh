@@ -52,9 +52,8 @@ wheels() {
   if [ ! -d "$WORK/wheels-$arch" ]; then
     for version in 2_34 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${version}_$machine"); done
     "$PYTHON" docker/pins.py "$machine" > "$WORK/pins-$arch.txt"
-    "$PYTHON" docker/pins.py --wanted "$machine" > "$WORK/wanted-$arch.txt"
     "$PYTHON" -m pip download -q --dest "$WORK/wheels-$arch.part" "${platforms[@]}" --platform "manylinux2014_$machine" \
-      --python-version 3.11 --implementation cp --only-binary=:all: -c "$WORK/pins-$arch.txt" -r "$WORK/wanted-$arch.txt"
+      --python-version 3.11 --implementation cp --only-binary=:all: --no-deps --require-hashes -r "$WORK/pins-$arch.txt"
     mv "$WORK/wheels-$arch.part" "$WORK/wheels-$arch"
   fi
   rm -rf docker/wheels

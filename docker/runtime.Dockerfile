@@ -10,7 +10,7 @@ ARG PIP_NO_INDEX=
 ARG PIP_FIND_LINKS=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml README.md LICENSE docker/runtime.lock ./
 COPY edgepeft edgepeft
 COPY profiles profiles
 COPY bench/scenarios bench/scenarios
@@ -18,8 +18,8 @@ COPY bench/scenarios bench/scenarios
 COPY docker/README.md docker/wheels* /wheels/
 # pip stays in the stage: the environment has none. It compiles what it installs, which a read-only root could not keep. Tests and C headers of the packages are not needed to run them.
 RUN python -m venv --without-pip /opt/edgepeft \
- && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: -c constraints.txt hatchling \
- && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation -c constraints.txt '.[serve]' \
+ && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: --require-hashes -r runtime.lock \
+ && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation --no-deps . \
  && python -m pip --python /opt/edgepeft/bin/python uninstall -y hatchling pathspec pluggy trove-classifiers tomlkit \
  && find /opt/edgepeft -depth -type d \( -name tests -o -name test -o -name include \) -path '*site-packages*' -exec rm -rf {} + \
  && find /opt/edgepeft -depth -type d -path '*site-packages/onnx/backend/test' -exec rm -rf {} +

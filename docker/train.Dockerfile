@@ -10,14 +10,15 @@ ARG PIP_FIND_LINKS=
 ARG PIP_EXTRA_INDEX_URL=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY pyproject.toml README.md LICENSE constraints.txt docker/runtime.lock ./
 COPY edgepeft edgepeft
 COPY profiles profiles
 COPY bench/scenarios bench/scenarios
 # The glob may match nothing; a COPY needs one file that is there.
 COPY docker/README.md docker/wheels* /wheels/
+# What the runtime image has comes by hash; the rest by version, since an index of CPU wheels of PyTorch has its own hashes.
 RUN python -m venv --without-pip /opt/edgepeft \
- && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: -c constraints.txt hatchling \
+ && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: --require-hashes -r runtime.lock \
  && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation -c constraints.txt '.[train,serve]' \
  && python -m pip --python /opt/edgepeft/bin/python uninstall -y hatchling pathspec pluggy trove-classifiers tomlkit
 

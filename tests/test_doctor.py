@@ -22,7 +22,7 @@ def test_a_known_bad_wheel_is_bad_and_says_what_to_install(tmp_path, monkeypatch
     monkeypatch.setattr(doctor, "versions", lambda: {"onnxruntime": "1.21.0"})
     (finding,) = by_check(pi4(tmp_path))["wheels"]
     assert finding.status == "bad"
-    assert "onnxruntime>=1.22" in finding.found
+    assert "onnxruntime>=1.24.4" in finding.found
 
 
 def test_a_pi_4_is_told_what_its_arithmetic_lacks(tmp_path):

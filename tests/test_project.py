@@ -58,6 +58,25 @@ def test_constraints_pin_every_requirement_to_a_version_that_it_allows(constrain
             assert wanted.specifier.contains(pinned[name]), f"{wanted} against {pinned[name]}"
 
 
+@pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
+def test_the_images_install_what_the_constraints_pin_and_nothing_without_a_hash(machine):
+    where = {"platform_machine": machine, "sys_platform": "linux"}
+
+    def kept(lines):
+        made = [Requirement(line) for line in lines]
+        return {canonicalize_name(r.name): str(r.specifier) for r in made if not r.marker or r.marker.evaluate(where)}
+
+    blocks = [line.split(" --hash=sha256:") for line in read("docker/runtime.lock").replace("\\\n", " ").splitlines()]
+    assert all(len(hashes) and all(len(h.strip()) == 64 for h in hashes) for _, *hashes in blocks)
+    locked = kept(requirement for requirement, *_ in blocks)
+    pinned = kept(
+        line.split(" #")[0] for line in read("constraints.txt").splitlines() if line and not line.startswith("#")
+    )
+    assert {name: pinned[name] for name in locked if name in pinned} == {k: v for k, v in locked.items() if k in pinned}
+    wanted = [r for r in requirements("serve") if not r.marker or r.marker.evaluate({**where, "extra": ""})]
+    assert {canonicalize_name(r.name) for r in wanted} <= set(locked)
+
+
 def test_the_two_constraints_are_the_two_ends_of_the_range_of_transformers():
     assert pins("constraints.txt")["transformers"] == "4.57.6"
     assert pins("constraints-latest.txt")["transformers"].startswith("5.")

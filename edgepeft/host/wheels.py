@@ -36,7 +36,7 @@ class BadWheel:
 
 
 KNOWN_BAD = (
-    BadWheel("onnxruntime", "1.21.0", "atomics", "onnxruntime>=1.22,<1.28"),
+    BadWheel("onnxruntime", "1.21.0", "atomics", "onnxruntime>=1.24.4,<1.28"),
     BadWheel("torch", "2.10.0", "atomics", "torch<=2.9.1"),
 )
 

@@ -20,7 +20,7 @@ def installed(monkeypatch, **versions):
 @pytest.mark.parametrize(
     ("package", "version", "instead"),
     [
-        ("onnxruntime", "1.21.0", "onnxruntime>=1.22,<1.28"),
+        ("onnxruntime", "1.21.0", "onnxruntime>=1.24.4,<1.28"),
         ("torch", "2.10.0", "torch<=2.9.1"),
         ("torch", "2.10.0+cpu", "torch<=2.9.1"),
     ],
