@@ -15,6 +15,7 @@ import typer
 from edgepeft import __version__
 from edgepeft.cli._output import INTERRUPTED
 from edgepeft.errors import EdgepeftError
+from edgepeft.printable import printable
 from edgepeft.registry import modules_of
 
 __all__ = ["app", "main"]
@@ -53,7 +54,7 @@ def main(command: typer.Typer = app) -> None:
     try:
         command()
     except EdgepeftError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except SystemExit as end:
         if end.code == INTERRUPTED:  # typer turns Ctrl-C into this, without a word
@@ -64,7 +65,7 @@ def main(command: typer.Typer = app) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        print(f"error: {_of_system(error)}", file=sys.stderr)
+        print(f"error: {printable(_of_system(error))}", file=sys.stderr)
         sys.exit(1)
 
 

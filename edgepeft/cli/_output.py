@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,10 +22,12 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.errors import UsageError
+from edgepeft.printable import printable
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.parts import Part
@@ -52,16 +54,25 @@ _STDOUT = "-"
 _Result = TypeVar("_Result", bound="Part")
 
 
+class _Console(Console):
+    """Shows text from bundles and data without the control characters in it; rich lets some of them through."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments, escaped but for rich's own control codes."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
 def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
-    return Console(stderr=True, highlight=False)
+    return _Console(stderr=True, highlight=False)
 
 
 def table_console() -> Console:
     """Tables, on standard output."""
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     # A file or a log has no width, and rich would take 80.
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+    return console if console.is_terminal else _Console(highlight=False, width=_WIDTH)
 
 
 def plain_table(

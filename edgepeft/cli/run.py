@@ -12,6 +12,7 @@ import typer
 from edgepeft.cli._options import BundleFolder, NoCache, Threads
 from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.printable import printable
 
 if TYPE_CHECKING:
     from edgepeft.backbones.tokens import Text
@@ -172,9 +173,9 @@ def _shown(text: Text) -> dict[str, str]:
 def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
     for answer in answers:
         for prediction in answer["predictions"]:
-            shown = prediction.get("label", prediction.get("value"))
-            score = f"\t{prediction['score']:.3f}" if "score" in prediction else ""
-            typer.echo(f"{prediction['task']}\t{shown}{score}\t{_one_line(answer['text'])}")
+            cells = [prediction["task"], str(prediction.get("label", prediction.get("value")))]
+            cells += [f"{prediction['score']:.3f}"] if "score" in prediction else []
+            typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
 
 
 def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> None:

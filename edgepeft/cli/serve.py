@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
     with requiring("serve", "serving"):
-        from edgepeft.serve.log import log_to_stderr, printable
+        from edgepeft.serve.log import line, log_to_stderr
         from edgepeft.serve.server import run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token
     limits = ServiceLimits(
@@ -75,7 +75,7 @@ def command(
         limits=limits,
     )
     log_to_stderr()
-    shown = printable(str(bundle))
+    shown = line(str(bundle))
     run_server(
         settings, lambda address: messages().print(f"serving {shown} on {address}", markup=False, soft_wrap=True)
     )

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
 from edgepeft.bench.result.schema import BenchResult
+from edgepeft.printable import markdown_cell, printable
 
 __all__ = ["benchmark_json", "junit_xml", "step_summary"]
 
@@ -23,11 +24,11 @@ def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
     suite = ElementTree.Element("testsuite", name=name)
     for verdict in comparison.verdicts:
         case = _case(suite, "throughput", verdict.result.label, verdict.regressed, _ratios(verdict))
-        ElementTree.SubElement(case, "system-out").text = _printable(_ratios(verdict))
+        ElementTree.SubElement(case, "system-out").text = printable(_ratios(verdict))
     for metric in comparison.metrics:
         _case(suite, "deterministic", f"{metric.name} of {metric.of}", metric.grown, _changed(metric))
     for label in comparison.missing:
-        case = ElementTree.SubElement(suite, "testcase", classname="throughput", name=_printable(label))
+        case = ElementTree.SubElement(suite, "testcase", classname="throughput", name=printable(label))
         ElementTree.SubElement(case, "skipped", message="the new result does not have it")
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(len(comparison.regressions) + len(comparison.grown)))
@@ -37,15 +38,10 @@ def junit_xml(comparison: Comparison, name: str = "edgepeft compare") -> bytes:
 
 
 def _case(suite: ElementTree.Element, kind: str, name: str, failed: bool, reason: str) -> ElementTree.Element:
-    case = ElementTree.SubElement(suite, "testcase", classname=kind, name=_printable(name))
+    case = ElementTree.SubElement(suite, "testcase", classname=kind, name=printable(name))
     if failed:
-        ElementTree.SubElement(case, "failure", message=_printable(reason), type="regression")
+        ElementTree.SubElement(case, "failure", message=printable(reason), type="regression")
     return case
-
-
-def _printable(text: str) -> str:
-    """Without characters that XML cannot hold, however escaped."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def step_summary(comparison: Comparison, max_regression: float) -> str:
@@ -64,19 +60,19 @@ def step_summary(comparison: Comparison, max_regression: float) -> str:
         lines += [_metric_line(metric) for metric in changed[:_MOST_ROWS]]
     elif comparison.metrics:
         lines.append(f"{len(comparison.metrics)} figures that need no clock: all as before.")
-    lines += ["", *(f"- {_cell(note)}" for note in _notes(comparison))]
+    lines += ["", *(f"- {markdown_cell(note)}" for note in _notes(comparison))]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _line(verdict: Verdict) -> str:
     mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
     per_gemm = verdict.per_gemm or "-"
-    return f"| {mark} | {_cell(verdict.result.label)} | {verdict.ratio} | {per_gemm} |"
+    return f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {per_gemm} |"
 
 
 def _metric_line(metric: MetricVerdict) -> str:
     mark = "grew" if metric.grown else "ok"
-    name = _cell(f"{metric.name} of {metric.of}")
+    name = markdown_cell(f"{metric.name} of {metric.of}")
     return f"| {mark} | {name} | {metric.before:,.0f} | {metric.now:,.0f} | {metric.change:+.2%} |"
 
 
@@ -84,12 +80,6 @@ def _notes(comparison: Comparison) -> Iterable[str]:
     yield from (f"missing from the new result: {label}" for label in comparison.missing)
     yield from (f"only in the new result: {label}" for label in comparison.added)
     yield from comparison.notes
-
-
-def _cell(text: str) -> str:
-    """A name from a file must not become markup of the table."""
-    escaped = "".join(f"\\{c}" if c in "\\`*_[]<>|#!" else c for c in text)
-    return " ".join(escaped.split())
 
 
 def benchmark_json(result: BenchResult) -> list[dict[str, str | float]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+from edgepeft.printable import markdown_cell
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 
 __all__ = ["model_card"]
@@ -10,17 +13,22 @@ __all__ = ["model_card"]
 def model_card(manifest: Manifest) -> str:
     """Markdown: what the bundle holds and how it is run."""
     source = manifest.backbone.source
-    hub_name = source if source.count("/") == 1 and not source.startswith(("/", ".")) else None
+    hub_name = source if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) else None
     front = ["---", "library_name: edgepeft", "tags: [edgepeft, onnx, peft, text-classification]"]
     front += [f"base_model: {hub_name}"] if hub_name else []
     lines = [*front, "---", "", "# An edgepeft bundle", ""]
-    lines.append(f"One frozen backbone ({hub_name or manifest.backbone.model_type}), {len(manifest.tasks)} task(s).")
+    what = hub_name or markdown_cell(manifest.backbone.model_type)
+    lines.append(f"One frozen backbone ({what}), {len(manifest.tasks)} task(s).")
     lines += ["", "| task | method | kind | trained parameters | bytes | largest logit difference to PyTorch |"]
     lines.append("|---|---|---|---|---|---|")
     lines += [_row(name, entry) for name, entry in manifest.tasks.items()]
     first = next(iter(manifest.tasks), "TASK")
     lines += ["", "```", f"edgepeft run . --task {first} 'some text'", "edgepeft verify .", "```", ""]
-    lines.append("Made with " + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()) + ".")
+    lines.append(
+        "Made with "
+        + ", ".join(markdown_cell(f"{name} {version}") for name, version in manifest.versions.items())
+        + "."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -29,4 +37,5 @@ def _row(name: str, entry: TaskEntry) -> str:
     parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
     if entry.verification is not None and entry.verification.reference != "pytorch":
         parity += f" (to its {entry.verification.reference})"
-    return f"| {name} | {entry.method} | {kind} | {entry.trainable_parameters:,} | {entry.n_bytes:,} | {parity} |"
+    cells = (name, markdown_cell(entry.method), kind, f"{entry.trainable_parameters:,}", f"{entry.n_bytes:,}", parity)
+    return f"| {' | '.join(cells)} |"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
-__all__ = ["PrintableFormatter", "log_to_stderr", "printable"]
+from edgepeft.printable import printable
+
+__all__ = ["PrintableFormatter", "line", "log_to_stderr"]
 
 _MOST = 4000  # characters of a line
 
 
-def printable(text: str) -> str:
+def line(text: str) -> str:
     """One line: what is not printable, or turns the direction of writing, is escaped; what is very long is cut."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:_MOST])
+    shown = printable(text[:_MOST], keep="")
     return shown if len(text) <= _MOST else f"{shown}..."
 
 
@@ -21,13 +23,13 @@ class PrintableFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """The line, escaped."""
-        return printable(super().formatMessage(record))
+        return line(super().formatMessage(record))
 
     def formatException(
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
         """The traceback, escaped."""
-        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).splitlines())
+        return "\n".join(f"  {line(one)}" for one in super().formatException(ei).splitlines())
 
 
 def log_to_stderr() -> None:
