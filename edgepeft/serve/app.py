@@ -125,6 +125,7 @@ async def _warm(serving: Serving) -> None:
 async def _warm_tasks(serving: Serving) -> None:
     """Open the tasks' sessions, each between two batches, and mark those that cannot be opened."""
     serving.unavailable &= set(serving.service.first_tasks)
+    await asyncio.to_thread(serving.service.try_first)
     for task in serving.service.first_tasks:
         try:
             await serving.batcher.between(partial(serving.service.warm, task))

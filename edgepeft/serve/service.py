@@ -11,13 +11,14 @@ import threading
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.resources import file_identity
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.runtime.resident import MOST_SESSIONS
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
 from edgepeft.runtime.signature import SIGNATURE_FILE, check_signature
 from edgepeft.serve.settings import Settings
+from edgepeft.serve.trial import Trials
 
 __all__ = ["Service"]
 
@@ -64,6 +65,8 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        # Without the cache both processes would hold the weights at once, which a board may have no memory for.
+        self._trials = Trials(settings.bundle, settings.threads_of_a_batch) if settings.cache else None
         self._seen = self._identity()
         self.runtime = self._open()
         self._truncated_before = 0  # by runtimes that were replaced
@@ -108,6 +111,10 @@ class Service:
         """Those whose sessions may all be open at once."""
         return self.runtime.tasks[:MOST_SESSIONS]
 
+    def try_first(self) -> None:
+        """Open the first tasks in a process of its own, where that was not done before; from any thread."""
+        self._problems(self.first_tasks)
+
     def warm(self, task: str) -> None:
         """Open a task's session before somebody waits for it; nothing where the task is gone.
 
@@ -115,6 +122,8 @@ class Service:
             EdgepeftError: it cannot be opened.
         """
         if task in self.runtime.tasks:
+            for error in self._problems([task]).values():
+                raise error
             self.runtime.session(task)
 
     def reload(self) -> tuple[str, ...]:
@@ -148,18 +157,29 @@ class Service:
         with self._gate.shared():
             seen = self._seen
             try:
-                answers = self.runtime.predict_mixed(tasks, texts, strict=False)
+                answers = self._predict(tasks, texts)
             except EdgepeftError as error:
                 failure, answers = error, [error] * len(tasks)
         failed = [row for row, answer in enumerate(answers) if isinstance(answer, EdgepeftError)]
         if failed and self._caught_up(seen):
             with self._gate.shared():
-                again = self.runtime.predict_mixed([tasks[r] for r in failed], [texts[r] for r in failed], strict=False)
+                again = self._predict([tasks[row] for row in failed], [texts[row] for row in failed])
             for row, answer in zip(failed, again, strict=True):
                 answers[row] = answer
         elif failure is not None:
             raise failure
         return answers
+
+    def _problems(self, tasks: Sequence[str | None]) -> dict[str | None, BundleError]:
+        return {} if self._trials is None else self._trials.problems(self.runtime.bundle, tasks)
+
+    def _predict(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
+        """As ``Runtime.predict_mixed``; a task that did not pass its trial is not opened here."""
+        problems = self._problems(tasks)
+        rows = [row for row, task in enumerate(tasks) if task not in problems]
+        answers = self.runtime.predict_mixed([tasks[row] for row in rows], [texts[row] for row in rows], strict=False)
+        answered = dict(zip(rows, answers, strict=True))
+        return [answered[row] if row in answered else problems[task] for row, task in enumerate(tasks)]
 
     def _caught_up(self, seen: tuple[str, ...]) -> bool:
         """Whether a failure may be that of files replaced after ``seen``, which are read now."""

@@ -71,10 +71,10 @@ class Served(Client):
 
 
 @contextmanager
-def serving(bundle, folder: Path, *options, token=None):
+def serving(bundle, folder: Path, *options, token=None, entry=ENTRY):
     """Start it on a free port, wait until it is ready, and stop it."""
     log = folder / f"serve-{time.monotonic_ns()}.log"
-    command = [sys.executable, "-c", ENTRY, "serve", str(bundle), "--port", "0", *map(str, options)]
+    command = [sys.executable, "-c", entry, "serve", str(bundle), "--port", "0", *map(str, options)]
     environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "500"}
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
