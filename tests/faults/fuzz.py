@@ -26,13 +26,33 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from structured import json_document, onnx_graph, safetensors_header
 from subject import subject
 from targets import Target, targets
 
 HANG_S = 2.0
 _ROOTS_HOME = f"{Path('~root').expanduser()}/"
 # Share of the cases.  Opening a session takes ten times what reading a manifest does.
-SHARES = {"manifest": 0.3, "request": 0.4, "delta": 0.1, "profile": 0.07, "bench": 0.07, "session": 0.02}
+MUTATIONS = {
+    "onnx-delta": onnx_graph,
+    "onnx-backbone": onnx_graph,
+    "onnx-training": onnx_graph,
+    "check": safetensors_header,
+    "tokenizer": json_document,
+}
+SHARES = {
+    "onnx-delta": 0.02,
+    "onnx-backbone": 0.02,
+    "onnx-training": 0.03,
+    "check": 0.02,
+    "tokenizer": 0.04,
+    "manifest": 0.2,
+    "request": 0.4,
+    "delta": 0.1,
+    "profile": 0.07,
+    "bench": 0.07,
+    "session": 0.02,
+}
 ALTERED_SHARE = 0.008
 _WORDS = [b"../", b"/etc/passwd", b"\x00", b"\xff", b"null", b"-1", b"1e999", b"NaN", b"[" * 500, b'{"a":' * 200, b"\\ud800", b"9" * 400, b"true", b'""', b"%2e%2e%2f"]  # fmt: skip
 
@@ -97,7 +117,7 @@ def child(
         return
     source = random.Random(seed)
     for i in range(cases):
-        data = mutate(source, seeds)
+        data = MUTATIONS.get(name, mutate)(source, seeds)
         if i >= skip:
             report(data)
 

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgepeft.errors import EdgepeftError
@@ -93,13 +93,70 @@ def session(bundle: Path) -> tuple[list[bytes], Target]:
     return _with_right_hash(bundle, answer)
 
 
-def _with_right_hash(bundle: Path, use: Callable[[], object]) -> tuple[list[bytes], Target]:
-    path, manifest_path = bundle / "tasks" / "mood.onnx", bundle / "edgepeft.json"
+def backbone(bundle: Path) -> tuple[list[bytes], Target]:
+    """The backbone's graph, with the right hash: opened by itself, and run."""
+    return _with_right_hash(bundle, lambda: _states(bundle), "backbone.onnx", ("backbone", "sha256", "graph"))
+
+
+def training(bundle: Path) -> tuple[list[bytes], Target]:
+    """A training graph with the right hash: opened as tuning does."""
+    from edgepeft.runtime.bundle import read_graph
+    from edgepeft.runtime.tuning.step import TrainingStep
+
+    path = bundle / "tasks/mood.train.onnx"
+
+    def opened() -> None:
+        TrainingStep(read_graph(path, "model.safetensors"), bundle, 1)
+
+    return _with_right_hash(bundle, opened, "tasks/mood.train.onnx", ("tasks", "mood", "train_sha256"))
+
+
+def check(bundle: Path) -> tuple[list[bytes], Target]:
+    """A check file with the right hash: replayed, as ``edgepeft verify`` does."""
+    from edgepeft.runtime.audit import audit
+
+    def replayed() -> None:
+        if wrong := [finding.problem for finding in audit(bundle) if finding.problem]:
+            raise EdgepeftError(wrong[0])
+
+    return _with_right_hash(bundle, replayed, "tasks/mood.check.safetensors", ("tasks", "mood", "check_sha256"))
+
+
+def tokenizer(bundle: Path) -> tuple[list[bytes], Target]:
+    """A tokenizer with the right hash: opened, and asked for a text and a pair."""
+    from edgepeft.backbones.tokens import Text
+    from edgepeft.runtime.bundle import Bundle
+
+    def encode() -> None:
+        Bundle(bundle).encoder().encode([Text("w5 w6, W7\u00e9"), Text("w5", "w6")], 16)
+
+    return _with_right_hash(bundle, encode, "tokenizer.json", ("files", "tokenizer.json"))
+
+
+def _states(bundle: Path) -> None:
+    import numpy as np
+
+    from edgepeft.runtime.runtime import Runtime
+
+    with Runtime(bundle, cache=False, threads=1) as runtime:
+        runtime.last_hidden_state({name: np.array(values, np.int64) for name, values in ROW.items()})
+
+
+def _with_right_hash(
+    bundle: Path,
+    use: Callable[[], object],
+    name: str = "tasks/mood.onnx",
+    place: Sequence[str] = ("tasks", "mood", "sha256"),
+) -> tuple[list[bytes], Target]:
+    path, manifest_path = bundle / name, bundle / "edgepeft.json"
     document = json.loads(manifest_path.read_bytes())
+    holder = document
+    for key in place[:-1]:
+        holder = holder[key]
 
     def target(data: bytes) -> str:
         path.write_bytes(data)
-        document["tasks"]["mood"]["sha256"] = hashlib.sha256(data).hexdigest()
+        holder[place[-1]] = hashlib.sha256(data).hexdigest()
         manifest_path.write_text(json.dumps(document))
         try:
             use()
@@ -238,6 +295,11 @@ def targets(bundle: Path, folder: Path) -> dict[str, Callable[[], tuple[list[byt
         "manifest": lambda: manifest(own("manifest")),
         "delta": lambda: delta(own("delta")),
         "session": lambda: session(own("session")),
+        "onnx-delta": lambda: session(own("onnx-delta")),
+        "onnx-backbone": lambda: backbone(own("onnx-backbone")),
+        "onnx-training": lambda: training(own("onnx-training")),
+        "check": lambda: check(own("check")),
+        "tokenizer": lambda: tokenizer(own("tokenizer")),
         "profile": lambda: profile(folder),
         "bench": lambda: bench(folder),
         "request": lambda: request(own("request")),
