@@ -7,8 +7,10 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ __all__ = [
     "locked",
     "new_folder",
     "package_data",
+    "private_folder",
     "refuse_mount_point",
     "sha256_of",
     "write_atomically",
@@ -31,6 +34,8 @@ __all__ = [
 
 _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent
+LOCK_FILE, LOCK_WAIT_S = ".edgepeft.lock", 60.0  # a commit to a bundle takes a second or two
+_LOCK_POLL_S = 0.05
 
 
 def package_data(name: str) -> Path:
@@ -64,6 +69,23 @@ def cache_folder() -> Path:
             f"there is no folder for the cache: HOME is not set, and user {os.getuid()} has no home. "
             "Set EDGEPEFT_CACHE to a folder."
         ) from error
+
+
+def private_folder(path: Path) -> Path:
+    """The folder itself, made where it is missing, with nobody else's access to what is kept in it.
+
+    Raises:
+        OSError: it cannot be made, or belongs to another user, who could have put anything there.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):  # root may write anywhere
+        raise OSError(
+            errno.EPERM, f"{path} belongs to user {status.st_uid}; set EDGEPEFT_CACHE to a folder of your own"
+        )
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
 
 
 def file_identity(path: Path) -> str:
@@ -115,33 +137,71 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = _beside(path)
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with temporary.open("xb") as file:  # unlike tempfile's, with the mode that this process gives its files
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)  # mkstemp makes private files
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
         _sync(path.parent)
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block for this folder; a process that dies releases it."""
+def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Keep other processes out of such blocks for this folder; what a dead process held is free.
+
+    The lock is flock(2) on a file in the folder that this user alone may open, so that no other user can hold it; the
+    file goes with the block.
+
+    Raises:
+        EdgepeftError: the file cannot be made, or another process has held it for ``wait_s`` seconds; says which.
+    """
     import fcntl
 
-    descriptor = os.open(folder, os.O_RDONLY)
+    path, ends = folder / LOCK_FILE, time.monotonic() + wait_s
+    while True:
+        descriptor = _lock_file(path)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            if time.monotonic() > ends:
+                raise EdgepeftError(
+                    f"process {holder} has held {path} for {wait_s:g} s; wait for it, or end it, then repeat."
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
+        os.close(descriptor)  # the one who held it has removed it
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
+        path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _lock_file(path: Path) -> int:
+    """A descriptor of the file, made where it is missing, private to this user."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise EdgepeftError(
+            f"{path.parent} cannot be locked for writing: {path.name} cannot be opened ({error.strerror}). "
+            "Write to the folder as the user that it belongs to."
+        ) from error
+
+
+def _beside(path: Path) -> Path:
+    """A name for what is to become ``path``: hidden, and not taken."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -172,16 +232,15 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     made = [parent for parent in path.parents if not parent.exists()]
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        temporary = _beside(path)
+        temporary.mkdir()
+        mode = temporary.stat().st_mode & 0o666  # what this process gives its files
         try:
             yield temporary
-            umask = os.umask(0)
-            os.umask(umask)
             for file in temporary.rglob("*"):
                 if file.is_file():
-                    file.chmod(0o666 & ~umask)  # safetensors writes private files
+                    file.chmod(mode)  # safetensors writes private files
                     _sync(file)
-            temporary.chmod(0o777 & ~umask)
             _swap_in(temporary, path)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

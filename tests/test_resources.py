@@ -1,13 +1,26 @@
 """Folders and files that appear whole or not at all."""
 
 import errno
+import fcntl
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.resources import cache_folder, check_target, new_folder, write_atomically, write_json
+from edgepeft.resources import (
+    LOCK_FILE,
+    cache_folder,
+    check_target,
+    locked,
+    new_folder,
+    private_folder,
+    write_atomically,
+    write_json,
+)
 
 
 def fill(folder, failure=None, *, force=False):
@@ -123,3 +136,72 @@ def test_a_user_without_a_home_hears_what_names_a_cache(tmp_path, monkeypatch):
         cache_folder()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "edgepeft"
+
+
+def held_by_another_process(folder):
+    """A process that is in ``locked`` until its standard input ends."""
+    code = f"import sys; from edgepeft.resources import locked; from pathlib import Path\nwith locked(Path({str(folder)!r})):\n"
+    code += "    print('held', flush=True); sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_lock_that_does_not_come_free_names_its_holder(tmp_path):
+    with held_by_another_process(tmp_path) as holder:
+        with pytest.raises(EdgepeftError, match=rf"process {holder.pid} has held"), locked(tmp_path, wait_s=0.2):
+            pytest.fail("it was held")
+        holder.communicate("")
+    with locked(tmp_path, wait_s=0):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_held_is_free(tmp_path):
+    with held_by_another_process(tmp_path) as holder:
+        holder.kill()
+        holder.wait()
+    assert (tmp_path / LOCK_FILE).is_file()
+    with locked(tmp_path, wait_s=0):
+        pass
+
+
+def test_a_lock_on_the_folder_itself_holds_nobody_up(tmp_path):
+    """Whoever may read a folder can take flock(2) on it; the lock's own file is this user's alone."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(tmp_path, wait_s=0):
+        assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o600
+    os.close(descriptor)
+
+
+def test_a_link_in_the_locks_place_is_not_followed(tmp_path):
+    (tmp_path / LOCK_FILE).symlink_to(tmp_path / "target")
+    with pytest.raises(EdgepeftError, match="cannot be locked"), locked(tmp_path):
+        pytest.fail("it was locked")
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_new_files_have_the_mode_of_this_processs_files_and_its_umask_is_never_changed(tmp_path, monkeypatch, umask):
+    before = os.umask(umask)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr("os.umask", lambda _: pytest.fail("the whole process's umask was changed"))
+            write_atomically(tmp_path / "file", b"x")
+            with new_folder(tmp_path / "folder") as new:
+                (new / "part").touch(0o600)
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder", "folder/part")]
+    assert modes == [0o666 & ~umask, 0o777 & ~umask, 0o666 & ~umask]
+
+
+def test_a_private_folder_is_closed_to_others_and_refused_where_it_is_theirs(tmp_path, monkeypatch):
+    (tmp_path / "own").mkdir(mode=0o755)
+    assert private_folder(tmp_path / "own").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    (tmp_path / "theirs").mkdir()
+    os.chown(tmp_path / "theirs", 4242, 4242) if os.getuid() == 0 else pytest.skip("giving a folder away needs root")
+    with pytest.raises(OSError, match="user 4242"):
+        private_folder(tmp_path / "theirs")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
-from edgepeft.errors import BundleError, MissingPackage, UsageError
-from edgepeft.resources import cache_folder, new_folder, sha256_of
+from edgepeft.errors import BundleError, EdgepeftError, MissingPackage, UsageError
+from edgepeft.resources import cache_folder, new_folder, private_folder, sha256_of
 
 __all__ = ["BUNDLE_FILES", "COMPANIONS", "plain_folder"]
 
@@ -48,7 +49,10 @@ def plain_folder(folder: Path) -> Path:
     if as_is and not slow_tokenizer:
         return folder
     parts = _parts(origin)
-    target = cache_folder() / "converted" / _key(folder, parts)
+    try:
+        target = private_folder(cache_folder() / "converted") / _key(folder, parts)
+    except OSError as error:
+        raise EdgepeftError(f"the converted copy of {folder} cannot be kept: {error.strerror}.") from error
     if not target.is_dir():
         with new_folder(target) as new:
             _copy_companions(folder, new)
@@ -111,10 +115,29 @@ def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
             f"{origin} is a PyTorch file; converting it needs: pip install 'edgepeft[train]'."
         ) from None
     try:
+        _refuse_inflated(origin)
         state = torch.load(origin, map_location="cpu", weights_only=True)
         return {name: t.float().numpy() if t.is_floating_point() else t.numpy() for name, t in state.items()}
+    except BundleError:
+        raise
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
         raise BundleError(f"{origin} is not a PyTorch state dict ({type(error).__name__}); fetch it again.") from error
+
+
+def _refuse_inflated(origin: Path) -> None:
+    """See that a PyTorch archive holds its tensors as they are, as PyTorch writes them, and does not grow when read.
+
+    Raises:
+        BundleError: members are compressed, or together larger than the file.
+    """
+    if not zipfile.is_zipfile(origin):
+        return  # the format before PyTorch 1.6, which has no compression
+    with zipfile.ZipFile(origin) as archive:
+        members = archive.infolist()
+    if any(one.compress_type != zipfile.ZIP_STORED for one in members) or (
+        sum(one.file_size for one in members) > origin.stat().st_size
+    ):
+        raise BundleError(f"{origin} is compressed inside, which PyTorch never writes. Do not use it.")
 
 
 def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:

@@ -35,6 +35,7 @@ class TextEncoder:
     """A ``tokenizer.json`` with the inputs and the padding of one backbone."""
 
     def __init__(self, path: Path, inputs: Sequence[str], pad_token_id: int) -> None:
+        self._path = path
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
@@ -44,10 +45,19 @@ class TextEncoder:
         self._pad = pad_token_id
 
     def encode(self, texts: Sequence[Text], max_length: int) -> TokenBatch:
-        """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row."""
+        """Tokenize, truncate the longest part first to ``max_length`` tokens, pad to the longest row.
+
+        Raises:
+            BundleError: the tokenizer's own parts contradict each other.
+        """
         self._tokenizer.enable_truncation(max_length)
         pairs = [_clean(t.first) if t.second is None else (_clean(t.first), _clean(t.second)) for t in texts]
-        encodings: list[Encoding] = self._tokenizer.encode_batch(pairs)
+        try:
+            encodings: list[Encoding] = self._tokenizer.encode_batch(pairs)
+        except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            raise BundleError(f"{self._path} cannot encode a text ({error}); use a sound tokenizer.json.") from error
         columns = {
             "input_ids": ([e.ids for e in encodings], self._pad),
             "attention_mask": ([e.attention_mask for e in encodings], 0),

@@ -16,8 +16,10 @@ __all__ = ["command"]
 def command(
     bundle: BundleFolder, key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")]
 ) -> None:
-    """Sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
-    from edgepeft.runtime.signature import sign_bundle
+    """Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
+    from edgepeft.runtime.signature import sign_bundle, uncovered
 
     path = sign_bundle(bundle, key)
     messages().print(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")
+    if others := uncovered(bundle):
+        messages().print(f"not covered, and not read for answers: {', '.join(others)}.", markup=False)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json, stages, table_console
-from edgepeft.errors import VerificationFailed
+from edgepeft.errors import UsageError, VerificationFailed
 
 __all__ = ["command"]
 
@@ -20,6 +20,9 @@ def command(
     key: Annotated[
         Path | None, typer.Option(metavar="PUBLIC_KEY", help="See that the owner of this Ed25519 key signed it.")
     ] = None,
+    allow_older: Annotated[
+        bool, typer.Option("--allow-older", help="With --key: take an older signed state than was seen before.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check a bundle's hashes and graphs, and replay each task's check file."""
@@ -27,8 +30,10 @@ def command(
     from edgepeft.runtime.manifest import Manifest
     from edgepeft.runtime.signature import check_signature
 
+    if allow_older and key is None:
+        raise UsageError("--allow-older is about signatures; give --key.")
     if key is not None:
-        check_signature(bundle, key)
+        check_signature(bundle, key, allow_older=allow_older)
     manifest = Manifest.read(bundle)
     with stages(1 + len(manifest.tasks) + len(manifest.templates)) as stage:
         findings = audit(bundle, stage)

@@ -11,7 +11,6 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-import onnx
 from torch import nn
 
 from edgepeft import __version__
@@ -30,6 +29,7 @@ from edgepeft.exporting.template import write_template
 from edgepeft.exporting.training_graph import refuse_generated
 from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.half import store_in_half
+from edgepeft.graph.sound import check_standard
 from edgepeft.methods.base import Method, method_of
 from edgepeft.resources import new_folder, sha256_of
 from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
@@ -41,7 +41,7 @@ from edgepeft.runtime.manifest import (
     WeightsDtype,
 )
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task
-from edgepeft.task_name import check_task_name
+from edgepeft.task_name import check_new_name
 
 __all__ = ["add_deltas", "export_bundle", "write_backbone"]
 
@@ -180,8 +180,7 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(backbone.folder / name, folder / name)
             files[name] = sha256_of(folder / name)
-    # The checker follows the external data only from a path.
-    onnx.checker.check_model(str(folder / BACKBONE_FILE))
+    check_standard(graph)
     manifest = Manifest(
         backbone=BackboneEntry(
             family=backbone.family.name,
@@ -229,13 +228,13 @@ class _Exporter:
         if path.suffix == ".onnx":
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
-        check_task_name(delta.card.task)
+        check_new_name(delta.card.task)
         if self.trainable:
             refuse_generated(delta)
         exported = export_delta(delta, self.backbone)
         if self.delta_weights == "fp16":
             store_in_half(exported.graph)
-            onnx.checker.check_model(exported)
+            check_standard(exported)
         graph = exported.SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.texts)
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,6 +19,7 @@ from edgepeft.exporting.check import fitted
 from edgepeft.exporting.step import Step, TensorsByName
 from edgepeft.exporting.training_graph import export_training_graph
 from edgepeft.graph.names import LOSS, gradient
+from edgepeft.graph.sound import check_standard
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.tuning.step import TrainingStep
 from edgepeft.training.options import TrainOptions
@@ -51,10 +50,7 @@ def verified_training_graph(
     """
     model = export_training_graph(step, backbone, rates_of(step.delta.card, backbone), open_axes)
     content: bytes = model.SerializeToString(deterministic=True)
-    with tempfile.NamedTemporaryFile(dir=folder, suffix=".onnx") as file:  # the checker looks for the weights beside it
-        file.write(content)
-        file.flush()
-        onnx.checker.check_model(file.name)
+    check_standard(model)
     require_gradients(step, TrainingStep(model, folder), backbone, texts)
     return content
 

@@ -12,7 +12,8 @@ import onnx
 
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import EdgepeftError, VerificationFailed
-from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash
+from edgepeft.graph.sound import check_standard
+from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
 from edgepeft.runtime.manifest import Verification
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.verify import read_check, replay, require_passed
@@ -64,7 +65,7 @@ def _check_backbone(runtime: Runtime) -> None:
     for name in BUNDLE_FILES:  # never a name that the manifest makes up
         if name in bundle.manifest.files:
             expect_hash(bundle.folder / name, bundle.manifest.files[name])
-    onnx.checker.check_model(str(bundle.folder / BACKBONE_FILE))
+    check_standard(bundle.backbone_graph)
     values = {name for node in bundle.backbone_graph.graph.node for name in node.output}
     missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
     if missing:
@@ -72,18 +73,23 @@ def _check_backbone(runtime: Runtime) -> None:
 
 
 def _check_template(runtime: Runtime, name: str) -> None:
-    entry, folder = runtime.bundle.manifest.template(name), runtime.bundle.folder / TEMPLATES_FOLDER
+    bundle = runtime.bundle
+    entry, folder = bundle.manifest.template(name), bundle.folder / TEMPLATES_FOLDER
     for suffix, expected in ((GRAPH, entry.sha256), (CHECK, entry.check_sha256), (TRAINING, entry.train_sha256)):
         expect_hash(folder / f"{name}{suffix}", expected)
+    check_standard(read_graph(folder / f"{name}{GRAPH}"))
+    check_standard(read_graph(folder / f"{name}{TRAINING}", bundle.weights.name))
+    read_check((folder / f"{name}{CHECK}").read_bytes(), str(folder / f"{name}{CHECK}"))
 
 
 def _check_task(runtime: Runtime, task: str) -> Verification:
     bundle = runtime.bundle
     path = bundle.current(task, CHECK)
     expect_hash(path, bundle.entry(task).check_sha256)
-    onnx.checker.check_model(bundle.delta_graph(task))
-    if bundle.entry(task).train_sha256 is not None:
-        expect_hash(bundle.current(task, TRAINING), bundle.entry(task).train_sha256 or "")
+    check_standard(bundle.delta_graph(task))
+    if (trained := bundle.entry(task).train_sha256) is not None:
+        expect_hash(bundle.current(task, TRAINING), trained)
+        check_standard(read_graph(bundle.current(task, TRAINING), bundle.weights.name))
     inputs, reference = read_check(path.read_bytes(), str(path))
     result = replay(lambda group: runtime.logits(task, group), inputs, reference, bundle.allowed(task))
     stated = bundle.entry(task).verification

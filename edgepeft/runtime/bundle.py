@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,6 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError
-from edgepeft.graph.external import check_external
 from edgepeft.graph.sound import check_sound
 from edgepeft.graph.splice import splice
 from edgepeft.resources import file_identity, sha256_of
@@ -83,11 +81,12 @@ class Bundle:
         Raises:
             BundleError: truncated, altered, or replaced since the bundle was opened.
         """
-        with contextlib.suppress(OSError):
-            if file_identity(self.weights) in self.sound_weights:
-                return self._index
-        self._expect_hash(self.weights, self.manifest.backbone.sha256.weights)
-        self.sound_weights |= {file_identity(self.weights)}
+        before = _identity(self.weights)
+        if before not in self.sound_weights:
+            self._expect_hash(self.weights, self.manifest.backbone.sha256.weights)
+            if before is None or _identity(self.weights) != before:
+                raise BundleError(f"{self.weights} was changed while it was read; repeat when nothing writes to it.")
+            self.sound_weights |= {before}
         return self._index
 
     @cached_property
@@ -164,6 +163,14 @@ class Bundle:
         return TextEncoder(self._sound("tokenizer.json"), self.architecture.inputs, self.architecture.pad_token_id)
 
 
+def _identity(path: Path) -> str | None:
+    """The file's identity; None where there is no file."""
+    try:
+        return file_identity(path)
+    except OSError:
+        return None
+
+
 def expect_hash(path: Path, expected: str) -> None:
     """See that a file is the one that the manifest names.
 
@@ -200,8 +207,7 @@ def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx
         model = onnx.load_model_from_string(content)
     except (DecodeError, ValueError) as error:
         raise BundleError(f"{where} is truncated or not an ONNX model.") from error
-    check_sound(model, where)
-    check_external(model, weights, where)
+    check_sound(model, where, weights)
     return model
 
 

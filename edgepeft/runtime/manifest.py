@@ -5,7 +5,6 @@ Paths are never taken from the manifest: a task's files follow from its name, wh
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.resources import write_json
-from edgepeft.task_name import check_task_name
+from edgepeft.runtime.bounds import check_folder
+from edgepeft.task_name import check_task_names
 
 __all__ = [
     "MANIFEST_FILE",
@@ -201,23 +201,23 @@ class Manifest(_Model):
         Raises:
             UsageError: no such folder, or it is no bundle.
             BundleError: the manifest is damaged, of an unknown version, or this user may not read it; a link leads out
-                of the folder.
+                of the folder, or something in it is no file of a possible size.
         """
         path = folder / MANIFEST_FILE
         try:
             if not path.is_file():
                 lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
                 raise UsageError(f"{folder} is not a bundle: it {lack}. Make one with: edgepeft export.")
+            check_folder(folder)
             content = path.read_bytes()
         except OSError as error:
             raise BundleError(
                 f"{path} cannot be read ({error.strerror}); give a bundle that this user may read (chmod -R a+rX)."
             ) from error
-        _check_links(folder)
         try:
             manifest = cls.model_validate_json(content)
-            for name in (*manifest.tasks, *manifest.templates):
-                check_task_name(name)
+            check_task_names(manifest.tasks)
+            check_task_names(manifest.templates)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the document"
@@ -225,15 +225,3 @@ class Manifest(_Model):
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
-
-
-def _check_links(folder: Path) -> None:
-    """See that no link leads out of the folder, as an archive from elsewhere may contain."""
-    inside = folder.resolve()
-    for parent, folders, files in os.walk(inside):
-        for path in (Path(parent, name) for name in (*folders, *files)):
-            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
-                raise BundleError(
-                    f"{folder / path.relative_to(inside)} is a link that leads out of the bundle. A bundle holds its "
-                    "own files; copy it with its links followed: cp -rL."
-                )

@@ -80,13 +80,13 @@ class Prepacked:
         except (OSError, ValueError, TypeError):
             return frozenset()
 
-    def remember(self, identity: str) -> None:
-        """Keep such an identity for the next process.
+    def remember(self, identities: frozenset[str]) -> None:
+        """Keep such identities for the next process.
 
         Raises:
             EdgepeftError: the folder cannot be written.
         """
-        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen())[-_MOST_SEEN + 1 :], identity])
+        write_json(self.folder / _SEEN_FILE, [*sorted(self.seen() - identities), *sorted(identities)][-_MOST_SEEN:])
 
     def close(self) -> None:
         """Let the entry go; sessions that are open keep their mapping."""

@@ -3,27 +3,36 @@
 ``edgepeft.sig`` lists the SHA-256 of the manifest and of the files that an older manifest does not name (config and
 tokenizer), and signs that list.  All other files are named by the manifest with their hashes, which are checked when
 they are read: so one signature covers the bundle, and checking it reads kilobytes.
+
+A signature has a version: the second in which it was made, or one more than the last.  A check remembers the
+highest one of that folder and key, so an older signed state that is put in its place is noticed.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
+import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.errors import BundleError, MissingPackage, UsageError, VerificationFailed
-from edgepeft.resources import locked, sha256_of, write_json
+from edgepeft.errors import BundleError, EdgepeftError, MissingPackage, UsageError, VerificationFailed
+from edgepeft.resources import cache_folder, locked, private_folder, sha256_of, write_json
+from edgepeft.runtime.audit import audit
+from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
 from edgepeft.runtime.manifest import MANIFEST_FILE, FileHash, Manifest
+from edgepeft.task_name import CHECK, GRAPH, TRAINING
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["SIGNATURE_FILE", "SIGNED_FILES", "check_signature", "sign_bundle"]
+__all__ = ["SIGNATURE_FILE", "SIGNED_FILES", "check_signature", "sign_bundle", "uncovered"]
 
 SIGNATURE_FILE = "edgepeft.sig"
 SIGNED_FILES = (MANIFEST_FILE, *BUNDLE_FILES)
@@ -38,51 +47,67 @@ class _Signature(BaseModel):
 
     format: Literal["edgepeft.signature/1"] = "edgepeft.signature/1"
     files: dict[str, FileHash]
+    version: int = Field(default=0, ge=0)  # 0: signed before there were versions
     signature: str = ""  # base64
 
     @property
     def signed_bytes(self) -> bytes:
         """What the signature is of."""
-        document = {"format": self.format, "files": self.files}
+        document: dict[str, object] = {"format": self.format, "files": self.files}
+        if self.version:
+            document["version"] = self.version
         return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def sign_bundle(folder: Path, private_key: Path) -> Path:
-    """Write the signature beside the manifest; the file's path.
+    """Write the signature beside the manifest, of a bundle that passes verification; the file's path.
 
     Raises:
         UsageError: no bundle, or the file holds no Ed25519 private key.
+        VerificationFailed: something in the bundle is not what its manifest says.
         MissingPackage: ``cryptography`` is not installed.
     """
     key = _private_key(private_key)
-    with locked(folder if folder.is_dir() else folder.parent):
-        Manifest.read(folder)
-        unsigned = _Signature(files=_hashes(folder))
+    Manifest.read(folder)
+    with locked(folder):
+        if wrong := next((finding for finding in audit(folder) if finding.problem), None):
+            raise VerificationFailed(f"{folder} is not signed: {wrong.subject}: {wrong.problem}")
+        before = _stated(folder).version if (folder / SIGNATURE_FILE).is_file() else 0
+        unsigned = _Signature(files=_hashes(folder), version=max(before + 1, int(time.time())))
         signature = base64.b64encode(key.sign(unsigned.signed_bytes)).decode()
         path = folder / SIGNATURE_FILE
         write_json(path, unsigned.model_copy(update={"signature": signature}).model_dump())
     return path
 
 
-def check_signature(folder: Path, public_key: Path) -> None:
-    """See that the bundle is what the owner of the key signed.
+def uncovered(folder: Path) -> list[str]:
+    """Files in the folder that no signature covers, since edgepeft does not read them when it answers."""
+    manifest = Manifest.read(folder)
+    named = {*SIGNED_FILES, SIGNATURE_FILE, BACKBONE_FILE, manifest.backbone.weights_file}
+    for place, entries in ((TASKS_FOLDER, manifest.tasks), (TEMPLATES_FOLDER, manifest.templates)):
+        named |= {f"{place}/{name}{suffix}" for name in entries for suffix in (GRAPH, CHECK, TRAINING)}
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    # The version before of a task is in the manifest with its hashes, as the one in force.
+    return sorted(name for name in files if name not in named and not name.startswith(f"{TASKS_FOLDER}/versions/"))
+
+
+def check_signature(folder: Path, public_key: Path, *, allow_older: bool = False) -> None:
+    """See that the bundle is what the owner of the key signed, and no older state than was seen in that folder before.
+
+    ``allow_older`` takes an older state, and from then on as the one that was seen.
 
     Raises:
         UsageError: no bundle, or the file holds no Ed25519 public key.
-        VerificationFailed: not signed, by another key, or changed since.
+        VerificationFailed: not signed, by another key, changed since, or older than what was seen before.
         MissingPackage: ``cryptography`` is not installed.
     """
     key = _public_key(public_key)
     Manifest.read(folder)
-    path = folder / SIGNATURE_FILE
-    try:
-        stated = _Signature.model_validate_json(path.read_bytes())
-    except OSError:
-        raise VerificationFailed(f"{folder} is not signed; sign it with: edgepeft sign {folder} --key KEY.") from None
-    except ValidationError as error:
-        raise BundleError(f"{path} is not a signature that this version knows; sign the bundle again.") from error
+    stated = _stated(folder)
     if not _is_signed_by(stated, key):
-        raise VerificationFailed(f"the signature {path} was not made by the owner of {public_key}, or was altered.")
+        raise VerificationFailed(
+            f"the signature {folder / SIGNATURE_FILE} was not made by the owner of {public_key}, or was altered."
+        )
     now = _hashes(folder)
     changed = sorted(name for name in {**stated.files, **now} if stated.files.get(name) != now.get(name))
     if changed:
@@ -90,6 +115,40 @@ def check_signature(folder: Path, public_key: Path) -> None:
             f"{folder}: {', '.join(changed)} changed after the bundle was signed. Where you changed the bundle (add, "
             "remove, tune), sign it again; else do not use it."
         )
+    _refuse_older(folder, public_key, stated.version, allow_older)
+
+
+def _refuse_older(folder: Path, public_key: Path, version: int, allow_older: bool) -> None:
+    """Compare with the highest version seen of this folder and key, and remember the new one."""
+    facts = f"{folder.resolve()}\n{hashlib.sha256(public_key.read_bytes()).hexdigest()}"
+    name = f"{hashlib.sha256(facts.encode(errors='surrogateescape')).hexdigest()}.json"
+    try:
+        seen = private_folder(cache_folder() / "signatures") / name
+        highest = int(json.loads(seen.read_bytes())["version"]) if seen.is_file() else 0
+        if version < highest and not allow_older:
+            raise VerificationFailed(
+                f"{folder} holds an older signed state (version {version}) than was seen there before ({highest}). If "
+                f"that is meant: edgepeft verify {folder} --key {public_key} --allow-older."
+            )
+        if version != highest:
+            write_json(seen, {"folder": str(folder.resolve()), "version": version})
+    except (OSError, EdgepeftError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, VerificationFailed):
+            raise
+        warnings.warn(
+            f"an older signed state would not be noticed: what was seen cannot be kept ({error}).", RuntimeWarning, 2
+        )
+
+
+def _stated(folder: Path) -> _Signature:
+    """What ``edgepeft.sig`` states, by whomever."""
+    path = folder / SIGNATURE_FILE
+    try:
+        return _Signature.model_validate_json(path.read_bytes())
+    except OSError:
+        raise VerificationFailed(f"{folder} is not signed; sign it with: edgepeft sign {folder} --key KEY.") from None
+    except ValidationError as error:
+        raise BundleError(f"{path} is not a signature that this version knows; sign the bundle again.") from error
 
 
 def _is_signed_by(stated: _Signature, key: Ed25519PublicKey) -> bool:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgepeft.resources import new_folder
+from edgepeft.resources import new_folder, private_folder
 
 __all__ = ["Held", "Store"]
 
@@ -46,10 +46,10 @@ class Store:
         Raises:
             OSError, EdgepeftError: it is not there, and the folder cannot be written or locked.
         """
+        private_folder(self.root)
         held = self._existing(key, sound)
         if held is not None:
             return held
-        self.root.mkdir(parents=True, exist_ok=True)
         with _locked(self.root / _LOCK):
             held = self._existing(key, sound)  # another process may have built it while this one waited
             if held is None:

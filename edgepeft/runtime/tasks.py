@@ -23,6 +23,7 @@ from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
 from edgepeft.resources import locked, write_atomically
+from edgepeft.runtime.bounds import check_file
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
 from edgepeft.runtime.data_check import DataCheck
 from edgepeft.runtime.manifest import CheckReference, Manifest, OnData, TaskEntry, Verification
@@ -31,7 +32,7 @@ from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.verify import allowed_for, read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
-from edgepeft.task_name import check_task_name
+from edgepeft.task_name import check_new_name, check_task_name
 
 __all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task", "roll_back"]
 
@@ -118,13 +119,16 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
         UsageError: one of the two files is not there.
         BundleError, VerificationFailed: as ``prepare_task``.
     """
-    check = path.with_name(f"{path.stem}.check.safetensors")
+    check = path.with_name(f"{path.stem}{CHECK}")
     for file in (path, check):
         if not file.is_file():
             raise UsageError(
                 f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
             )
     training = path.with_name(f"{path.stem}{TRAINING}")
+    for file in (path, check, training):
+        if file.exists():
+            check_file(file, bundle.weights)
     # A training graph reads the float32 weights; among 8-bit ones the task runs, and cannot be tuned.
     usable = bundle.manifest.backbone.weights_dtype == "fp32" and training.is_file()
     content = training.read_bytes() if usable else None
@@ -135,7 +139,7 @@ def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool
     """Write verified tasks and then the manifest that lists them; what is replaced stays as the previous version.
 
     Raises:
-        UsageError: the bundle has a task of that name, and ``replace`` is not given.
+        UsageError: the bundle has a task of that name, and ``replace`` is not given; or a new task's name cannot be.
     """
     with _held(bundle):
         return _commit(bundle, tasks, replace)
@@ -154,6 +158,8 @@ def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Man
     for task in tasks:
         if task.name in entries and not replace:
             raise UsageError(f"the bundle has a task {task.name!r} already; remove it first, or give --force.")
+        if task.name not in entries:
+            check_new_name(task.name, [*entries, *(other.name for other in tasks)])
     for task in tasks:
         before = entries.get(task.name)
         entries[task.name] = task.entry

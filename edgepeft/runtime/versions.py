@@ -18,10 +18,10 @@ from pathlib import Path
 from edgepeft.errors import BundleError
 from edgepeft.resources import sha256_of, write_atomically
 from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.task_name import CHECK, GRAPH, TRAINING
 
 __all__ = ["CHECK", "GRAPH", "TRAINING", "content_of", "drop_versions", "hashes", "keep", "locate", "settle"]
 
-GRAPH, CHECK, TRAINING = ".onnx", ".check.safetensors", ".train.onnx"
 VERSIONS = "versions"
 
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
-from edgepeft.resources import file_identity
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.resident import Resident, most_sessions
@@ -155,10 +154,10 @@ class Weights:
         return open_session(model, self._prepacked.folder, self.threads)
 
     def _remember(self, prepacked: Prepacked) -> None:
-        with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
-            identity = file_identity(self.bundle.weights)
-            if identity not in prepacked.seen():
-                prepacked.remember(identity)
+        # What was hashed, not what lies there now: somebody may have replaced it since.
+        if new := self.bundle.sound_weights - prepacked.seen():
+            with contextlib.suppress(OSError, EdgepeftError):  # a folder that cannot be written: hashed again next time
+                prepacked.remember(new)
 
     def close(self) -> None:
         """Let the sessions and the cache's entry go."""

@@ -9,7 +9,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.data.course.options import BATCH, EPOCHS, CourseOptions
 from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
-from edgepeft.task_name import check_task_name
+from edgepeft.task_name import check_new_name
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
@@ -32,7 +32,7 @@ class TrainOptions(CourseOptions):
     head: str | None = None
 
     def __post_init__(self) -> None:
-        check_task_name(self.task)
+        check_new_name(self.task)
         super().__post_init__()
         self.require_at_least({"max_length": 3})  # a token between two special ones
 

@@ -39,9 +39,8 @@ def test_a_signed_bundle_is_verified(signed):
 def test_the_signature_is_ed25519_over_the_list_of_hashes_as_the_library_alone_sees_it(signed):
     bundle, public = signed
     document = json.loads((bundle / "edgepeft.sig").read_text())
-    content = json.dumps(
-        {"format": document["format"], "files": document["files"]}, sort_keys=True, separators=(",", ":")
-    ).encode()
+    signed_part = {name: document[name] for name in ("format", "files", "version")}
+    content = json.dumps(signed_part, sort_keys=True, separators=(",", ":")).encode()
     key = s.load_pem_public_key(public.read_bytes())
     key.verify(base64.b64decode(document["signature"]), content)
     if shutil.which("sha256sum"):
@@ -72,6 +71,50 @@ def test_whatever_is_altered_after_signing_is_found(signed, alter):
     done = edgepeft("verify", bundle, "--key", public)
     assert done.returncode in (1, 3)
     assert "sign" in done.stderr
+
+
+def test_an_older_signed_state_is_refused_where_a_newer_one_was_seen(signed, tmp_path):
+    bundle, public = signed
+    older = shutil.copytree(bundle, tmp_path / "older")
+    assert edgepeft("remove", bundle, "score").returncode == 0
+    assert edgepeft("sign", bundle, "--key", tmp_path / "key.pem").returncode == 0
+    assert edgepeft("verify", bundle, "--key", public).returncode == 0
+    shutil.rmtree(bundle)
+    older.rename(bundle)
+    done = edgepeft("verify", bundle, "--key", public)
+    assert done.returncode == 3
+    assert "older signed state" in done.stderr and "--allow-older" in done.stderr
+    assert edgepeft("verify", bundle, "--key", public, "--allow-older").returncode == 0
+    assert edgepeft("verify", bundle, "--key", public).returncode == 0  # that is the state that is meant now
+    assert edgepeft("verify", bundle, "--allow-older").returncode == 2
+
+
+def test_a_signature_from_before_there_were_versions_is_taken(signed, tmp_path):
+    bundle, public = signed
+    document = json.loads((bundle / "edgepeft.sig").read_text())
+    del document["version"]
+    content = json.dumps(
+        {"format": document["format"], "files": document["files"]}, sort_keys=True, separators=(",", ":")
+    ).encode()
+    key = s.load_pem_private_key((tmp_path / "key.pem").read_bytes(), None)
+    document["signature"] = base64.b64encode(key.sign(content)).decode()
+    (bundle / "edgepeft.sig").write_text(json.dumps(document))
+    assert edgepeft("verify", bundle, "--key", public).returncode == 0
+
+
+def test_what_fails_verification_is_not_signed(bundle, tmp_path):
+    private, _ = write_key(tmp_path)
+    altered(bundle / "tasks/mood.onnx", lambda c: c[:-1] + bytes([c[-1] ^ 1]))
+    done = edgepeft("sign", bundle, "--key", private)
+    assert done.returncode == 3 and "mood" in done.stderr
+    assert not (bundle / "edgepeft.sig").exists()
+
+
+def test_what_no_signature_covers_is_named(bundle, tmp_path):
+    private, _ = write_key(tmp_path)
+    (bundle / "notes.txt").touch()
+    done = edgepeft("sign", bundle, "--key", private)
+    assert "not covered, and not read for answers: README.md, notes.txt" in " ".join(done.stderr.split())
 
 
 def test_altered_weights_are_found_by_the_manifests_hash(signed):

@@ -22,7 +22,7 @@ from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expec
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
-from edgepeft.task_name import check_task_name
+from edgepeft.task_name import check_new_name
 
 __all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "given_names"]
 
@@ -178,7 +178,7 @@ def from_template(
         UsageError: the bundle has a task of that name.
         DataError: the rows have a single label, or are too few.
     """
-    check_task_name(task)
+    check_new_name(task, bundle.manifest.tasks)
     entry = bundle.manifest.template(template)
     _require_float32_backbone(bundle)
     if new and task in bundle.manifest.tasks:

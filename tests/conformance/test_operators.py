@@ -1,0 +1,65 @@
+"""The one list of operators that a graph from elsewhere may hold is what our builders and exports emit, and no more."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+import suite
+
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.exporting.bundle import write_backbone
+from edgepeft.exporting.step import Step
+from edgepeft.exporting.training_graph import export_training_graph
+from edgepeft.graph.sound import OPERATORS
+from edgepeft.methods._activations import ACTIVATIONS
+from edgepeft.methods.base import Method, methods
+
+FAMILIES = {"bert": {}, "roberta": {}, "distilbert": {}, "electra": {"embedding_size": 20}}
+
+
+def instances(method: type[Method]) -> Iterator[Method]:
+    """Its examples, and one for each activation that it may have."""
+    yield from method.examples()
+    if "activation" in {field.name for field in dataclasses.fields(method)}:
+        yield from (dataclasses.replace(method.examples()[0], activation=name) for name in ACTIVATIONS)
+
+
+def training_graph(case: suite.Case, backbone: Backbone, labels: tuple[str, ...] | None) -> onnx.ModelProto:
+    delta = case.fresh()
+    delta.card = delta.card.model_copy(update={"labels": labels})
+    return export_training_graph(Step.of(delta, case.model, backbone), backbone, (1e-3, 1e-3))
+
+
+@pytest.mark.slow
+def test_the_list_is_what_the_builders_and_exports_emit(tiny: Callable[..., Path], tmp_path: Path):
+    emitted: dict[str, str] = {}
+
+    def collect(model: onnx.ModelProto, where: str) -> None:
+        assert {node.domain for node in model.graph.node} <= {""}
+        for node in model.graph.node:
+            emitted.setdefault(node.op_type, where)
+
+    for model_type, options in FAMILIES.items():
+        backbone = open_backbone(str(tiny(model_type, **options)))
+        for dtype in ("fp32", "int8"):
+            folder = tmp_path / f"{model_type}-{dtype}"
+            folder.mkdir()
+            write_backbone(backbone, folder, dtype)
+            collect(onnx.load(folder / "backbone.onnx", load_external_data=False), model_type)
+        for name, method in methods().items():
+            for instance in instances(method) if model_type == "bert" else method.examples()[:1]:
+                collect(suite.Case(instance, backbone).graph, f"{name} on {model_type}")
+    backbone = open_backbone(str(tiny("bert")))
+    for name, method in methods().items():
+        if name != "intrinsic-said":  # has no training graph
+            for instance in instances(method) if name == "pfeiffer" else method.examples()[:1]:
+                case = suite.Case(instance, backbone)
+                collect(training_graph(case, backbone, suite.LABELS), f"training of {name}")
+    collect(training_graph(case, backbone, None), "regression")
+    print(sorted(emitted.items()))
+    assert set(emitted) - OPERATORS == set()
+    assert OPERATORS - set(emitted) == set()

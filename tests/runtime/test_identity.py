@@ -1,0 +1,69 @@
+"""Weights are trusted by their identity only where that identity is of the bytes that were hashed."""
+
+import os
+
+import pytest
+
+from edgepeft.errors import BundleError
+from edgepeft.resources import file_identity
+from edgepeft.runtime import bundle as bundle_module
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.weights import Weights
+
+
+def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundle, monkeypatch):
+    weights = bundle / "model.safetensors"
+    hashed = bundle_module.sha256_of
+
+    def sha256_of(path):
+        digest = hashed(path)
+        if path == weights:  # the last block was read; now somebody writes
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+        return digest
+
+    monkeypatch.setattr(bundle_module, "sha256_of", sha256_of)
+    opened = Bundle(bundle)
+    with pytest.raises(BundleError, match="changed while it was read"):
+        _ = opened.checkpoint
+    assert opened.sound_weights == frozenset()
+
+
+def test_only_the_identity_that_was_hashed_is_kept_for_the_next_process(bundle, monkeypatch):
+    weights = bundle / "model.safetensors"
+    remember = Weights._remember
+
+    def replaced_before(self, prepacked):
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.with_suffix(".new").write_bytes(content)
+        weights.with_suffix(".new").replace(weights)
+        remember(self, prepacked)
+
+    with Runtime(bundle) as runtime:
+        monkeypatch.setattr(Weights, "_remember", replaced_before)
+        runtime.predict("mood", ["w5"])
+        monkeypatch.undo()
+        kept = runtime._weights._prepacked.seen()
+    assert kept and file_identity(weights) not in kept
+    with pytest.raises(BundleError, match="not the file that the bundle was made with"), Runtime(bundle) as again:
+        again.predict("mood", ["w5"])
+
+
+def test_the_cache_is_this_users_alone(bundle, monkeypatch, tmp_path):
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
+    with Runtime(bundle) as runtime:
+        runtime.predict("mood", ["w5"])
+    assert (tmp_path / "cache/prepacked").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user needs root")
+def test_a_cache_that_another_user_owns_is_not_read(bundle, monkeypatch, tmp_path):
+    monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache/prepacked").mkdir(parents=True)
+    os.chown(tmp_path / "cache/prepacked", 4242, 4242)
+    with Runtime(bundle) as runtime, pytest.warns(RuntimeWarning, match="user 4242"):
+        assert runtime.predict("mood", ["w5"])
+    assert list((tmp_path / "cache/prepacked").iterdir()) == []
