@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 
 import onnx
 
-from edgepeft.graph.protos import ancestors, reads, writers
+from edgepeft.graph.protos import ancestors, followed, reads, writers
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["frozen_states", "live_values", "lowest_states"]
@@ -52,7 +52,7 @@ def frozen_states(
         weight = _matrix(node, writer, tensors)
         if weight is None or node.input[0] in live:
             continue
-        chain = _same(node.input[0], writer)
+        chain = followed(node.input[0], writer, _SAME)
         if known.isdisjoint(chain):
             padded = [value for value in chain if specs and value in specs and len(specs[value].shape) == 3]
             states[f"before:{weight}"] = padded[-1] if padded else chain[0]
@@ -89,16 +89,5 @@ def _matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors:
     """The checkpoint's matrix that the node multiplies by, forwards: [in, out]."""
     if node.op_type != "Gemm":
         return None
-    name = node.input[1]
-    if name in writer and writer[name].op_type == "Transpose":
-        name = writer[name].input[0]
+    name = followed(node.input[1], writer, {"Transpose"})[-1]
     return name if name in tensors else None
-
-
-def _same(value: str, writer: Mapping[str, onnx.NodeProto]) -> list[str]:
-    """The value, and those above it that differ in shape only."""
-    chain = [value]
-    while value in writer and writer[value].op_type in _SAME:
-        value = writer[value].input[0]
-        chain.append(value)
-    return chain

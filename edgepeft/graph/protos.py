@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence
 from typing import Any, TypeVar
 
 import onnx
@@ -10,7 +10,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import helper
 
-__all__ = ["ancestors", "attributes", "copied", "properties", "reads", "replace", "subgraphs", "submessages", "writers"]
+__all__ = ["ancestors", "attributes", "copied", "followed", "properties", "reads", "replace", "subgraphs"]
+__all__ += ["submessages", "writers"]
 
 M = TypeVar("M", bound=Message)
 
@@ -63,6 +64,15 @@ def ancestors(values: Iterable[str], writer: Mapping[str, onnx.NodeProto], seen:
             if name in writer:
                 yield writer[name]
                 waiting += reads(writer[name])
+
+
+def followed(value: str, writer: Mapping[str, onnx.NodeProto], operators: Container[str]) -> list[str]:
+    """The value, and those above it that ``operators`` made it of, each from its first input."""
+    chain = [value]
+    while value in writer and writer[value].op_type in operators:
+        value = writer[value].input[0]
+        chain.append(value)
+    return chain
 
 
 def subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

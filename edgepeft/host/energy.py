@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from edgepeft.host import groups
@@ -53,9 +52,7 @@ class Meter:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._counter is not None:
             after = number(self._counter[1])
             if self._before is not None and after is not None and after >= self._before:  # else it wrapped around

@@ -16,7 +16,7 @@ from torch import nn
 
 from edgepeft.data.batches import Encoded
 from edgepeft.delta import Delta
-from edgepeft.registry import modules_of
+from edgepeft.registry import classes_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,10 +66,5 @@ class Inspection(ABC):
 
 def inspections() -> tuple[Inspection, ...]:
     """One of each kind, by name."""
-    kinds = {
-        value.name: value
-        for module in modules_of("edgepeft.inspection")
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Inspection) and "name" in vars(value)
-    }
+    kinds = classes_of("edgepeft.inspection", Inspection, "name")  # type: ignore[type-abstract]
     return tuple(kinds[name]() for name in sorted(kinds))

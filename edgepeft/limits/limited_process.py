@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import psutil
 
@@ -26,7 +25,6 @@ from edgepeft.limits.placement import InForce, LauncherReport, Limits, Placement
 __all__ = ["BACKENDS", "InForce", "LimitedProcess", "Limits"]
 
 Prepare = Callable[[Limits, Sequence[int] | None], Placement]
-Stream = int | IO[Any] | None
 
 # In order of preference; the last one always works.
 BACKENDS: tuple[Prepare, ...] = (
@@ -67,40 +65,19 @@ class LimitedProcess:
         argv: Sequence[str],
         limits: Limits,
         *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | Path | None = None,
-        stdin: Stream = subprocess.PIPE,
-        stdout: Stream = subprocess.PIPE,
-        stderr: Stream = None,
-        text: bool = False,
         backends: Sequence[Prepare] = BACKENDS,
+        **popen: Any,
     ):
-        """Start it.
+        """Start it; ``backends`` are tried in order, ``popen`` is for :class:`subprocess.Popen`.
 
-        Args:
-            argv: The program and its arguments.
-            limits: Cores, memory and quota.
-            env: As for :class:`subprocess.Popen`, like ``cwd``, ``stdin``, ``stdout``, ``stderr`` and ``text``.
-            cwd: The folder to start in.
-            stdin: A pipe by default.
-            stdout: A pipe by default.
-            stderr: This process's own by default.
-            text: Whether the pipes carry text.
-            backends: Ways to limit, tried in order.
+        Standard input and output are pipes, and errors go where this process's go, unless ``popen`` says otherwise.
         """
         self.limits = limits
         self._launch: Launch | None = None
         self._final: tuple[int, int | None] | None = None
         self._resident_peak: int | None = None
         cpus = None if limits.cores is None else pick_cpus(min(limits.cores, usable_cores()))
-        options = {
-            "env": None if env is None else dict(env),
-            "cwd": cwd,
-            "stdin": stdin,
-            "stdout": stdout,
-            "stderr": stderr,
-            "text": text,
-        }
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **popen}
         refused: list[str] = []
         for prepare in backends:
             try:
@@ -236,12 +213,7 @@ class LimitedProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

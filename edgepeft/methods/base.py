@@ -75,7 +75,7 @@ class Method(ABC):
     title: ClassVar[str]
     paper: ClassVar[str]
     equation: ClassVar[str]
-    near_identity: ClassVar[bool]  # a fresh delta of the defaults leaves the backbone's output (almost) unchanged
+    near_identity: ClassVar[bool] = True  # a fresh delta of the defaults leaves the output (almost) unchanged
     trains_everything: ClassVar[bool] = False  # the encoder itself: what the others' steps are compared with
     learning_rate: ClassVar[float]
     learning_rate_source: ClassVar[str]

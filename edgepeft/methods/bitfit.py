@@ -19,7 +19,6 @@ class BitFit(Method):
     title: ClassVar[str] = "BitFit"
     paper: ClassVar[str] = "Ben Zaken et al., 2022, arXiv:2106.10199"
     equation: ClassVar[str] = "W x + b', b' trained"
-    near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 1e-3
     learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
 

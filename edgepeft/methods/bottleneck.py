@@ -84,7 +84,6 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     title: ClassVar[str] = "Bottleneck adapter (general)"
     paper: ClassVar[str] = "Poth et al., 2023, arXiv:2311.11077"
     equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
-    near_identity: ClassVar[bool] = True
     known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 1e-4
     learning_rate_source: ClassVar[str] = "as pfeiffer: Pfeiffer et al., 2021, arXiv:2005.00247"

@@ -44,7 +44,6 @@ class Compacter(KroneckerAdapters):
     title: ClassVar[str] = "Compacter"
     paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, s_i t_i)"
-    near_identity: ClassVar[bool] = True
 
     n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck")
     rank: int = option(1, "r of the second factors")

@@ -19,7 +19,6 @@ class Full(Method):
     title: ClassVar[str] = "Full fine-tuning"
     paper: ClassVar[str] = "Devlin et al., 2019, arXiv:1810.04805"
     equation: ClassVar[str] = "W' x + b', all trained"
-    near_identity: ClassVar[bool] = True
     trains_everything: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 2e-5
     learning_rate_source: ClassVar[str] = "Deshpande et al., 2022, appendix A (RoBERTa)"

@@ -41,7 +41,6 @@ class Houlsby(BottleneckMethod):
     title: ClassVar[str] = "Houlsby adapter"
     paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751"
     equation: ClassVar[str] = "LN(sub + A(sub) + res)"
-    near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 3e-4
     learning_rate_source: ClassVar[str] = "Houlsby et al., section 3.1 (grid 3e-5, 3e-4, 3e-3)"
 

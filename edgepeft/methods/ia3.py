@@ -51,7 +51,6 @@ class IA3(ChoosesRoles):
     title: ClassVar[str] = "(IA)^3"
     paper: ClassVar[str] = "Liu et al., 2022, arXiv:2205.05638"
     equation: ClassVar[str] = "l * y; y of keys, values, act(W1 x)"
-    near_identity: ClassVar[bool] = True
     known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 3e-3
     learning_rate_source: ClassVar[str] = "Liu et al., the authors' code (configs/ia3.json), on T0"

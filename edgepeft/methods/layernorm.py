@@ -19,7 +19,6 @@ class LayerNormTuning(Method):
     title: ClassVar[str] = "LayerNorm tuning"
     paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751, section 3.4"
     equation: ClassVar[str] = "g' (z - mean) / std + b', g' and b' trained"
-    near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 1e-3
     learning_rate_source: ClassVar[str] = "none published for encoders; BitFit's, which trains tensors of the same kind"
 

@@ -49,7 +49,6 @@ class LoRA(ChoosesRoles):
     title: ClassVar[str] = "LoRA"
     paper: ClassVar[str] = "Hu et al., 2021, arXiv:2106.09685"
     equation: ClassVar[str] = "y + (alpha / r) B A x"
-    near_identity: ClassVar[bool] = True
     known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 5e-4
     learning_rate_source: ClassVar[str] = "Hu et al., table 9 (RoBERTa-base, most tasks of GLUE)"

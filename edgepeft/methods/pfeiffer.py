@@ -56,7 +56,6 @@ class Pfeiffer(BottleneckMethod):
     title: ClassVar[str] = "Pfeiffer adapter"
     paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
     equation: ClassVar[str] = "LN(sub + A(LN(sub + res)) + res)"
-    near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 1e-4
     learning_rate_source: ClassVar[str] = "Pfeiffer et al.; Deshpande et al., 2022, appendix A"
 

@@ -43,7 +43,6 @@ class PHM(KroneckerAdapters):
     title: ClassVar[str] = "PHM adapter"
     paper: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647"
     equation: ClassVar[str] = "LN(sub + A(sub) + res), W = sum_i kron(A_i, B_i)"
-    near_identity: ClassVar[bool] = True
 
     n: int = option(4, "terms of the sum; divides the hidden size and the bottleneck (the paper tries 4, 8, 12)")
     std: float = option(0.01, "of A's normal init (authors' code)")

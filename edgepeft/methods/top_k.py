@@ -23,7 +23,6 @@ class TopK(Method):
     title: ClassVar[str] = "Top-k layers"
     paper: ClassVar[str] = "Houlsby et al., 2019, arXiv:1902.00751, section 3"
     equation: ClassVar[str] = "W' x + b', all trained in layers L - k to L - 1"
-    near_identity: ClassVar[bool] = True
     learning_rate: ClassVar[float] = 2e-5
     learning_rate_source: ClassVar[str] = "Deshpande et al., 2022, appendix A (full fine-tuning of RoBERTa)"
 

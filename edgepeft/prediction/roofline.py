@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from edgepeft.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
 from edgepeft.profiles.schema import Calibration, Profile
@@ -67,9 +67,10 @@ def predict_seconds(
 ) -> Predicted:
     """Predict one run of ``works`` on the device, on all cores unless ``threads`` is smaller."""
     kind, speed = graph_kind_of(works), bandwidth(profile)
-    at_least = _at_least(works, profile) if precision == "fp32" else None
+    peak = profile.amount(_PEAK, "GFLOP/s") if precision == "fp32" else None
+    at_least = None if peak is None else product_flops(works) / (peak * 1e9)  # no program can be faster
     notes: list[str] = []
-    row = _row(profile, works, _Asked(runtime, precision, threads), notes)
+    row = _row(profile, works, notes, runtime=runtime, precision=precision, threads=threads)
     if speed is None:
         notes.append("the profile has no memory bandwidth: what moves bytes only is left out")
     if row is None:
@@ -148,15 +149,10 @@ def _reading(works: Iterable[Work], speed: float | None) -> float:
     return 0.0 if speed is None else sum(work.weight_bytes for work in works if work.kind in PRODUCTS) / speed
 
 
-class _Asked(NamedTuple):
-    runtime: str
-    precision: str
-    threads: int | None
-
-
-def _row(profile: Profile, works: Sequence[Work], asked: _Asked, notes: list[str]) -> Calibration | None:
+def _row(
+    profile: Profile, works: Sequence[Work], notes: list[str], *, runtime: str, precision: str, threads: int | None
+) -> Calibration | None:
     """The row that fits best: of the runtime, else of another; of the precision, else of another."""
-    runtime, precision, threads = asked
     rows = [row for row in profile.calibrations if row.operators is graph_kind_of(works)]
     if threads is not None:
         rows = [row for row in rows if _threads(row, profile) == threads]
@@ -198,9 +194,3 @@ def _interval(row: Calibration, runtime: str, narrower: float) -> tuple[float, f
     else:
         low, high = 1 / (1 + _MEAN_ERRORS * row.error_percent / 100), 1 + _MEAN_ERRORS * row.error_percent / 100
     return low * narrower, high
-
-
-def _at_least(works: Sequence[Work], profile: Profile) -> float | None:
-    """All FLOPs of products at the peak of the arithmetic: no program can be faster."""
-    peak = profile.amount(_PEAK, "GFLOP/s")
-    return None if peak is None else product_flops(works) / (peak * 1e9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from difflib import get_close_matches
+from os.path import expanduser  # unlike Path.expanduser, it leaves an unknown user as it is
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,12 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """
     asked, colon, settings = str(name_or_path).partition(":")
     if asked.endswith(_SUFFIX):
-        profile = _read(_at_home(Path(asked)))
+        profile = _read(Path(expanduser(asked)))  # noqa: PTH111
     elif asked in known_profiles():
         profile = _read(data_folder("profiles") / f"{asked}{_SUFFIX}")
     else:
         raise UnknownName("profile", asked, known_profiles())
     return with_settings(profile, settings.split(",")) if colon else profile
-
-
-def _at_home(path: Path) -> Path:
-    """``~`` as the user's home; an unknown user, or one without a home, leaves the path as it is."""
-    try:
-        return path.expanduser()
-    except RuntimeError:
-        return path
 
 
 def _read(path: Path) -> Profile:
@@ -90,7 +83,8 @@ def _sentence(one: dict[str, Any]) -> str:
     path = [str(part) for part in one["loc"]]
     where = ".".join(path) or "the file"
     if one["type"] == "extra_forbidden":
-        known = sorted(_model_at(path).model_fields)
+        part = _TABLES.get(path[0], Profile) if len(path) > 1 else Profile
+        known = sorted(part.model_fields)
         close = get_close_matches(path[-1], known, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         return f"unknown key {where!r}{hint}, known there: {', '.join(known)}"
@@ -99,11 +93,6 @@ def _sentence(one: dict[str, Any]) -> str:
     what = str(one["msg"]).removeprefix("Value error, ")
     given = "" if one["type"] == "value_error" else f", found {_short(one['input'])}"
     return f"{where}: {what[0].lower()}{what[1:]}{given}"
-
-
-def _model_at(path: list[str]) -> type[BaseModel]:
-    """The part of a profile that a key belongs to."""
-    return _TABLES.get(path[0], Profile) if len(path) > 1 else Profile
 
 
 def _short(value: object) -> str:

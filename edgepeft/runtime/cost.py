@@ -14,7 +14,7 @@ from edgepeft.graph.cost import count_run
 from edgepeft.operators import OperatorClass, Work, product_flops
 from edgepeft.runtime.bundle import Bundle
 
-__all__ = ["LENGTH", "Cost", "bundle_cost", "example_inputs"]
+__all__ = ["Cost", "bundle_cost", "checked_length", "example_inputs"]
 
 LENGTH = 128  # of the papers' throughput tables
 
@@ -65,17 +65,30 @@ def bundle_cost(bundle: Bundle, task: str | None, batch_size: int = 1, length: i
         UsageError: no rows, or longer ones than the model takes.
         BundleError: a damaged bundle.
     """
+    length = checked_length(bundle, task, batch_size, length)
+    counted = count_run(bundle.graph(task), example_inputs(bundle, task, batch_size, length))
+    precision = bundle.manifest.backbone.weights_dtype
+    return Cost(task, batch_size, length, precision, counted.works, counted.unknown)
+
+
+def checked_length(
+    bundle: Bundle, task: str | None, batch_size: int, length: int | None, own: int | None = None
+) -> int:
+    """The tokens of each text: ``length``, or 128, or as many as the model, or the task's ``own`` limit, takes.
+
+    Raises:
+        UnknownName: no such task.
+        UsageError: no rows, or longer ones than the model takes.
+    """
     if batch_size < 1:
         raise UsageError(f"--batch must be at least 1; found {batch_size}.")
     prompt = 0 if task is None else bundle.entry(task).prompt_length
     longest = bundle.architecture.max_length - prompt
-    length = min(LENGTH, longest) if length is None else length
+    length = min(LENGTH, longest, own or longest) if length is None else length
     if not 1 <= length <= longest:
         also = f" beside the task's prompt of {prompt}" if prompt else ""
         raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens{also}.")
-    counted = count_run(bundle.graph(task), example_inputs(bundle, task, batch_size, length))
-    precision = bundle.manifest.backbone.weights_dtype
-    return Cost(task, batch_size, length, precision, counted.works, counted.unknown)
+    return length
 
 
 def example_inputs(bundle: Bundle, task: str | None, batch_size: int, length: int) -> dict[str, NDArray[np.int64]]:

@@ -7,9 +7,7 @@ tokenizer.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +18,10 @@ from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import LENGTH, example_inputs
-from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.cost import checked_length, example_inputs
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.tuning.layout import demand_of
-from edgepeft.runtime.tuning.memory import Demand, matrices_read, packed_bytes, stored_bytes
+from edgepeft.runtime.tuning.memory import matrices_read, most_within, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH
@@ -108,37 +105,19 @@ def bundle_fit(
     allowed = profile.memory_bytes - reserve
     if reserve < 0 or allowed <= 0:
         raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
-    if batch_size < 1:
-        raise UsageError(f"--batch must be at least 1; found {batch_size}.")
-    entry = None if task is None else bundle.entry(task)
-    length = _length(bundle, entry, length)
-    sizes = _Sizes(base, batch_size, length, allowed)
-    inference = _inference(bundle, task, sizes)
+    length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
+    inference = _inference(bundle, task, base=base, batch_size=batch_size, length=length, allowed=allowed)
     subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
-    tuning = None if subject is None else _finetune(bundle, subject, sizes)
+    tuning = None
+    if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
+        demand, _ = demand_of(bundle, subject, length, prefix_cache=True)
+        most, peak = demand.most_rows(allowed, 0, _MOST_TUNED), demand.n_bytes(batch_size, 0)
+        tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
     return Fit(task, batch_size, length, allowed, _disk(bundle), inference, tuning, why)
 
 
-def _length(bundle: Bundle, entry: TaskEntry | None, asked: int | None) -> int:
-    longest = bundle.architecture.max_length - (0 if entry is None else entry.prompt_length)
-    own = longest if entry is None else min(longest, entry.max_length)
-    length = min(LENGTH, own) if asked is None else asked
-    if not 1 <= length <= longest:
-        raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens.")
-    return length
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    base: int
-    batch_size: int
-    length: int
-    allowed: int
-
-
-def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
+def _inference(bundle: Bundle, task: str | None, *, base: int, batch_size: int, length: int, allowed: int) -> Inference:
     graph, entry = bundle.graph(task), None if task is None else bundle.entry(task)
-    base, batch_size, length, allowed = dataclasses.astuple(sizes)
     stored, packed = stored_bytes(graph.graph), packed_bytes(graph.graph)
     read = set(matrices_read(graph.graph))
     delta = 0 if entry is None else entry.n_bytes * (2 if entry.weights_dtype == "fp16" else 1)
@@ -166,7 +145,7 @@ def _inference(bundle: Bundle, task: str | None, sizes: _Sizes) -> Inference:
 
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + _SESSION
-    most = bisect_left(range(1, _MOST_ROWS + 1), True, key=lambda rows: peak(rows) > allowed)
+    most = most_within(peak, allowed, _MOST_ROWS)
     needed = peak(batch_size)
     further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
     tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
@@ -209,37 +188,13 @@ def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Tu
         return None, str(error)
 
 
-def _finetune(bundle: Bundle, subject: TuningSubject, sizes: _Sizes) -> Need:
-    """As ``edgepeft tune`` predicts it; hidden states are left out: they go to a file if need be."""
-    demand, _ = demand_of(bundle, subject, sizes.length, prefix_cache=True)
-    most = _most_of_a_step(demand, sizes.allowed)
-    peak = demand.n_bytes(sizes.batch_size, 0)
-    return Need(peak, {}, peak <= sizes.allowed, most, most == _MOST_TUNED)
-
-
-def _most_of_a_step(demand: Demand, allowed: int) -> int:
-    """As ``most_rows``, which sizes the training graph a dozen times; memory is nearly a line over rows."""
-    one, two = (demand.n_bytes(rows, 0) for rows in (1, 2))
-    if one > allowed or two <= one:
-        return demand.most_rows(allowed, 0, _MOST_TUNED)
-    guess = min(_MOST_TUNED, 1 + (allowed - one) // (two - one))
-    beyond = guess == _MOST_TUNED or demand.n_bytes(guess + 1, 0) > allowed
-    if demand.n_bytes(guess, 0) <= allowed and beyond:
-        return guess
-    return demand.most_rows(allowed, 0, _MOST_TUNED)
-
-
 def _disk(bundle: Bundle) -> dict[str, int]:
     """Bytes of the bundle's folder, and of the packed copy that the cache will hold."""
     own = sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
-    graph = bundle.backbone_graph.graph
-    packed = packed_bytes(graph)
-    tasks = sum(_bytes_of(bundle.current(name, GRAPH)) for name in bundle.manifest.tasks)
-    return {"bundle": own, "of it, tasks": tasks, "packed weights": sum(stored_bytes(graph).values()) + packed}
-
-
-def _bytes_of(path: Path) -> int:
+    graph, files = bundle.backbone_graph.graph, [bundle.current(name, GRAPH) for name in bundle.manifest.tasks]
     try:
-        return path.stat().st_size
+        tasks = sum(path.stat().st_size for path in files)
     except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); the bundle is incomplete.") from error
+        raise BundleError(f"{error.filename} cannot be read ({error.strerror}); the bundle is incomplete.") from error
+    packed = sum(stored_bytes(graph).values()) + packed_bytes(graph)
+    return {"bundle": own, "of it, tasks": tasks, "packed weights": packed}

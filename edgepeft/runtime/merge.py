@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime as ort
 from onnx.external_data_helper import load_external_data_for_model
 from tokenizers import Tokenizer
 
@@ -17,7 +16,7 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle, expect_hash
 from edgepeft.runtime.manifest import TaskEntry, Verification
-from edgepeft.runtime.session import failing_as, run_session, session_options
+from edgepeft.runtime.session import failing_as, plain_session, run_session
 from edgepeft.runtime.verify import read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK
 
@@ -42,7 +41,11 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
     """
     entry = bundle.entry(task)
     with new_folder(out, force=force) as folder:
-        _save(bundle.graph(task), bundle.folder, folder / MODEL_FILE)
+        model = bundle.graph(task)
+        load_external_data_for_model(model, str(bundle.folder))
+        inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
+        beside = {"all_tensors_to_one_file": True, "location": f"{MODEL_FILE}_data"}
+        onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, **beside)
         write_json(folder / "config.json", _config(read_config(bundle.folder / "config.json"), entry))
         write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))
         for name in _TOKENIZER_FILES:
@@ -51,14 +54,6 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
         result = _verified(bundle, task, folder / MODEL_FILE)
         require_passed(task, result)
     return result
-
-
-def _save(model: onnx.ModelProto, weights: Path, path: Path) -> None:
-    load_external_data_for_model(model, str(weights))
-    inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
-    onnx.save_model(
-        model, path, save_as_external_data=not inline, all_tensors_to_one_file=True, location=f"{path.name}_data"
-    )
 
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
@@ -91,5 +86,5 @@ def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     expect_hash(where, bundle.entry(task).check_sha256)
     inputs, reference = read_check(where.read_bytes(), str(where))
     with failing_as("cannot open the merged model"):
-        session = ort.InferenceSession(str(path), session_options(), providers=["CPUExecutionProvider"])
+        session = plain_session(path)
     return replay(lambda group: run_session(session, LOGITS, group), inputs, reference, bundle.allowed(task))

@@ -25,7 +25,7 @@ from edgepeft.host.machine import isa_flags
 if TYPE_CHECKING:
     from edgepeft.runtime.weights import TaskSession
 
-__all__ = ["failing_as", "open_session", "return_free_memory", "run_session", "session_options"]
+__all__ = ["failing_as", "open_session", "plain_session", "return_free_memory", "run_session", "session_options"]
 
 _ERRORS_ONLY = 3
 _SPIN_MICROSECONDS = "50"
@@ -82,6 +82,12 @@ def open_session(
         return ort.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOWER
         )
+
+
+def plain_session(model: onnx.ModelProto | Path | str, threads: int | None = None) -> ort.InferenceSession:
+    """A session on a whole model, or the file of one, that has nothing of a bundle's own."""
+    content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else str(model)
+    return ort.InferenceSession(content, session_options(threads), providers=["CPUExecutionProvider"])
 
 
 @contextmanager

@@ -58,12 +58,8 @@ def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence
     if task is not None:
         values["delta_bytes"] = bundle.current(task.name, GRAPH).stat().st_size
     what = f"task {task.name} ({task.method})" if task else "backbone"
-    return MetricsRecord(of=f"{what}, {_shape(lengths)}", values=values)
-
-
-def _shape(lengths: Sequence[int]) -> str:
     longest = f"{lengths[0]}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
-    return f"{len(lengths)} x {longest} tokens"
+    return MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values=values)
 
 
 def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:

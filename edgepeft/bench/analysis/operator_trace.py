@@ -10,10 +10,10 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 import onnx
@@ -35,21 +35,6 @@ _PRODUCTS = {
     "MatMulIntegerToFloat",
     "DynamicQuantizeMatMul",
 }
-
-
-class _Arguments(TypedDict):
-    node_index: str
-    op_name: str
-    input_type_shape: list[dict[str, list[int]]]
-    output_type_shape: list[dict[str, list[int]]]
-
-
-class _Event(TypedDict):
-    """A node of ONNX Runtime's profile; ``dur`` in microseconds."""
-
-    name: str
-    dur: float
-    args: _Arguments
 
 
 @dataclass(frozen=True)
@@ -111,7 +96,7 @@ def read_trace(path: Path) -> list[Executed]:
         ValueError: it is no profile of such a run.
     """
     events = json.loads(path.read_text(encoding="utf-8"))
-    kernels: dict[tuple[str, str], list[_Event]] = {}
+    kernels: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for event in events:
         if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL):
             key = (event["args"]["node_index"], event["name"].removesuffix(_KERNEL))
@@ -121,21 +106,19 @@ def read_trace(path: Path) -> list[Executed]:
     return [_executed(name, runs) for (_, name), runs in kernels.items()]
 
 
-def _executed(name: str, runs: Sequence[_Event]) -> Executed:
+def _executed(name: str, runs: Sequence[Mapping[str, Any]]) -> Executed:
     facts = runs[0]["args"]
     return Executed(
         name,
         facts["op_name"],
-        tuple(_values(facts["input_type_shape"])),
-        tuple(_values(facts["output_type_shape"])),
-        tuple(event["dur"] / 1e6 for event in runs),
+        _values(facts["input_type_shape"]),
+        _values(facts["output_type_shape"]),
+        tuple(event["dur"] / 1e6 for event in runs),  # of microseconds
     )
 
 
-def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> Iterator[Value]:
-    for one in described:
-        for kind, shape in one.items():
-            yield Value(kind, tuple(shape))
+def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ...]:
+    return tuple(Value(kind, tuple(shape)) for one in described for kind, shape in one.items())
 
 
 def trace_plain(model: onnx.ModelProto, folder: Path, inputs: Mapping[str, NDArray[np.int64]]) -> list[Executed]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.plan import BenchedTask
+from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
 from edgepeft.bench.planning.scenario import SampleKind
 from edgepeft.bench.result.commit import commit_under_test, utc_now
 from edgepeft.bench.result.conditions import arithmetic_notes, host_of, model_of, profile_of
 from edgepeft.bench.result.energy import energy_from_power
 from edgepeft.bench.result.flops import flops_per_instance
-from edgepeft.bench.result.rows import lengths_record, sequence_length
+from edgepeft.bench.result.rows import row_of
 from edgepeft.bench.result.schema import BenchResult, BenchRow, ClassTimeRecord, PredictionRecord
 from edgepeft.bench.result.statistics import summarised
 from edgepeft.errors import UsageError
@@ -52,17 +52,11 @@ def predicted_result(work: ResolvedRequest, flops_counted: str) -> BenchResult:
 def _row(work: ResolvedRequest, task: BenchedTask | None, predictions: Sequence[Predicted]) -> BenchRow:
     prompt, profile = task.prompt_length if task else 0, work.profile
     instances, seconds = sum(map(len, work.batches)), _total_seconds(predictions)
-    return BenchRow(
-        scenario=work.scenario.name,
-        workload=_WORKLOAD,
-        engine=_ENGINE,
-        method=task.method if task else None,
-        task=task.name if task else None,
-        prompt_length=prompt or None,
-        batch_size=len(work.batches[0]),
-        sequence_length=sequence_length(work.lengths),
-        lengths=lengths_record(work.lengths, work.batches),
-        threads=profile.cores.value,
+    role = UnitRole.TASK if task else UnitRole.BACKBONE
+    return row_of(
+        work,
+        Unit(_WORKLOAD, _ENGINE, role, task, prompt_length=prompt),
+        profile.cores.value,
         samples_s=(),
         instances_per_minute=60 * instances / seconds if seconds is not None else None,
         statistics=summarised((), alike=True),

@@ -103,7 +103,8 @@ def by_layer(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) 
 def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: int) -> Iterable[OperatorRecord]:
     for name, members in groups.items():
         seconds = sum(_per_run(one, runs) for one in members)
-        floor = sum(_floor_s(one, ceilings) * len(one.seconds) / runs for one in members)
+        floors = (max(one.flops / ceilings.flops_per_s, one.n_bytes / ceilings.bytes_per_s) for one in members)
+        floor = sum(least * len(one.seconds) / runs for least, one in zip(floors, members, strict=True))
         yield OperatorRecord(
             name=name,
             count=sum(len(one.seconds) for one in members) // runs,
@@ -113,11 +114,6 @@ def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: i
             floor_s=floor,
             gap=seconds / floor if floor > 0 else None,
         )
-
-
-def _floor_s(one: Executed, ceilings: CeilingsRecord) -> float:
-    """The least time that a node's work could take."""
-    return max(one.flops / ceilings.flops_per_s, one.n_bytes / ceilings.bytes_per_s)
 
 
 def _per_run(one: Executed, runs: int) -> float:

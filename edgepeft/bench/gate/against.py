@@ -19,7 +19,6 @@ from typing import Any, Literal
 from edgepeft.bench.gate.revision import Revision, open_revision
 from edgepeft.bench.measuring.host_load import worse
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
-from edgepeft.bench.measuring.sampler import Series
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import in_force_of
 from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult
@@ -124,7 +123,9 @@ class SideBySide:
                     one.interrupted = one.interrupted or launch + 1 < launches
                 break
         for one in own.values():
-            self._hold_against(one)
+            if (base := self._base_of(one)) is not None:  # limits that the other version lost make the pair unequal too
+                one.in_force = in_force_of([one, base])
+                one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
         return list(own.values())
 
     def _other(self, unit: Unit) -> BaseUnit:
@@ -146,16 +147,12 @@ class SideBySide:
         else:
             kept[label] = one
             for name in _SERIES:  # a launch's units share their probes' samples; what is appended to must be its own
-                setattr(one, name, _copied(getattr(one, name)))
+                whole = getattr(one, name)
+                setattr(one, name, replace(whole, warmup=[], samples=[], batches=[]))
+                getattr(one, name).extend(whole)
 
     def _base_of(self, one: Measured) -> Measured | None:
         return self.base.get(f"{one.unit.label} of the base")
-
-    def _hold_against(self, one: Measured) -> None:
-        """Limits that the other version lost make the pair unequal as well."""
-        if (base := self._base_of(one)) is not None:
-            one.in_force = in_force_of([one, base])
-            one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
 
     def annotate(
         self, result: BenchResult, measured: Sequence[Measured], max_regression: float
@@ -187,24 +184,13 @@ class SideBySide:
         return AgainstRatio(**asdict(ratio), verdict=judged, base_samples_s=tuple(theirs))
 
 
-def _copied(series: Series) -> Series:
-    return replace(series, warmup=[*series.warmup], samples=[*series.samples], batches=[*series.batches])
-
-
 def _merge(first: Measured, later: Measured) -> None:
     """Samples behind samples; of what a result warns about, the worse of the two launches."""
     for name in _SERIES:
-        _append(getattr(first, name), getattr(later, name))
+        getattr(first, name).extend(getattr(later, name))
     first.failure = first.failure or later.failure
     first.interrupted = first.interrupted or later.interrupted
     first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, later.peak_rss_bytes)), default=None)
     first.in_force = in_force_of([first, later])
     first.notes = tuple(dict.fromkeys((*first.notes, *later.notes)))
     first.load = worse(first.load, later.load)
-
-
-def _append(to: Series, more: Series) -> None:
-    to.warmup += more.warmup
-    to.samples += more.samples
-    to.batches += more.batches
-    to.enough = to.enough or more.enough

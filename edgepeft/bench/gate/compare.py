@@ -20,7 +20,7 @@ from math import comb
 from edgepeft.bench.gate.deterministic import MetricVerdict, judge_metrics
 from edgepeft.bench.gate.fingerprint import differences
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.bench.result.schema import BenchRow, RowKey
+from edgepeft.bench.result.schema import BenchRow
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError
 
@@ -85,7 +85,9 @@ def compare_results(
     if not 0.0 <= max_regression < 1.0:
         raise UsageError(f"--max-regression must be from 0 % to under 100 %, got {max_regression:.0%}.")
     _refuse_other_modes(base, new)
-    old, fresh = (_measured(file, normalise) for file in (base, new))
+    # Per unit of GEMM rate, the number of threads drops out.
+    both = (file.by_key(with_threads=not normalise) for file in (base, new))
+    old, fresh = ({key: row for key, row in rows.items() if row.samples_s} for rows in both)
     common = [key for key in old if key in fresh]
     missing = tuple(old[key].label for key in old if key not in fresh)
     added = tuple(fresh[key].label for key in fresh if key not in old)
@@ -106,12 +108,6 @@ def _refuse_other_modes(base: ResultFile, new: ResultFile) -> None:
         )
     if now == "predicted":
         raise UsageError(f"{new.path} was predicted: nothing was measured that could have become slower.")
-
-
-def _measured(file: ResultFile, normalise: bool) -> dict[RowKey, BenchRow]:
-    """Rows with samples, by what they measured; per unit of GEMM rate, the number of threads drops out."""
-    rows = file.by_key(with_threads=not normalise)
-    return {key: row for key, row in rows.items() if row.samples_s}
 
 
 def _refuse_other_work(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edgepeft.bench.result.parts import ProfileLimits
@@ -29,7 +28,9 @@ def differences(base: BenchResult, new: BenchResult) -> list[Difference]:
     """Processor, instruction set, cores, limits, and the versions of every package but edgepeft itself."""
     before, now = _facts(base), _facts(new)
     facts = [Difference(name, before[name], now[name]) for name in before if before[name] != now[name]]
-    return [*facts, *_versions(base.host.versions, new.host.versions)]
+    before, now = base.host.versions, new.host.versions
+    packages = sorted(name for name in {*before, *now} - {_OWN} if before.get(name) != now.get(name))
+    return [*facts, *(Difference(f"{name}'s version", str(before.get(name)), str(now.get(name))) for name in packages)]
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
@@ -52,9 +53,3 @@ def _without_quotas(limits: ProfileLimits) -> ProfileLimits:
         requested=limits.requested and limits.requested.model_copy(update=without),
         in_force=limits.in_force and limits.in_force.model_copy(update=without),
     )
-
-
-def _versions(before: dict[str, str], now: dict[str, str]) -> Iterator[Difference]:
-    for package in sorted({*before, *now} - {_OWN}):
-        if before.get(package) != now.get(package):
-            yield Difference(f"{package}'s version", str(before.get(package)), str(now.get(package)))

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def _found(asked: str, work: Path) -> tuple[Path, str]:
             _unpack(commit, place, work)
             return work, f"commit {commit[:12]}"
     if _RELEASE.fullmatch(asked):
-        _install(asked, work)
+        # That release alone; what it needs is here already.
+        command = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(work), f"edgepeft=={asked}"]
+        _output(command, f"--against {asked}: pip cannot install edgepeft=={asked}")
         return work, f"release {asked}"
     raise UsageError(
         f"--against {asked}: neither a git revision of {repository} or of this folder, nor a release such as 0.1.0, "
@@ -119,22 +122,17 @@ def _unpack(commit: str, place: Path, work: Path) -> None:
             archive.extractall(work)
 
 
-def _install(release: str, work: Path) -> None:
-    """That release alone; what it needs is here already."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(work)]
-    done = subprocess.run([*command, f"edgepeft=={release}"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise UsageError(f"--against {release}: pip cannot install edgepeft=={release} ({last[:300]}).")
-
-
 def _run(path: Path, asked: str, arguments: list[str]) -> str:
     environment = {**os.environ, "PYTHONPATH": str(path), "ORT_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "1"}
     # -P: a checkout in the current folder must not come before the version that was asked for.
-    done = subprocess.run(
-        [sys.executable, "-P", *arguments], capture_output=True, text=True, check=False, env=environment
-    )
+    refused = f"--against {asked}: that version cannot be measured beside this one"
+    return _output(["-P", *arguments], refused, environment)
+
+
+def _output(arguments: list[str], refused: str, environment: Mapping[str, str] = os.environ) -> str:
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environment))
     if done.returncode:
         last = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise UsageError(f"--against {asked}: that version cannot be measured beside this one ({last[:300]}).")
+        raise UsageError(f"{refused} ({last[:300]}).")
     return done.stdout

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgepeft.bench.measuring.sampler import Sample
+from edgepeft.bench.measuring.sampler import Steppable
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.errors import EdgepeftError, UsageError
@@ -38,11 +38,8 @@ _MOST_TRIALS = 15
 _COPY = "copy_one_thread"
 
 
-class CalibrationWorker(Protocol):
+class CalibrationWorker(Steppable, Protocol):
     """What calibration needs of a worker that is loaded."""
-
-    def step(self, batch: int) -> Sample:
-        """One pass."""
 
     def change_quota(self, cores: float) -> float:
         """Set its quota; the one in force."""

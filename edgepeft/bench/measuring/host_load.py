@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from edgepeft.host.sensors import number
+
 __all__ = ["HostLoad", "Snapshot", "load_between", "snapshot", "worse"]
 
 _IDLE = ("idle", "iowait", "steal", "guest", "guest_nice")  # guest time is in user time already
@@ -45,18 +47,9 @@ def snapshot(clock: Callable[[], float] = time.monotonic, sys: Path = _SYS) -> S
     except (OSError, RuntimeError):  # a container without /proc/vmstat
         swapped = 0
     busy = sum(seconds for name, seconds in times.items() if name not in _IDLE)
-    return Snapshot(clock(), busy, times.get("steal", 0.0), swapped, _heat(sys))
-
-
-def _heat(sys: Path) -> int:
     counters = sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
-    events = 0
-    for path in counters:
-        try:
-            events += int(path.read_text())
-        except (OSError, ValueError):
-            continue
-    return events
+    heat = sum(int(number(path) or 0) for path in counters)
+    return Snapshot(clock(), busy, times.get("steal", 0.0), swapped, heat)
 
 
 def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from edgepeft.bench.measuring.host_load import HostLoad, load_between, snapshot
-from edgepeft.bench.measuring.sampler import Rule, Sample, Series, Steppable, sample_rounds
+from edgepeft.bench.measuring.sampler import Rule, Series, Steppable, sample_rounds
 from edgepeft.bench.measuring.stopping import precise, steady
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
@@ -25,7 +25,7 @@ __all__ = ["Measured", "ProgressCallback", "Schedule", "Start", "Watch", "Worker
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 
 
-class Worker(Protocol):
+class Worker(Steppable, Protocol):
     """The part of ``WorkerProcess`` that is used here; tests bring their own."""
 
     notes: tuple[str, ...]
@@ -36,9 +36,6 @@ class Worker(Protocol):
 
     def ready(self) -> None:
         """Wait until it can work."""
-
-    def step(self, batch: int) -> Sample:
-        """One unit of work."""
 
     def throttle(self) -> None:
         """Put the waiting quota in force."""
@@ -153,7 +150,8 @@ def _measure_together(
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
             every=schedule.probe_every,
         )
-        load = load_between(before, snapshot(), _cpu_seconds(series.values()))
+        steps = (step for each in series.values() for step in (*each.warmup, *each.samples))
+        load = load_between(before, snapshot(), sum(step.cpu_seconds * step.repeats for step in steps))
         for label, one in everyone.items():
             if label in workers:
                 _gather(one, workers[label], series[label])
@@ -176,11 +174,6 @@ def _probes(workload: str, group: Sequence[Measured], threads: int, reference: J
     if reference is not None:
         probes["reference"] = Unit(workload, "onnxruntime", UnitRole.REFERENCE, job=reference)
     return {name: Measured(unit) for name, unit in probes.items()}
-
-
-def _cpu_seconds(series: Iterable[Series]) -> float:
-    """CPU seconds of all steps."""
-    return sum(sample.cpu_seconds * sample.repeats for one in series for sample in (*one.warmup, *one.samples))
 
 
 def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:

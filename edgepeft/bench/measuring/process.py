@@ -8,7 +8,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import edgepeft
@@ -97,9 +96,7 @@ class WorkerProcess:
     def __enter__(self) -> WorkerProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.close()
         self._said.close()
 

@@ -63,6 +63,13 @@ class Series:
         """Of each sample."""
         return [sample.seconds for sample in self.samples]
 
+    def extend(self, more: Series) -> None:
+        """Put another launch's samples behind these."""
+        self.warmup += more.warmup
+        self.samples += more.samples
+        self.batches += more.batches
+        self.enough = self.enough or more.enough
+
     def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
         """Step once, unless the unit has failed before."""
         if self.failure is not None:

@@ -32,11 +32,8 @@ def half_width(samples: Sequence[float]) -> float:
 def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
     """Whether all medians are known within ``precision``; ``work``: batch number -> relative size."""
     alive = [one for one in series.values() if one.failure is None]
-    return all(half_width(_per_work(one, work)) <= precision for one in alive)
-
-
-def _per_work(series: Series, work: Mapping[int, float]) -> list[float]:
-    return [sample.seconds / work.get(batch, 1.0) for sample, batch in zip(series.samples, series.batches, strict=True)]
+    pairs = (zip(one.seconds, one.batches, strict=True) for one in alive)
+    return all(half_width([seconds / work.get(batch, 1.0) for seconds, batch in each]) <= precision for each in pairs)
 
 
 def steady(series: Mapping[str, Series]) -> bool:

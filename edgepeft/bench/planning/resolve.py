@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +41,10 @@ def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario,
         UsageError: lengths, tasks or workloads that there are not.
     """
     subject = _subject(request, stack)
+    _require_trainable(request, subject)
     lengths, notes = _lengths(request, scenario, subject)
     rows = request.batch_size or scenario.batch_size
-    batches = batches_of(_ordered(lengths.values, scenario), rows)
+    batches = batches_of(sorted(lengths.values) if scenario.order is Order.SORTED else lengths.values, rows)
     return ResolvedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes))
 
 
@@ -68,11 +68,6 @@ def _beside(prompt: int) -> str:
     return f" beside a prompt of {prompt}" if prompt else ""
 
 
-def _ordered(lengths: Sequence[int], scenario: Scenario) -> Sequence[int]:
-    """The lengths in the scenario's order."""
-    return sorted(lengths) if scenario.order is Order.SORTED else lengths
-
-
 def trains(request: BenchRequest) -> bool:
     """Whether tasks are fine-tuned with ONNX Runtime, which needs training graphs."""
     return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
@@ -80,21 +75,16 @@ def trains(request: BenchRequest) -> bool:
 
 def _subject(request: BenchRequest, stack: ExitStack) -> BenchSubject:
     if request.bundle is not None:
-        subject = open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
-        _require_trainable(request, subject)
-        return subject
+        return open_subject(request.bundle, tasks=request.tasks, methods=request.methods)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-bench-"))
-    name = request.backbone or _DEFAULT_ARCHITECTURE
-    subject = random_subject(
-        name,
+    return random_subject(
+        request.backbone or _DEFAULT_ARCHITECTURE,
         Path(folder),
         methods=request.methods,
         settings=request.settings,
         seed=request.seed,
         trainable=trains(request),
     )
-    _require_trainable(request, subject)
-    return subject
 
 
 def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:

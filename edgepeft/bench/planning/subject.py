@@ -172,7 +172,8 @@ def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
 
     path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
     write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
-    return _entry(delta, path)
+    own = {"n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
+    return TaskEntry.model_validate({**delta.card.model_dump(), **own})
 
 
 def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: dict[str, TaskEntry]) -> None:
@@ -191,11 +192,6 @@ def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: d
         write_atomically(path, graph.SerializeToString(deterministic=True))
         entry = entries[delta.card.task]
         entries[delta.card.task] = entry.model_copy(update={"train_sha256": sha256_of(path)})
-
-
-def _entry(delta: Delta, path: Path) -> TaskEntry:
-    own = {"n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
-    return TaskEntry.model_validate({**delta.card.model_dump(), **own})
 
 
 def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:

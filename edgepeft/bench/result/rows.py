@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series
 from edgepeft.bench.measuring.watch import throttled_samples
 from edgepeft.bench.planning.lengths import Lengths
-from edgepeft.bench.planning.plan import UnitRole
+from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
 from edgepeft.bench.result.energy import energy_of
 from edgepeft.bench.result.flops import flops_per_instance
@@ -30,7 +31,7 @@ from edgepeft.bench.result.warnings import comparable, warnings_of
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.host.energy import Meter
 
-__all__ = ["lengths_record", "result_rows", "sequence_length"]
+__all__ = ["result_rows", "row_of"]
 
 
 def result_rows(
@@ -48,26 +49,20 @@ def result_rows(
 
 def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | None, rounds: int) -> BenchRow:
     unit, series, architecture = one.unit, one.series, work.subject.architecture
-    seconds, sizes = series.seconds, _batch_sizes(one)
-    return BenchRow(
-        scenario=work.scenario.name,
-        workload=unit.workload,
-        engine=unit.engine,
-        method=unit.method,
-        task=unit.task.name if unit.task else None,
-        peer=unit.peer,
-        prompt_length=unit.prompt_length or None,
-        variant=unit.variant,
-        batch_size=len(work.batches[0]),
-        sequence_length=sequence_length(work.lengths),
-        lengths=lengths_record(work.lengths, work.batches),
-        threads=setting.threads,
+    seconds, sizes = series.seconds, [len(unit.job.batches[index]) for index in series.batches] if unit.job else []
+    # Of single steps; under a quota a sample is the mean of several.
+    single = [step for sample in series.samples for step in sample.each or (sample.seconds,)]
+    latency = {f"p{p}": percentile(single, p) for p in (50, 90, 99)} if setting.percentiles else {}
+    return row_of(
+        work,
+        unit,
+        setting.threads,
         samples_s=tuple(seconds),
         warmup_s=tuple(sample.seconds for sample in series.warmup),
         sample_batches=tuple(series.batches),
         instances_per_minute=instances_per_minute(sizes, seconds) if seconds else None,
         statistics=summarised(seconds, alike=bool(comparable(one))),
-        latency_s=_latency(series) if setting.percentiles else LatencyRecord(),
+        latency_s=LatencyRecord(**latency),
         peak_rss_bytes=one.peak_rss_bytes,
         cpu_s=sum(sample.cpu_seconds for sample in series.samples) if seconds else None,
         flops_per_instance=_flops(one, architecture),
@@ -79,12 +74,26 @@ def _row(one: Measured, work: ResolvedRequest, setting: Setting, meter: Meter | 
     )
 
 
-def sequence_length(lengths: Lengths) -> int | float:
-    """Tokens of every text, or their mean."""
-    return lengths.values[0] if lengths.uniform else round(lengths.mean, 2)
+def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> BenchRow:
+    """The row of a unit, with these ``figures``."""
+    return BenchRow(
+        scenario=work.scenario.name,
+        workload=unit.workload,
+        engine=unit.engine,
+        method=unit.method,
+        task=unit.task.name if unit.task else None,
+        peer=unit.peer,
+        prompt_length=unit.prompt_length or None,
+        variant=unit.variant,
+        batch_size=len(work.batches[0]),
+        sequence_length=work.lengths.values[0] if work.lengths.uniform else round(work.lengths.mean, 2),
+        lengths=_lengths_record(work.lengths, work.batches),
+        threads=threads,
+        **figures,
+    )
 
 
-def lengths_record(lengths: Lengths, batches: Sequence[Sequence[int]]) -> LengthsRecord:
+def _lengths_record(lengths: Lengths, batches: Sequence[Sequence[int]]) -> LengthsRecord:
     """Where the lengths come from, and how much of the padded batches is text."""
     used = [n for batch in batches for n in batch]
     padded = sum(len(batch) * max(batch) for batch in batches)
@@ -96,18 +105,6 @@ def lengths_record(lengths: Lengths, batches: Sequence[Sequence[int]]) -> Length
         max=max(lengths.values),
         real_token_share=sum(used) / padded if padded else None,
     )
-
-
-def _batch_sizes(one: Measured) -> list[int]:
-    """Rows of each sample's batch."""
-    job = one.unit.job
-    return [len(job.batches[index]) for index in one.series.batches] if job else []
-
-
-def _latency(series: Series) -> LatencyRecord:
-    """Percentiles of single steps; under a quota a sample is the mean of several."""
-    single = [seconds for sample in series.samples for seconds in sample.each or (sample.seconds,)]
-    return LatencyRecord(p50=percentile(single, 50), p90=percentile(single, 90), p99=percentile(single, 99))
 
 
 def _board_conditions(series: Series) -> BoardRecord | None:
@@ -161,26 +158,18 @@ def _ratios(one: Measured, measured: Sequence[Measured]) -> dict[str, PairedRati
         name = _peer_name(one, other)
         if name is not None and len(other.series.samples) == len(own):
             theirs = other.series.seconds
-            paired = paired_ratio(own, theirs)
+            peak, peer_peak = one.peak_rss_bytes, other.peak_rss_bytes
             ratios[name] = PairedRatio(
-                ratio=paired.value,
-                interval=(paired.low, paired.high),
-                rounds=paired.rounds,
-                of_totals=_ratio_record(ratio_of_totals(own, theirs)),
+                **_plain(paired_ratio(own, theirs)),
+                of_totals=RatioRecord(**_plain(ratio_of_totals(own, theirs))),
                 confidence=CONFIDENCE,
-                peak_rss=_peak_over(one, other),
+                peak_rss=peak / peer_peak if peak and peer_peak else None,
             )
     return ratios
 
 
-def _ratio_record(ratio: Ratio) -> RatioRecord:
-    return RatioRecord(ratio=ratio.value, interval=(ratio.low, ratio.high), rounds=ratio.rounds)
-
-
-def _peak_over(one: Measured, other: Measured) -> float | None:
-    """Peak memory over the other's: below 1 is less."""
-    own, theirs = one.peak_rss_bytes, other.peak_rss_bytes
-    return own / theirs if own and theirs else None
+def _plain(ratio: Ratio) -> dict[str, Any]:
+    return {"ratio": ratio.value, "interval": (ratio.low, ratio.high), "rounds": ratio.rounds}
 
 
 def _peer_name(one: Measured, other: Measured) -> str | None:

@@ -72,9 +72,8 @@ def paired_ratio(own: Sequence[float], peer: Sequence[float]) -> Ratio:
     Raises:
         ValueError: unequal or zero numbers of samples.
     """
-    if len(own) != len(peer) or not own:
-        raise ValueError(f"paired samples are needed, found {len(own)} and {len(peer)}")
-    ratios = np.asarray(peer, np.float64) / np.asarray(own, np.float64)
+    a, b = _paired(own, peer)
+    ratios = b / a
     low, high = _interval(lambda rng: np.median(_resampled(ratios, rng), axis=1))
     return Ratio(float(np.median(ratios)), low, high, len(ratios))
 
@@ -85,9 +84,7 @@ def ratio_of_totals(own: Sequence[float], peer: Sequence[float]) -> Ratio:
     Raises:
         ValueError: unequal or zero numbers of samples.
     """
-    if len(own) != len(peer) or not own:
-        raise ValueError(f"paired samples are needed, found {len(own)} and {len(peer)}")
-    a, b = np.asarray(own, np.float64), np.asarray(peer, np.float64)
+    a, b = _paired(own, peer)
 
     def totals(rng: np.random.Generator) -> _Floats:
         chosen = rng.integers(0, len(a), (_RESAMPLES, len(a)))
@@ -116,6 +113,12 @@ def ratio_of_medians(
 
     low, high = _interval(lambda rng: statistic(*(_resampled(values, rng) for values in runs)))
     return Ratio(float(statistic(*runs)), low, high, min(len(base), len(new)))
+
+
+def _paired(own: Sequence[float], peer: Sequence[float]) -> tuple[_Floats, _Floats]:
+    if len(own) != len(peer) or not own:
+        raise ValueError(f"paired samples are needed, found {len(own)} and {len(peer)}")
+    return np.asarray(own, np.float64), np.asarray(peer, np.float64)
 
 
 def _resampled(values: _Floats, rng: np.random.Generator) -> _Floats:

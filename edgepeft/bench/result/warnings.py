@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.watch import throttled_samples
 from edgepeft.bench.result.statistics import drift, outliers, percentile
 
-__all__ = ["CHECKS", "HINTS", "WarningKind", "comparable", "warnings_of"]
+__all__ = ["CHECKS", "Check", "comparable", "warnings_of"]
 
 _MIN_SAMPLES = 5  # under it a bootstrap interval is a guess
 _NOISY = 0.15  # spread between the quartiles, of the median
@@ -23,62 +23,57 @@ _LOAD = 0.25  # cores; an idle desktop uses less
 _STOLEN = 0.02  # cores
 
 
-class WarningKind(StrEnum):
-    """A kind; its text opens the warning, and a colon follows."""
-
-    UNAVAILABLE = "not available"
-    TOO_LARGE = "does not fit"
-    CUT_SHORT = "cut short"
-    FEW_SAMPLES = "too few samples"
-    NO_PERCENTILE = "no percentile"
-    NOISY = "noisy"
-    OUTLIERS = "outliers"
-    DRIFT = "drift"
-    CLOCK = "unsteady clock"
-    LOAD = "other load"
-    THROTTLED = "throttled"
-    OVERSUBSCRIBED = "spinning oversubscribed"
-    SWAP = "swap"
-    INTERRUPTED = "interrupted"
+Find = Callable[[Measured, int], str | None]  # of how many rounds were asked: what a warning is about, if it applies
 
 
-HINTS = {
-    WarningKind.UNAVAILABLE: "",  # its text names what to install
-    WarningKind.TOO_LARGE: "",  # its text names what to make smaller
-    WarningKind.CUT_SHORT: "raise --max-seconds",
-    WarningKind.FEW_SAMPLES: "raise --rounds",
-    WarningKind.NO_PERCENTILE: "raise --rounds; a percentile needs a sample above it",
-    WarningKind.NOISY: "close what else runs, or judge by ratios within rounds (--against)",
-    WarningKind.OUTLIERS: "they are kept in samples_s; the median does not feel them",
-    WarningKind.DRIFT: "let the machine reach its temperature first, then measure again",
-    WarningKind.CLOCK: "set the performance governor or turn turbo off; ratios within rounds hold all the same",
-    WarningKind.LOAD: "close what else runs; on a shared machine compare with --against only",
-    WarningKind.THROTTLED: "cool the processor or raise the quota; throughput is lower than it could be",
-    WarningKind.OVERSUBSCRIBED: "threads wait for each other in a loop: give as many as there are cores",
-    WarningKind.SWAP: "free some memory, or take a smaller --batch-size",
-    WarningKind.INTERRUPTED: "run the same command with --resume, or anew where it has --against",
-}
+class Check(NamedTuple):
+    """A kind of warning, which opens its text; what to do about it, unless the text says it; and what finds it."""
+
+    kind: str
+    hint: str
+    find: Find
 
 
+CHECKS: list[Check] = []  # in the order in which they are reported
+
+
+def _warns(kind: str, hint: str = "") -> Callable[[Find], Find]:
+    def register(find: Find) -> Find:
+        CHECKS.append(Check(kind, hint, find))
+        return find
+
+    return register
+
+
+@_warns("not available")
 def _unavailable(one: Measured, rounds: int) -> str | None:
     return one.unit.unavailable
 
 
+@_warns("does not fit")
 def _too_large(one: Measured, rounds: int) -> str | None:
     return str(one.failure) if one.failure and not one.unit.unavailable else None
 
 
+@_warns("interrupted", "run the same command with --resume, or anew where it has --against")
+def _interrupted(one: Measured, rounds: int) -> str | None:
+    return f"{len(one.series.samples)} rounds were done before" if one.interrupted else None
+
+
+@_warns("cut short", "raise --max-seconds")
 def _few_rounds(one: Measured, rounds: int) -> str | None:
     done = len(one.series.samples)
     cut_short = 0 < done < rounds and not (one.series.enough or one.interrupted)
     return f"{done} of {rounds} rounds were done before the time was up" if cut_short else None
 
 
+@_warns("too few samples", "raise --rounds")
 def _few_samples(one: Measured, rounds: int) -> str | None:
     done = len(one.series.samples)
     return f"{done} samples: intervals need at least {_MIN_SAMPLES}" if 0 < done < _MIN_SAMPLES else None
 
 
+@_warns("no percentile", "raise --rounds; a percentile needs a sample above it")
 def _no_percentile(one: Measured, rounds: int) -> str | None:
     seconds = one.series.seconds
     if any(sample.each for sample in one.series.samples):
@@ -87,11 +82,13 @@ def _no_percentile(one: Measured, rounds: int) -> str | None:
     return f"{len(seconds)} samples do not support {', '.join(lacking)}" if lacking else None
 
 
+@_warns("noisy", "close what else runs, or judge by ratios within rounds (--against)")
 def _noise(one: Measured, rounds: int) -> str | None:
     spread = _spread(comparable(one))
     return f"half of the samples spread over {spread:.0%} of the median" if spread > _NOISY else None
 
 
+@_warns("outliers", "they are kept in samples_s; the median does not feel them")
 def _outliers(one: Measured, rounds: int) -> str | None:
     seconds = comparable(one)
     places = outliers(seconds)
@@ -99,6 +96,7 @@ def _outliers(one: Measured, rounds: int) -> str | None:
     return f"{len(places)} of {len(seconds)} samples lie far from the median" if many else None
 
 
+@_warns("drift", "let the machine reach its temperature first, then measure again")
 def _drift(one: Measured, rounds: int) -> str | None:
     seconds = comparable(one)
     change = drift(seconds) if len(seconds) >= _LEAST_FOR_DRIFT else None
@@ -107,19 +105,7 @@ def _drift(one: Measured, rounds: int) -> str | None:
     return f"a step took {change:+.0%} at the end against the beginning"
 
 
-def _clock(one: Measured, rounds: int) -> str | None:
-    spread = _spread(one.gemm.seconds)
-    return f"half of the host's GEMM rates spread over {spread:.0%} of their median" if spread > _CLOCK else None
-
-
-def _load(one: Measured, rounds: int) -> str | None:
-    load = one.load
-    if load is None or (load.other_cores <= _LOAD and load.stolen_cores <= _STOLEN):
-        return None
-    stolen = f", a hypervisor's other guests {load.stolen_cores:.2f}" if load.stolen_cores > _STOLEN else ""
-    return f"others used {load.other_cores:.2f} cores meanwhile{stolen}"
-
-
+@_warns("throttled", "cool the processor or raise the quota; throughput is lower than it could be")
 def _throttled(one: Measured, rounds: int) -> str | None:
     """In some samples, by the board's sensors; else somewhere in the run, by the processor's counters."""
     if throttled := throttled_samples(one.series):
@@ -129,6 +115,22 @@ def _throttled(one: Measured, rounds: int) -> str | None:
     return f"the processor held back for heat {heat_events} times" if heat_events else None
 
 
+@_warns("unsteady clock", "set the performance governor or turn turbo off; ratios within rounds hold all the same")
+def _clock(one: Measured, rounds: int) -> str | None:
+    spread = _spread(one.gemm.seconds)
+    return f"half of the host's GEMM rates spread over {spread:.0%} of their median" if spread > _CLOCK else None
+
+
+@_warns("other load", "close what else runs; on a shared machine compare with --against only")
+def _load(one: Measured, rounds: int) -> str | None:
+    load = one.load
+    if load is None or (load.other_cores <= _LOAD and load.stolen_cores <= _STOLEN):
+        return None
+    stolen = f", a hypervisor's other guests {load.stolen_cores:.2f}" if load.stolen_cores > _STOLEN else ""
+    return f"others used {load.other_cores:.2f} cores meanwhile{stolen}"
+
+
+@_warns("spinning oversubscribed", "threads wait for each other in a loop: give as many as there are cores")
 def _oversubscribed(one: Measured, rounds: int) -> str | None:
     job, kept = one.unit.job, one.in_force
     if job is None or kept is None or not one.series.samples or any(sample.each for sample in one.series.samples):
@@ -137,39 +139,17 @@ def _oversubscribed(one: Measured, rounds: int) -> str | None:
     return f"{job.threads} threads on {cores:g} cores" if job.threads > cores else None
 
 
+@_warns("swap", "free some memory, or take a smaller --batch-size")
 def _swap(one: Measured, rounds: int) -> str | None:
     swapped = one.load.swapped_bytes if one.load else 0
     return f"{swapped / 1e6:,.0f} MB were swapped meanwhile" if swapped else None
 
 
-def _interrupted(one: Measured, rounds: int) -> str | None:
-    return f"{len(one.series.samples)} rounds were done before" if one.interrupted else None
-
-
-# What each kind is about, or None where it does not apply, in the order in which they are reported.
-CHECKS: dict[WarningKind, Callable[[Measured, int], str | None]] = {
-    WarningKind.UNAVAILABLE: _unavailable,
-    WarningKind.TOO_LARGE: _too_large,
-    WarningKind.INTERRUPTED: _interrupted,
-    WarningKind.CUT_SHORT: _few_rounds,
-    WarningKind.FEW_SAMPLES: _few_samples,
-    WarningKind.NO_PERCENTILE: _no_percentile,
-    WarningKind.NOISY: _noise,
-    WarningKind.OUTLIERS: _outliers,
-    WarningKind.DRIFT: _drift,
-    WarningKind.THROTTLED: _throttled,
-    WarningKind.CLOCK: _clock,
-    WarningKind.LOAD: _load,
-    WarningKind.OVERSUBSCRIBED: _oversubscribed,
-    WarningKind.SWAP: _swap,
-}
-
-
 def warnings_of(one: Measured, rounds: int) -> list[str]:
     """Every warning that applies to a unit of which ``rounds`` rounds were asked: ``kind: what (hint)``."""
-    texts = {kind: check(one, rounds) for kind, check in CHECKS.items()}
-    hints = {kind: f" ({hint})" if hint else "" for kind, hint in HINTS.items()}
-    return [f"{kind}: {text}{hints[kind]}" for kind, text in texts.items() if text] + list(one.notes)
+    found = ((check, check.find(one, rounds)) for check in CHECKS)
+    texts = [f"{check.kind}: {text}" + (f" ({check.hint})" if check.hint else "") for check, text in found if text]
+    return [*texts, *one.notes]
 
 
 def _spread(seconds: Sequence[float]) -> float:

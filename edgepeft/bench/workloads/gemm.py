@@ -20,17 +20,14 @@ gemm (float[{_M},{_K}] a) => (float[{_M},{_N}] c) {{ c = MatMul (a, b) }}"""
 def prepare(job: Job) -> Prepared:
     """A session with one MatMul, and the step that runs it ``REPEATS`` times."""
     import numpy as np
-    import onnxruntime as ort
     from onnx import numpy_helper, parser
 
-    from edgepeft.runtime.session import session_options
+    from edgepeft.runtime.session import plain_session
 
     source = np.random.default_rng(0)
     model = parser.parse_model(_MODEL)
     model.graph.initializer.append(numpy_helper.from_array(source.standard_normal((_K, _N), np.float32), "b"))
-    session = ort.InferenceSession(
-        model.SerializeToString(), session_options(job.threads), providers=["CPUExecutionProvider"]
-    )
+    session = plain_session(model, job.threads)
     feed = {"a": source.standard_normal((_M, _K), np.float32)}
 
     def step(batch: int) -> None:

@@ -31,14 +31,13 @@ def prepare(job: Job) -> Prepared:
 
 
 def _session(n: int) -> Any:
-    import onnxruntime as ort
     from onnx import parser
 
-    from edgepeft.runtime.session import session_options
+    from edgepeft.runtime.session import plain_session
 
     chain = "\n".join(f"v{i + 1} = Add (v{i}, one)" for i in range(n))
     model = parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 20]> operators (float[1,1] v0) => (float[1,1] v{n})'
         f"<float[1,1] one = {{1}}> {{ {chain} }}"
     )
-    return ort.InferenceSession(model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"])
+    return plain_session(model, 1)

@@ -16,12 +16,11 @@ def prepare(job: Job) -> Prepared:
     Raises:
         UsageError: ONNX Runtime refuses the file, or it needs an input that a text does not give.
     """
-    import onnxruntime as ort
 
-    from edgepeft.runtime.session import session_options
+    from edgepeft.runtime.session import plain_session
 
     try:
-        session = ort.InferenceSession(str(job.model), session_options(job.threads), providers=["CPUExecutionProvider"])
+        session = plain_session(str(job.model), job.threads)
     except Exception as error:  # ONNX Runtime's exceptions have no common public base
         raise UsageError(f"--peer {job.model}: ONNX Runtime cannot open it: {error}") from error
     names = [node.name for node in session.get_inputs()]

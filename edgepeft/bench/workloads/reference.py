@@ -20,14 +20,11 @@ __all__ = ["prepare", "reference_encoder"]
 
 def prepare(job: Job) -> Prepared:
     """The session, and a step that is one pass."""
-    import onnxruntime as ort
 
-    from edgepeft.runtime.session import session_options
+    from edgepeft.runtime.session import plain_session
 
     model, shape = reference_encoder(**job.settings)
-    session = ort.InferenceSession(
-        model.SerializeToString(), session_options(job.threads), providers=["CPUExecutionProvider"]
-    )
+    session = plain_session(model, job.threads)
     feed = {"x": np.random.default_rng(1).standard_normal(shape, np.float32)}
     del model
 

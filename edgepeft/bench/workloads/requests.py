@@ -12,7 +12,6 @@ Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgepeft.bench.planning.job import Job, Prepared, TextsRequest
@@ -35,58 +34,29 @@ def prepare(job: Job) -> Prepared:
     texts = [texts_of(request["tokens"], seed=job.seed + number) for number, request in enumerate(requests)]
 
     def step(batch: int) -> None:
-        request = requests[batch]
-        _WAYS[request["how"]](runtime, request["tasks"], texts[batch])
+        _put(runtime, requests[batch]["how"], requests[batch]["tasks"], texts[batch])
 
     return Prepared(step)
 
 
-def _one(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    runtime.predict(tasks[0], texts)
-
-
-def _dealt(tasks: list[str], texts: list[str]) -> dict[str, list[str]]:
-    """Equal blocks of the texts, task by task."""
+def _put(runtime: Runtime, how: str, tasks: list[str], texts: list[str]) -> None:
     size = len(texts) // len(tasks)
-    return {task: texts[number * size : (number + 1) * size] for number, task in enumerate(tasks)}
-
-
-def _each(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    for task, own in _dealt(tasks, texts).items():
-        runtime.predict(task, own)
-
-
-def _mixed(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    dealt = _dealt(tasks, texts)
-    runtime.predict_mixed(
-        [task for task, own in dealt.items() for _ in own], [t for own in dealt.values() for t in own]
-    )
-
-
-def _bare(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    runtime.predict_mixed([None] * len(texts), texts)
-
-
-def _bare_each(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    for own in _dealt(tasks, texts).values():
-        runtime.predict_mixed([None] * len(own), own)
-
-
-def _all(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    runtime.predict_all(tasks, texts)
-
-
-def _each_all(runtime: Runtime, tasks: list[str], texts: list[str]) -> None:
-    for task in tasks:
-        runtime.predict(task, texts)
-
-
-_WAYS: dict[str, Callable[[Runtime, list[str], list[str]], None]] = {
-    "one": _one,
-    "each": _each,
-    "mixed": _mixed,
-    "bare": _bare,
-    "bare_each": _bare_each,
-    "all": _all,
-    "each_all": _each_all,
-}
+    dealt = {task: texts[number * size : (number + 1) * size] for number, task in enumerate(tasks)}
+    match how:
+        case "one":
+            runtime.predict(tasks[0], texts)
+        case "each" | "each_all":
+            for task in tasks:
+                runtime.predict(task, dealt[task] if how == "each" else texts)
+        case "mixed":
+            named = [task for task in dealt for _ in range(size)]
+            runtime.predict_mixed(named, [text for own in dealt.values() for text in own])
+        case "bare":
+            runtime.predict_mixed([None] * len(texts), texts)
+        case "bare_each":
+            for own in dealt.values():
+                runtime.predict_mixed([None] * size, own)
+        case "all":
+            runtime.predict_all(tasks, texts)
+        case _:
+            raise ValueError(f"no request is put {how!r}")

@@ -146,7 +146,7 @@ class HiddenStates:
                 with failing_as("stops below the trained layers"):
                     computed = session.run(outputs, {name: given[name] for name in known})
                 for state, values, packed in zip(self._states, self._values, computed, strict=True):
-                    _scatter(values, packed, self._spans(state, of))
+                    values[np.r_[*(slice(*span) for span in self._spans(state, of))]] = packed
             yield len(chosen)
 
     def padded(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
@@ -166,7 +166,7 @@ class HiddenStates:
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """For the deployed graph: [tokens, width]."""
         return {
-            state.deployed: np.concatenate([values[begin:end] for begin, end in self._spans(state, chosen)])
+            state.deployed: values[np.r_[*(slice(*span) for span in self._spans(state, chosen))]]
             for state, values in zip(self._states, self._values, strict=True)
         }
 
@@ -175,14 +175,6 @@ class HiddenStates:
         if state.by_row:
             return [(i, i + 1) for i in chosen]
         return [(self._starts[i], self._starts[i + 1]) for i in chosen]
-
-
-def _scatter(values: NDArray[np.float32], packed: NDArray[np.float32], spans: Sequence[tuple[int, int]]) -> None:
-    """Copy consecutive runs of ``packed`` to their places."""
-    done = 0
-    for begin, end in spans:
-        values[begin:end] = packed[done : done + end - begin]
-        done += end - begin
 
 
 def _room(size: int, folder: Path | None) -> NDArray[np.float32]:

@@ -8,7 +8,8 @@ once, and what AdamW keeps.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import onnx
@@ -18,6 +19,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.errors import UsageError
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.names import N_LABELS
+from edgepeft.graph.protos import followed, writers
 from edgepeft.graph.shapes import Spec, sized
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
@@ -30,6 +32,7 @@ __all__ = [
     "amount_of",
     "mapped_bytes",
     "matrices_read",
+    "most_within",
     "packed_bytes",
     "stored_bytes",
 ]
@@ -116,16 +119,21 @@ class Demand:
 
     def most_rows(self, limit: int, states: int, at_most: int) -> int:
         """How many rows at once stay below a limit; 0 if not even one does."""
-        if self.n_bytes(at_most, states) <= limit:
-            return at_most
-        fits, too_many = 0, at_most
-        while too_many - fits > 1:
-            rows = (fits + too_many) // 2
-            if self.n_bytes(rows, states) <= limit:
-                fits = rows
-            else:
-                too_many = rows
-        return fits
+        return most_within(lambda rows: self.n_bytes(rows, states), limit, at_most)
+
+
+def most_within(need: Callable[[int], int], limit: int, at_most: int) -> int:
+    """The most rows, up to ``at_most``, whose ``need`` in bytes stays within a limit; 0 if not even one's does.
+
+    Memory grows with the rows, nearly along a line: what the line says is tried before the search.
+    """
+    if need(at_most) <= limit:
+        return at_most
+    one, two = need(1), need(2)
+    guess = min(at_most - 1, 1 + (limit - one) // (two - one)) if one <= limit and two > one else 0
+    if guess and need(guess) <= limit < need(guess + 1):
+        return guess
+    return bisect_left(range(1, at_most), True, key=lambda rows: need(rows) > limit)
 
 
 def packed_bytes(graph: onnx.GraphProto) -> int:
@@ -151,14 +159,11 @@ def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:
 
 def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:
     """What products read, by name: once for each of them, whatever it is transposed by."""
-    writer = {name: node for node in graph.node for name in node.output}
+    writer = writers(graph)
     for node in graph.node:
         if node.op_type in _PRODUCTS:
             for operand in node.input[:2]:
-                name = operand
-                while name in writer and writer[name].op_type in _SAME:
-                    name = writer[name].input[0]
-                yield name
+                yield followed(operand, writer, _SAME)[-1]
 
 
 def _pass_bytes(architecture: Architecture, longest: int) -> int:

@@ -54,7 +54,10 @@ class TuningRun:
         """
         self.subject, self.options, data, facts = subject, options, subject.data, subject.facts
         options.metric_for(data.labels)  # a wrong one is refused before rows are tokenized
-        self.batch_size = _batch_size(options.batch_size, len(data.train))
+        asked, most = options.batch_size, len(data.train)
+        if asked is not None and asked > most:
+            raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
+        self.batch_size = asked or min(BATCH, most)
         self.rates = {
             "learning_rate": options.learning_rate or facts.learning_rate,
             "head_learning_rate": options.head_learning_rate or facts.head_learning_rate,
@@ -113,9 +116,3 @@ class TuningRun:
             f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "
             f"(these were {rate:g} and {head_rate:g})."
         )
-
-
-def _batch_size(asked: int | None, n_train: int) -> int:
-    if asked is not None and asked > n_train:
-        raise UsageError(f"--batch-size {asked} is more than the {n_train} rows that train; give at most {n_train}.")
-    return asked or min(BATCH, n_train)
