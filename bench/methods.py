@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.backbones.base import Architecture, table_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.resources import package_data

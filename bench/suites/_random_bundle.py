@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.bench.planning.subject import fresh_delta, manifest_of, write_task

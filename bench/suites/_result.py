@@ -14,7 +14,7 @@ from pydantic import Field
 from bench.suites import Suite, suite_named
 from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.modes import setting_of
 from edgepeft.bench.result.conditions import profile_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.peers import openvino, optimum
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Series, sample_rounds

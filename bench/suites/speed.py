@@ -9,7 +9,7 @@ from bench.suites._random_bundle import Structure
 from bench.suites._ratio import geometric_mean, ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
-from edgepeft.bench.planning.batches import Batches, batches_of
+from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.lengths import full_length, load_lengths
 from edgepeft.bench.planning.subject import torch_installed
 from edgepeft.bench.result.flops import flops_per_instance

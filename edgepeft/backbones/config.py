@@ -1,4 +1,7 @@
-"""JSON files that describe a model; apart from source.py, which may convert with torch and which no board loads."""
+"""JSON files that describe a model; apart from source.py, which may convert with torch and which no board loads.
+
+Of architectures known by name the Hugging Face configs are package data; no weight comes with them.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.errors import BundleError, UnknownName, UsageError
+from edgepeft.resources import package_data
 
-__all__ = ["MOST_LAYERS", "checked", "read_config"]
+__all__ = ["MOST_LAYERS", "architecture_names", "checked", "config_of", "read_config"]
 
 MOST_LAYERS = 1000
 _LARGEST = 100_000_000  # no size of a model that exists; a damaged config must not fill the memory
@@ -41,3 +45,21 @@ def checked(key: str, value: Any, kind: str) -> Any:
     if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
         raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
     return value
+
+
+def architecture_names() -> list[str]:
+    """The names that ``config_of`` takes."""
+    return sorted(path.stem for path in package_data("architectures").glob("*.json"))
+
+
+def config_of(name: str) -> dict[str, Any]:
+    """The Hugging Face config of a named architecture; an organisation before a slash may be left out.
+
+    Raises:
+        UnknownName: no such architecture is shipped.
+    """
+    known = {known.lower(): known for known in architecture_names()}
+    key = name.rsplit("/", 1)[-1].lower()
+    if key not in known:
+        raise UnknownName("architecture", name, known.values())
+    return read_config(package_data("architectures") / f"{known[key]}.json")

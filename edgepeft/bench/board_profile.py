@@ -19,8 +19,7 @@ from pydantic import JsonValue
 
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
-from edgepeft.bench.measuring.sampler import Sample, Series
-from edgepeft.bench.measuring.watch import Watched, throttled_samples
+from edgepeft.bench.measuring.sampler import Sample, Series, Watched, throttled_samples
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP

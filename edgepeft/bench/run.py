@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft.bench.analysis.graph_figures import count_metrics
-from edgepeft.bench.analysis.instructions import count_instructions
 from edgepeft.bench.analysis.predicted import predicted_result
 from edgepeft.bench.analysis.profile_ops import profile_all
-from edgepeft.bench.analysis.qemu import Guest, find_guest
+from edgepeft.bench.analysis.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.gate.against import SideBySide
 from edgepeft.bench.measuring.calibrate import StartAt
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
 from edgepeft.bench.measuring.modes import Setting, setting_of
-from edgepeft.bench.measuring.watch import Watched
+from edgepeft.bench.measuring.sampler import Watched
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_units
 from edgepeft.bench.planning.plan_requests import plan_requests
 from edgepeft.bench.planning.random_model import write_random_tokenizer
@@ -25,14 +24,15 @@ from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, ch
 from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, torch_installed
-from edgepeft.bench.result.commit import commit_under_test, utc_now
 from edgepeft.bench.result.conditions import (
     arithmetic_notes,
     calibration_of,
+    commit_under_test,
     host_of,
     in_force_of,
     model_of,
     profile_of,
+    utc_now,
 )
 from edgepeft.bench.result.rows import result_rows
 from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord

@@ -97,7 +97,7 @@ def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
 def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     from edgepeft.backbones.source import open_backbone
     from edgepeft.delta import Delta
-    from edgepeft.interop.peft_out import write_peft
+    from edgepeft.interop.peft import write_peft
 
     source = open_backbone(backbone)
     loaded = Delta.load(delta, source)

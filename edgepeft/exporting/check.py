@@ -17,8 +17,7 @@ from edgepeft.data.rows import label_number, read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
-from edgepeft.runtime.data_check import DataCheck
-from edgepeft.runtime.verify import pack_check, run_in_groups
+from edgepeft.runtime.verify import DataCheck, pack_check, run_in_groups
 
 __all__ = ["ROWS", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
 

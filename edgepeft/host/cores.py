@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from edgepeft.host import groups, quota
+from edgepeft.host import groups
 
 __all__ = ["affinity", "affinity_of", "cpu_quota", "pick_cpus", "thread_count", "usable_cores"]
 
@@ -31,7 +31,8 @@ def affinity_of(pid: int) -> tuple[int, ...]:
 def cpu_quota(proc: Path = groups.PROC) -> float | None:
     """Cores' worth of time that control groups (v1 or v2) give this process; None if unlimited."""
     own = groups.groups_of("self", proc)
-    quotas = (quota.tightest_v2(own.get(groups.UNIFIED)), quota.tightest_v1(own.get("cpu")))
+    held = ((groups.UNIFIED, groups.V2), ("cpu", groups.V1))
+    quotas = (groups.tightest_quota(own.get(controller), files) for controller, files in held)
     return min((cores for cores in quotas if cores is not None), default=None)
 
 

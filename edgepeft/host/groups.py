@@ -1,4 +1,4 @@
-"""Control groups as files: which one a process is in, reading, writing, counting and removing them.
+"""Control groups as files: which one a process is in; their limits and quotas; making and removing them.
 
 Linux Documentation/admin-guide/cgroup-v1 and cgroup-v2. Everything takes ``proc``, the folder that
 stands for /proc, so that other kernels can be imitated in tests.
@@ -13,6 +13,7 @@ import secrets
 import signal
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import psutil
 
 __all__ = [
     "PROC",
+    "SMALLEST_QUOTA",
     "UNIFIED",
     "V1",
     "V2",
@@ -32,12 +34,17 @@ __all__ = [
     "read_bytes",
     "remove",
     "smallest_limit",
+    "throttled",
+    "tightest_quota",
     "write",
+    "write_quota",
 ]
 
 PROC = Path("/proc")
 UNIFIED = ""  # the controller name under which groups_of() lists the cgroup v2 group
 _PREFIX = "edgepeft"
+_PERIOD_US = "100000"
+SMALLEST_QUOTA = 0.01  # cores; the kernel's shortest quota is 1 ms, of our period of 100 ms that is a hundredth
 _UNLIMITED = 1 << 62  # v1 writes "no limit" as the largest multiple of a page below 2^63
 
 
@@ -140,11 +147,53 @@ def read_bytes(path: Path) -> int | None:
 
 def smallest_limit(folder: Path, files: MemoryFiles) -> int | None:
     """The memory limit that decides: the smallest of the group's and of the groups around it."""
-    limits = []
-    while (folder / "cgroup.procs").exists():
-        limits.append(read_bytes(folder / files.limit))
-        folder = folder.parent
+    limits = (read_bytes(group / files.limit) for group in _up(folder))
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _up(folder: Path | None) -> Iterator[Path]:
+    """The group and those around it."""
+    while folder is not None and (folder / "cgroup.procs").exists():
+        yield folder
+        folder = folder.parent
+
+
+def tightest_quota(folder: Path | None, files: MemoryFiles) -> float | None:
+    """The CPU quota that decides, in cores, of the group's and of the groups around it; None if unlimited.
+
+    Version 1 has ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``, version 2 both in ``cpu.max`` (Linux sched-bwc).
+    """
+    quotas = []
+    for group in _up(folder):
+        if files is V1:
+            quota, period = read(group / "cpu.cfs_quota_us") or "", read(group / "cpu.cfs_period_us") or _PERIOD_US
+        else:
+            quota, _, period = (read(group / "cpu.max") or "").partition(" ")
+        if quota.isdigit():  # else -1, or max
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def write_quota(folder: Path, files: MemoryFiles, cores: float) -> None:
+    """Set a group's quota; version 1 wants the period first.
+
+    Raises:
+        OSError: the controller is not there, or refuses.
+    """
+    if files is V1:
+        write(folder / "cpu.cfs_period_us", _PERIOD_US)
+        write(folder / "cpu.cfs_quota_us", round(cores * int(_PERIOD_US)))
+    else:
+        write(folder / "cpu.max", f"{round(cores * int(_PERIOD_US))} {_PERIOD_US}")
+
+
+def throttled(folder: Path | None) -> tuple[int, int] | None:
+    """Periods and throttled periods of a group, from ``cpu.stat``, which both versions have; None without it."""
+    text = read(folder / "cpu.stat") if folder is not None else None
+    counts = dict(line.split() for line in (text or "").splitlines())
+    if "nr_periods" not in counts or "nr_throttled" not in counts:
+        return None
+    return int(counts["nr_periods"]), int(counts["nr_throttled"])
 
 
 def oom_kills(folder: Path, files: MemoryFiles) -> int:

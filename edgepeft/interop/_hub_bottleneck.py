@@ -27,7 +27,7 @@ from torch.nn import functional
 from edgepeft.backbones.base import Role, Site
 from edgepeft.interop._hub_config import BnConfig, leading_layers
 from edgepeft.interop._hub_phm import PhmWeights
-from edgepeft.interop._hub_places import Places
+from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
@@ -37,10 +37,43 @@ from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 
-__all__ = ["bottleneck_plan"]
+__all__ = ["Places", "bottleneck_plan"]
 
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 _Shapes = dict[str, tuple[int, ...]]
+
+
+# Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
+_HOLDERS = {
+    "distilbert": {
+        "attention": "transformer.layer.{i}.attention_adapters",
+        "output": "transformer.layer.{i}.output_adapters",
+    }
+}
+_BERT = {"attention": "encoder.layer.{i}.attention.output", "output": "encoder.layer.{i}.output"}
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a checkpoint keeps the tensors of the adapter of that name."""
+
+    classifier: Classifier
+    adapter: str
+
+    def of_adapter(self, site: Site) -> str:
+        """The start of a bottleneck adapter's names."""
+        holders = _HOLDERS.get(self.classifier.architecture.model_type, _BERT)
+        holder = holders["attention" if site.role is Role.ATTENTION_OUTPUT else "output"].format(i=site.layer)
+        return f"{self.classifier.prefix}{holder}.adapters.{self.adapter}."
+
+    def of_lora(self, site: Site) -> str:
+        """The start of a LoRA's names."""
+        return f"{self.classifier.prefix}{site.reads}.loras.{self.adapter}."
+
+    @property
+    def shared(self) -> str:
+        """The start of the names of what all adapters share."""
+        return f"{self.classifier.prefix}shared_parameters.{self.adapter}."
 
 
 @dataclass(frozen=True)

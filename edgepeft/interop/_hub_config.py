@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from edgepeft.backbones.base import Architecture
 from edgepeft.errors import BundleError
 from edgepeft.interop.conversion import ForeignConfig
-from edgepeft.methods._activations import Activation
+from edgepeft.methods._bottleneck_adapters import Activation
 
 __all__ = [
     "BnConfig",

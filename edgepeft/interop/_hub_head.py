@@ -17,8 +17,7 @@ from edgepeft.errors import BundleError
 from edgepeft.interop._hub_config import HubFile
 from edgepeft.interop.base import ImportedHead
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import check_tensors, parsed
-from edgepeft.interop.state_dict import read_state_dict
+from edgepeft.interop.conversion import check_tensors, parsed, read_state_dict
 
 __all__ = ["read_head"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgepeft.errors import BundleError
 from edgepeft.interop._hub_config import BnConfig
 from edgepeft.interop.conversion import StateDict
-from edgepeft.methods._kronecker_adapters import kronecker_sum
+from edgepeft.methods._factored_adapters import kronecker_sum
 
 __all__ = ["PhmWeights"]
 

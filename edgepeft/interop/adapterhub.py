@@ -17,14 +17,12 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, EdgepeftError
-from edgepeft.interop._hub_bottleneck import bottleneck_plan
+from edgepeft.interop._hub_bottleneck import Places, bottleneck_plan
 from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, leading_layers
 from edgepeft.interop._hub_head import read_head
-from edgepeft.interop._hub_places import Places
 from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed
-from edgepeft.interop.state_dict import read_state_dict
+from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed, read_state_dict
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.prompt_r import PromptR
 

@@ -1,4 +1,4 @@
-"""PEFT's checkpoints, without peft; ``peft_methods`` has a file for each of its methods.
+"""PEFT's checkpoints, in and out, without peft; ``peft_methods`` has a file for each of its methods.
 
 Source of the names: peft 0.21.2, ``utils/save_and_load.py``; the golden checkpoints of ``tests/interop`` are its own.
 """
@@ -14,15 +14,24 @@ from torch import Tensor
 from edgepeft import __version__
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta
-from edgepeft.errors import BundleError
+from edgepeft.delta import Delta, write_tensors
+from edgepeft.errors import BundleError, UsageError
 from edgepeft.interop.base import ImportedHead, Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan, check_tensors
-from edgepeft.interop.peft_methods.base import CONFIG_FILE, TENSORS_FILE, PeftConfig, WrapConfig, read_peft_config
-from edgepeft.interop.state_dict import read_state_dict
+from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_state_dict
+from edgepeft.interop.peft_methods.base import (
+    CONFIG_FILE,
+    PREFIX,
+    TASK_TYPE,
+    TENSORS_FILE,
+    PeftConfig,
+    WrapConfig,
+    peft_methods,
+    read_peft_config,
+)
+from edgepeft.resources import new_folder, write_json
 
-__all__ = ["IMPORTER", "Peft"]
+__all__ = ["IMPORTER", "Peft", "write_peft"]
 
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
 
@@ -115,3 +124,41 @@ def _origin(config: PeftConfig, folder: Path) -> dict[str, Any]:
         "training": {"imported_from": "PEFT", "folder": folder.resolve().name, "peft_type": config.peft_type},
         "versions": {"edgepeft": __version__, "peft": config.peft_version},
     }
+
+
+def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
+    """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits.
+
+    Raises:
+        UsageError: a method that PEFT has no form for, or a head that transformers' class does not have; or the folder
+            exists.
+    """
+    classifier = Classifier(backbone)
+    config = _config_of(delta, classifier)
+    settings, tensors = config.written(delta, classifier)
+    settings |= {
+        "peft_type": config.kind,
+        "task_type": TASK_TYPE,
+        "base_model_name_or_path": delta.card.backbone.source,
+        "modules_to_save": sorted({module.partition(".")[0] for module in classifier.head_modules.values()}),
+        "inference_mode": True,
+    }
+    ours = delta.tensors()
+    tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
+    with new_folder(folder, force=force) as new:
+        write_tensors({PREFIX + name: t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE)
+        write_json(new / CONFIG_FILE, settings)
+
+
+def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
+    card = delta.card
+    written = {config.ours: config for config in peft_methods().values() if config.ours}
+    if card.method not in written:
+        known = " and ".join(sorted(map(str, written)))
+        raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
+    if (card.head, card.head_reads) != (classifier.head, "first_token"):
+        raise UsageError(
+            f"PEFT wraps transformers' own head, here {classifier.head} over the first token; the task {card.task!r} "
+            f"has {card.head} over {card.head_reads.replace('_', ' ')}, which it cannot hold."
+        )
+    return written[card.method]

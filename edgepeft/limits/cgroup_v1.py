@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from edgepeft.host import groups, quota
+from edgepeft.host import groups
 from edgepeft.limits.placement import GroupPlacement, Limits, Unavailable
 
 __all__ = ["ControllerGroups", "prepare"]
@@ -73,4 +73,4 @@ def _limit_quota(placement: ControllerGroups, own: dict[str, Path], cores: float
     if "cpu" not in own:
         raise Unavailable("no cgroup v1 cpu controller, which a quota needs")
     folder = placement.folders["cpu"] = groups.make_child(own["cpu"])
-    quota.write_v1(folder, cores)
+    groups.write_quota(folder, groups.V1, cores)

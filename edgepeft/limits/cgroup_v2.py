@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from edgepeft.host import groups, quota
+from edgepeft.host import groups
 from edgepeft.limits.placement import GroupPlacement, Limits, Unavailable
 
 __all__ = ["UnifiedGroup", "prepare"]
@@ -80,5 +80,5 @@ def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: 
         if "cpu" not in offered:
             raise Unavailable("cgroup v2 does not offer its cpu controller, which a quota needs, to this process")
         _enable(folder.parent, "cpu")
-        quota.write_v2(folder, limits.cpu_quota)
+        groups.write_quota(folder, groups.V2, limits.cpu_quota)
     return placement

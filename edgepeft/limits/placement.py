@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 import psutil
 
 from edgepeft.errors import UsageError
-from edgepeft.host import groups, quota
-from edgepeft.host.quota import SMALLEST_QUOTA
+from edgepeft.host import groups
+from edgepeft.host.groups import SMALLEST_QUOTA
 
 __all__ = ["Emulation", "GroupPlacement", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
 
@@ -159,18 +159,17 @@ class GroupPlacement(Placement):
 
     def quota_in_force(self) -> float | None:
         """The smallest quota from the group up, in cores."""
-        tightest = quota.tightest_v1 if self.files is groups.V1 else quota.tightest_v2
-        return tightest(self.folders.get("cpu"))
+        return groups.tightest_quota(self.folders.get("cpu"), self.files)
 
     def change_quota(self, cores: float) -> None:
         """Write ``cpu.cfs_quota_us`` or ``cpu.max``."""
         if (folder := self.folders.get("cpu")) is None:
             raise Unavailable("the child was started without a quota")
-        (quota.write_v1 if self.files is groups.V1 else quota.write_v2)(folder, cores)
+        groups.write_quota(folder, self.files, cores)
 
     def throttled(self) -> tuple[int, int] | None:
         """From ``cpu.stat``."""
-        return quota.throttled(self.folders.get("cpu"))
+        return groups.throttled(self.folders.get("cpu"))
 
     def holds(self, pid: int) -> bool:
         """Whether the process is in every group."""

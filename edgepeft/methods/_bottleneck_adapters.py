@@ -3,17 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgepeft.backbones.base import Site
-from edgepeft.methods._activations import ACTIVATIONS, Activation
 from edgepeft.methods.base import TrainsNorms, require
 
-__all__ = ["FORMS", "Bottleneck", "BottleneckMethod", "Form", "OnNorm", "OnSubLayer"]
+__all__ = ["ACTIVATIONS", "FORMS", "Activation", "Bottleneck", "BottleneckMethod", "Form", "OnNorm", "OnSubLayer"]
 
 Form = Literal["sublayer", "norm"]
+
+
+Activation = Literal[
+    "relu", "gelu", "tanh-gelu", "quick-gelu", "silu", "mish", "tanh", "sigmoid", "relu6", "leaky-relu", "linear"
+]
+
+
+def _quick_gelu(z: Tensor) -> Tensor:
+    """z sigmoid(1.702 z) (Hendrycks & Gimpel, 2016, section 2)."""
+    return z * torch.sigmoid(1.702 * z)
+
+
+def _linear(z: Tensor) -> Tensor:
+    return z
+
+
+# What adapters may have; ONNX's standard operators express each of them.
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "tanh-gelu": partial(functional.gelu, approximate="tanh"),
+    "quick-gelu": _quick_gelu,
+    "silu": functional.silu,  # also called swish
+    "mish": functional.mish,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu6": functional.relu6,
+    "leaky-relu": functional.leaky_relu,  # slope 0.01
+    "linear": _linear,
+}
 
 
 class Bottleneck(nn.Module):

@@ -13,8 +13,7 @@ from typing import ClassVar, Self
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._activations import Activation
-from edgepeft.methods._bottleneck_adapters import BottleneckMethod, OnSubLayer
+from edgepeft.methods._bottleneck_adapters import Activation, BottleneckMethod, OnSubLayer
 from edgepeft.methods.base import option
 
 __all__ = ["Adapter", "Houlsby"]

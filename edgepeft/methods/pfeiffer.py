@@ -15,8 +15,7 @@ from typing import ClassVar, Literal, Self
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._activations import Activation
-from edgepeft.methods._bottleneck_adapters import Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
+from edgepeft.methods._bottleneck_adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
 from edgepeft.methods.base import option
 
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]

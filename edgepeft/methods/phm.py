@@ -15,8 +15,13 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from edgepeft.methods._factored_adapters import FactoredLinear, xavier_uniform
-from edgepeft.methods._kronecker_adapters import KroneckerAdapters, fresh_rule, kronecker_sum
+from edgepeft.methods._factored_adapters import (
+    FactoredLinear,
+    KroneckerAdapters,
+    fresh_rule,
+    kronecker_sum,
+    xavier_uniform,
+)
 from edgepeft.methods.base import option
 
 __all__ = ["PHM", "PHMLinear"]

@@ -1,13 +1,16 @@
-"""Finds and reads profiles: shipped ones by name, a user's own by the path of its file."""
+"""Finds, reads and writes profiles: shipped ones by name, a user's own by the path of its file."""
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Mapping
 from difflib import get_close_matches
 from os.path import expanduser  # unlike Path.expanduser, it leaves an unknown user as it is
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from edgepeft.errors import DataError, UnknownName, UsageError
@@ -16,7 +19,7 @@ from edgepeft.profiles.schema import Profile
 from edgepeft.profiles.variants import with_settings
 from edgepeft.resources import data_folder
 
-__all__ = ["known_profiles", "load_profile"]
+__all__ = ["known_profiles", "load_profile", "toml_of"]
 
 _SUFFIX = ".toml"
 _TABLES: dict[str, type[BaseModel]] = {
@@ -98,3 +101,14 @@ def _sentence(one: dict[str, Any]) -> str:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def toml_of(document: Mapping[str, Any], comment: str = "") -> str:
+    """A profile as the TOML file that it is read from; ``comment`` becomes its first lines.
+
+    Raises:
+        ValueError: a number that is none, which TOML could hold and no profile can.
+    """
+    json.dumps(document, allow_nan=False)
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + tomli_w.dumps(document)

@@ -44,8 +44,7 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
         model = bundle.graph(task)
         load_external_data_for_model(model, str(bundle.folder))
         inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
-        beside = {"all_tensors_to_one_file": True, "location": f"{MODEL_FILE}_data"}
-        onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, **beside)
+        onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, location=f"{MODEL_FILE}_data")
         write_json(folder / "config.json", _config(read_config(bundle.folder / "config.json"), entry))
         write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))
         for name in _TOKENIZER_FILES:

@@ -25,12 +25,11 @@ from edgepeft.graph.splice import splice
 from edgepeft.resources import locked, write_atomically
 from edgepeft.runtime.bounds import check_file
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
-from edgepeft.runtime.data_check import DataCheck
 from edgepeft.runtime.manifest import CheckReference, Manifest, OnData, TaskEntry, Verification
 from edgepeft.runtime.model_card import model_card
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
-from edgepeft.runtime.verify import allowed_for, read_check, replay, require_passed
+from edgepeft.runtime.verify import DataCheck, allowed_for, read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
 from edgepeft.task_name import check_new_name, check_task_name
 

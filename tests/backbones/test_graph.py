@@ -23,7 +23,7 @@ from tiny import MODEL_TYPES, SIZES, ragged, randomise
 from tolerance import exactly
 
 from edgepeft.backbones.base import family_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 
 

@@ -14,7 +14,7 @@ import transformers
 from typer.testing import CliRunner
 
 from edgepeft.backbones.base import Role, family_of, table_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
 from edgepeft.errors import UnknownName, UsageError
@@ -158,7 +158,7 @@ def test_an_unknown_type_is_still_unknown():
 def test_the_table_needs_no_torch():
     program = (
         "import sys; sys.modules['torch'] = sys.modules['transformers'] = None;"
-        "from edgepeft.backbones.base import table_of; from edgepeft.backbones.named import config_of;"
+        "from edgepeft.backbones.base import table_of; from edgepeft.backbones.config import config_of;"
         "print(table_of(config_of('t5-base')).architecture(config_of('t5-base')).n_parameters)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

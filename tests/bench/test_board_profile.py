@@ -11,8 +11,7 @@ from boards import pi4, put
 from edgepeft.bench import board_profile
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.errors import UsageError
-from edgepeft.profiles.loader import load_profile
-from edgepeft.profiles.write import toml_of
+from edgepeft.profiles.loader import load_profile, toml_of
 
 # Seconds of a step on a board of 3 GFLOP/s a core, 2 GB/s of copies on one thread and 4 on four, 5 us an operator.
 GEMM_FLOPS = 8 * 2 * 1024 * 768 * 3072

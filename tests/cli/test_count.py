@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgepeft.backbones.base import Architecture, table_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
 from edgepeft.counting import count as counting

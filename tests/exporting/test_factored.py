@@ -13,7 +13,7 @@ import pytest
 from deltas import random_delta
 
 from edgepeft.backbones.base import family_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.delta import BackboneCard, Delta, DeltaCard
 from edgepeft.exporting.delta import export_delta

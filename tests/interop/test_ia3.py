@@ -13,7 +13,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.interop.base import ImportRequest, importer_of
-from edgepeft.interop.peft_out import write_peft
+from edgepeft.interop.peft import write_peft
 
 EVERY = ("query", "key", "value", "attention_output", "ffn_up", "ffn_activation")
 

@@ -17,7 +17,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import UsageError
 from edgepeft.heads.base import Head
 from edgepeft.interop.base import ImportRequest, importer_of
-from edgepeft.interop.peft_out import write_peft
+from edgepeft.interop.peft import write_peft
 
 GOLDEN = Path(__file__).parent / "golden"
 EVERY = ("query", "key", "value", "attention_output", "ffn_output")

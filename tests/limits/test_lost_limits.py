@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.host import groups, quota
+from edgepeft.host import groups
 from edgepeft.limits import cgroup_v1, cgroup_v2, rlimit, trial
 from edgepeft.limits.limited_process import LimitedProcess, Limits
 from edgepeft.limits.placement import Unavailable
@@ -139,7 +139,7 @@ def test_the_tightest_quota_of_the_groups_around_decides(v1_proc):
     quota_file = group / "cpu.cfs_quota_us"
     for own, decides in (("-1", 2.5), ("50000", 0.5), ("900000", 2.5)):
         quota_file.write_text(own)
-        assert quota.tightest_v1(group) == decides
+        assert groups.tightest_quota(group, groups.V1) == decides
 
 
 def test_in_version_2_too(v2):
@@ -150,7 +150,7 @@ def test_in_version_2_too(v2):
     ):
         (v2.root / "cpu.max").write_text(around)
         (v2.own / "cpu.max").write_text(own)
-        assert quota.tightest_v2(v2.own) == decides
+        assert groups.tightest_quota(v2.own, groups.V2) == decides
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.backbones.base import Architecture, Role, Site, table_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 
 
 @pytest.fixture

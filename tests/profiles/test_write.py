@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgepeft.profiles.write import toml_of
+from edgepeft.profiles.loader import toml_of
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALAR = st.one_of(TEXT, st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False))

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from edgepeft.cli._main import app
-from edgepeft.data.schedule import rate_factor
+from edgepeft.data.course.run import rate_factor
 from edgepeft.errors import DataError, UnknownName, UsageError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import onnx
 
 from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace_plain
-from edgepeft.bench.planning.batches import random_batch
+from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.bench.result.parts import Number

@@ -1,5 +1,8 @@
-"""Programs on an emulated Cortex-A72 whose instructions are counted: QEMU's user mode with a plugin of 20 lines.
+"""Instructions per inference on an emulated Cortex-A72, counted under QEMU: a figure that no other load can move.
 
+The program that opens the model and answers ``MORE`` times more has so many instructions more.  Caches, bandwidth and
+what a processor does at once are not in it: the figure gates changes, and is no measure of time.
+QEMU's user mode counts with a plugin of 20 lines.
 The guest is a folder with an arm64 root file system that has Python and onnxruntime, named by ``EDGEPEFT_ARM64_ROOT``:
 what `docker export` gives of the runtime image, for example.  Its processor is described to ONNX Runtime by files laid
 over it, because the host's /proc and /sys tell of another one.
@@ -11,14 +14,23 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepeft.errors import EdgepeftError
-from edgepeft.resources import package_data
+import numpy as np
+import onnx
+from numpy.typing import NDArray
 
-__all__ = ["CPU", "ROOT_VARIABLE", "Guest", "find_guest"]
+from edgepeft.bench.planning.job import random_batch
+from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.result.schema import MetricsRecord
+from edgepeft.errors import EdgepeftError
+from edgepeft.resources import package_data, write_atomically
+from edgepeft.runtime.bundle import Bundle
+
+__all__ = ["CPU", "MORE", "ROOT_VARIABLE", "Guest", "count_instructions", "find_guest"]
 
 CPU = "cortex-a72"
 ROOT_VARIABLE = "EDGEPEFT_ARM64_ROOT"
@@ -141,3 +153,54 @@ def _python(root: Path, packages: Path) -> Path | None:
     names = [version.group(0)] if version else ["python3"]
     places = [root / folder / name for folder in ("usr/local/bin", "usr/bin") for name in names]
     return next((place for place in places if place.is_file()), None)
+
+
+MORE = 8  # what a run differs from the next by (a tenth of a per cent of the start) is then below half a per cent
+_SCRIPT = """
+import sys
+import numpy as np
+import onnxruntime as ort
+folder, runs = sys.argv[1], int(sys.argv[2])
+options = ort.SessionOptions()
+options.intra_op_num_threads = options.inter_op_num_threads = 1
+options.log_severity_level = 3
+session = ort.InferenceSession(folder + "/model.onnx", options, providers=["CPUExecutionProvider"])
+inputs = np.load(folder + "/inputs.npz")
+feed = {value.name: inputs[value.name] for value in session.get_inputs()}
+names = [value.name for value in session.get_outputs()]
+for _ in range(runs):
+    session.run(names, feed)
+"""
+
+
+def count_instructions(
+    guest: Guest, subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0
+) -> list[MetricsRecord]:
+    """Entries for the result's ``metrics``: the backbone and every task on the first of these rows.
+
+    Raises:
+        EdgepeftError: the emulated program failed.
+    """
+    bundle, model, row = subject.bundle, subject.model, lengths[:1]
+    inputs = random_batch(row, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
+    entries = []
+    for task in (None, *(task.name for task in model.tasks)):
+        with tempfile.TemporaryDirectory(prefix="edgepeft-instructions-") as work:
+            folder = Path(work)
+            guest.prepare(folder)
+            _write(folder, bundle, bundle.graph(task), inputs)
+            few, many = (guest.count(folder, _SCRIPT, [str(folder), str(runs)]) for runs in (1, 1 + MORE))
+        what = f"task {task}" if task else "backbone"
+        of = f"{what}, {row[0]} tokens on a {CPU}, onnxruntime {guest.runtime}"
+        entries.append(MetricsRecord(of=of, values={"instructions": (many - few) / MORE}))
+    return entries
+
+
+def _write(folder: Path, bundle: Bundle, graph: onnx.ModelProto, inputs: dict[str, NDArray[np.int64]]) -> None:
+    """Graph, weights and inputs where the emulated program reads them."""
+    write_atomically(folder / "model.onnx", graph.SerializeToString(deterministic=True))
+    try:
+        os.link(bundle.weights, folder / bundle.weights.name)  # a symbolic link is refused
+    except OSError:  # on another file system
+        shutil.copyfile(bundle.weights, folder / bundle.weights.name)
+    np.savez(folder / "inputs.npz", allow_pickle=False, **inputs)

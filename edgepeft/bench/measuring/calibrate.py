@@ -16,7 +16,7 @@ from edgepeft.bench.measuring.sampler import Steppable
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.host.quota import SMALLEST_QUOTA
+from edgepeft.host.groups import SMALLEST_QUOTA
 from edgepeft.profiles.schema import Profile
 
 __all__ = [

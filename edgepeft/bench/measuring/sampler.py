@@ -12,13 +12,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from edgepeft.errors import DoesNotFit, EdgepeftError
-from edgepeft.host.sensors import Conditions
+from edgepeft.host.energy import Meter
+from edgepeft.host.sensors import Conditions, Sensors
 
-__all__ = ["Rule", "Sample", "Series", "Steppable", "round_orders", "sample_rounds"]
+__all__ = ["Rule", "Sample", "Series", "Steppable", "Watched", "round_orders", "sample_rounds", "throttled_samples"]
 
 
 @dataclass(frozen=True)
@@ -196,3 +198,27 @@ def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
     for one in series.values():
         one.interrupted = True
         del one.samples[whole:], one.batches[whole:]
+
+
+class Watched:
+    """A worker whose samples carry the board's condition at their end, and energy where ``meter`` is given."""
+
+    def __init__(self, worker: Steppable, sensors: Sensors, meter: Meter | None = None):
+        self._worker, self._sensors, self._meter = worker, sensors, meter
+
+    def step(self, batch: int) -> Sample:
+        """One step of the worker, and how the board was."""
+        with self._meter or nullcontext():
+            sample = self._worker.step(batch)
+        conditions = self._sensors.read()
+        return replace(
+            sample,
+            conditions=conditions if conditions.known else None,
+            joules=self._meter.joules if self._meter is not None else None,
+        )
+
+
+def throttled_samples(series: Series) -> list[tuple[str, ...]]:
+    """The reasons, of each sample during which the board throttled."""
+    readings = (sample.conditions.throttled for sample in series.samples if sample.conditions is not None)
+    return [reasons for reasons in readings if reasons]

@@ -8,8 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.planning.batches import Batches
-from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.job import Batches, Job
 
 __all__ = ["BenchedModel", "BenchedTask", "Unit", "UnitRole", "plan_units"]
 

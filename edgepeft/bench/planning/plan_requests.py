@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from edgepeft.bench.planning.batches import Batches
-from edgepeft.bench.planning.job import Job, TextsRequest
+from edgepeft.bench.planning.job import Batches, Job, TextsRequest
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask, Unit, UnitRole
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.errors import UsageError

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepeft.bench.planning.batches import Batches, batches_of
+from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.lengths import Lengths, full_length, load_lengths
 from edgepeft.bench.planning.request import ENGINES, BenchRequest
 from edgepeft.bench.planning.scenario import Order, Scenario, load_scenario

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.backbones.config import read_config
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
 from edgepeft.bench.planning.random_model import write_random_checkpoint

@@ -1,13 +1,18 @@
-"""The conditions of a result: host, profile with its limits, calibration, model."""
+"""The conditions of a result: host, profile with its limits, calibration, model, commit and time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 
+import edgepeft
 from edgepeft.bench.measuring.calibrate import CALIBRATION_TOLERANCE, settled
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
@@ -35,7 +40,16 @@ from edgepeft.prediction import arithmetic
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.manifest import TaskEntry
 
-__all__ = ["arithmetic_notes", "calibration_of", "host_of", "in_force_of", "model_of", "profile_of"]
+__all__ = [
+    "arithmetic_notes",
+    "calibration_of",
+    "commit_under_test",
+    "host_of",
+    "in_force_of",
+    "model_of",
+    "profile_of",
+    "utc_now",
+]
 
 _GRADES = ("none", "partial", "full")
 
@@ -150,3 +164,29 @@ def _task(entry: TaskEntry) -> TaskRecord:
         metric=metric if isinstance(metric, str) else None,
         score=float(score) if isinstance(score, (int, float)) and math.isfinite(score) else None,
     )
+
+
+_CI = ("GITHUB_SHA", "CI_COMMIT_SHA")  # GitHub's and GitLab's names for the commit under test
+
+
+def commit_under_test(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The commit that CI names, else HEAD of the checkout that edgepeft runs from, else None."""
+    return next((environment[name] for name in _CI if environment.get(name)), None) or _checkout()
+
+
+def utc_now() -> str:
+    """The time in UTC, to the second, as ISO 8601 writes it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _checkout() -> str | None:
+    """HEAD of the repository whose top is the package's folder, with a + where files differ from it."""
+    top = Path(edgepeft.__file__).resolve().parent.parent
+    if not (top / ".git").exists():
+        return None
+    try:
+        head = subprocess.run(["git", "-C", str(top), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "-C", str(top), "diff", "--quiet", "HEAD"], capture_output=True, check=False)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+" if dirty.returncode else "")

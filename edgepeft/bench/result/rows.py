@@ -1,4 +1,7 @@
-"""The rows of a result: raw samples of every unit, and what follows from them."""
+"""The rows of a result: raw samples of every unit, and what follows from them.
+
+The energy of an instance is from the board's sensor, else from the profile's power, where times are the device's.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,20 @@ import numpy as np
 from edgepeft.backbones.base import Architecture
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
-from edgepeft.bench.measuring.sampler import Series
-from edgepeft.bench.measuring.watch import throttled_samples
+from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
-from edgepeft.bench.result.energy import energy_of
 from edgepeft.bench.result.flops import flops_per_instance
-from edgepeft.bench.result.schema import BenchRow, BoardRecord, LatencyRecord, LengthsRecord, PairedRatio, RatioRecord
+from edgepeft.bench.result.schema import (
+    BenchRow,
+    BoardRecord,
+    EnergyRecord,
+    LatencyRecord,
+    LengthsRecord,
+    PairedRatio,
+    RatioRecord,
+)
 from edgepeft.bench.result.statistics import (
     CONFIDENCE,
     Ratio,
@@ -30,8 +39,9 @@ from edgepeft.bench.result.statistics import (
 from edgepeft.bench.result.warnings import comparable, warnings_of
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.host.energy import Meter
+from edgepeft.profiles.schema import Profile
 
-__all__ = ["result_rows", "row_of"]
+__all__ = ["energy_from_power", "energy_of", "result_rows", "row_of"]
 
 
 def result_rows(
@@ -187,3 +197,30 @@ def _peer_name(one: Measured, other: Measured) -> str | None:
     if theirs.role is UnitRole.LENGTHENED:
         return f"backbone+{theirs.prompt_length}" if mine.task and mine.prompt_length == theirs.prompt_length else None
     return str(theirs.role) if theirs.role in (UnitRole.BACKBONE, UnitRole.FULL) else None
+
+
+_POWER = "power_load"
+
+
+def energy_of(series: Series, rows: Sequence[int], profile: Profile | None, meter: Meter | None) -> EnergyRecord | None:
+    """Joules an instance; ``rows`` are those of each sample's batch, ``profile`` is None where times are the host's."""
+    if not series.samples:
+        return None
+    joules = [sample.joules for sample in series.samples if sample.joules is not None]
+    seconds = sum(series.seconds)
+    if meter is not None and meter.source and len(joules) == len(series.samples):
+        total = sum(joules)
+        return EnergyRecord(
+            joules_per_instance=total / sum(rows), watts=total / seconds, kind="sensor", source=meter.source
+        )
+    return energy_from_power(profile, seconds, sum(rows)) if profile is not None else None
+
+
+def energy_from_power(profile: Profile, seconds: float, instances: int) -> EnergyRecord | None:
+    """The profile's power for so long; None where it states none."""
+    if (watts := profile.amount(_POWER, "W")) is None:
+        return None
+    power = profile.figures[_POWER]
+    source = f"{_POWER} of profile {profile.name}: {watts:g} W, {power.title} ({power.source or power.kind})"
+    joules = watts * seconds / instances
+    return EnergyRecord(joules_per_instance=joules, watts=watts, kind="estimated", source=source)

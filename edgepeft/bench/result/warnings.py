@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgepeft.bench.measuring.measure import Measured
-from edgepeft.bench.measuring.watch import throttled_samples
+from edgepeft.bench.measuring.sampler import throttled_samples
 from edgepeft.bench.result.statistics import drift, outliers, percentile
 
 __all__ = ["CHECKS", "Check", "comparable", "warnings_of"]

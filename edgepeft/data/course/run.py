@@ -20,10 +20,9 @@ from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
 from edgepeft.data.course.scoring import Scored, score_rows
 from edgepeft.data.parts import TaskData
-from edgepeft.data.schedule import evaluation_interval, rate_factor, warmup_steps
 from edgepeft.errors import EdgepeftError
 
-__all__ = ["Course", "CourseResult", "Interrupted", "Progress"]
+__all__ = ["Course", "CourseResult", "Interrupted", "Progress", "evaluation_interval", "rate_factor", "warmup_steps"]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -72,6 +71,27 @@ class CourseResult:
     def improved(self) -> bool:
         """Whether some step beat the start; a start that is not scored is always beaten."""
         return bool(self.training["best_step"])
+
+
+MOST_EVALUATIONS = 20  # a few-shot run has hundreds of short epochs
+
+
+# Linear warm-up, then linear decay to zero (Devlin et al., 2019, appendix A.2; transformers has the same).
+def warmup_steps(total: int, part: float) -> int:
+    """Steps in which the rate rises; none if the run is too short for one."""
+    return int(part * total)
+
+
+def rate_factor(step: int, warmup: int, total: int) -> float:
+    """What the learning rate is multiplied by in step 0, 1, ..., total - 1."""
+    if step < warmup:
+        return step / warmup
+    return max(0.0, (total - step) / max(1, total - warmup))
+
+
+def evaluation_interval(steps_per_epoch: int, total: int) -> int:
+    """Steps between evaluations: an epoch, or longer where there would be too many."""
+    return max(steps_per_epoch, math.ceil(total / MOST_EVALUATIONS))
 
 
 class Course:

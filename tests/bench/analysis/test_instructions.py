@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgepeft.bench.analysis import qemu
-from edgepeft.bench.analysis.instructions import MORE, count_instructions
-from edgepeft.bench.analysis.qemu import ROOT_VARIABLE, Guest, find_guest
+from edgepeft.bench.analysis.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
 from edgepeft.bench.planning.subject import random_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgepeft.bench.planning.batches import batches_of, random_batch
+from edgepeft.bench.planning.job import batches_of, random_batch
 from edgepeft.errors import UsageError
 
 

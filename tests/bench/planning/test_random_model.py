@@ -5,7 +5,7 @@ from configs import SMALL_BERT
 from tokenizers import Tokenizer
 
 from edgepeft.backbones.base import family_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.bench.planning.random_model import texts_of, write_random_checkpoint, write_random_tokenizer
 from edgepeft.errors import UnknownName
 

@@ -6,7 +6,7 @@ import pytest
 from configs import SMALL_BERT
 
 from edgepeft.backbones.base import table_of
-from edgepeft.backbones.named import config_of
+from edgepeft.backbones.config import config_of
 from edgepeft.bench.planning import subject
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import methods

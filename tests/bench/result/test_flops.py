@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.backbones.base import family_of, table_of
-from edgepeft.backbones.named import architecture_names, config_of
+from edgepeft.backbones.config import architecture_names, config_of
 from edgepeft.bench.result.flops import flops_per_instance
 
 
