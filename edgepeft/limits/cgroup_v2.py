@@ -9,24 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from edgepeft.host import groups
-from edgepeft.limits.placement import GroupPlacement, Limits, Unavailable
+from edgepeft.limits.placement import Limits, Placement, Unavailable
 
-__all__ = ["UnifiedGroup", "prepare"]
-
-
-@dataclass
-class UnifiedGroup(GroupPlacement):
-    """A child group under version 2."""
-
-    backend: ClassVar[str] = "cgroup v2"
+__all__ = ["prepare"]
 
 
-def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> UnifiedGroup:
+def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC) -> Placement:
     """Make a child group with ``limits`` in it.
 
     Raises:
@@ -59,12 +50,9 @@ def _enable(own: Path, controller: str) -> None:
         groups.write(own / "cgroup.subtree_control", f"+{controller}")
 
 
-def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: Sequence[str]) -> UnifiedGroup:
-    placement = UnifiedGroup(
-        cpus=None if cpus is None else tuple(cpus),
-        joins=[folder / "cgroup.procs"],
-        folders={"memory": folder, "cpu": folder},
-    )
+def _limited(folder: Path, limits: Limits, cpus: Sequence[int] | None, offered: Sequence[str]) -> Placement:
+    both = {"memory": folder, "cpu": folder}
+    placement = Placement("cgroup v2", cpus, joins=[folder / "cgroup.procs"], folders=both)
     if limits.memory_bytes is not None:
         groups.write(folder / "memory.max", limits.memory_bytes)
         if (folder / "memory.swap.max").exists():

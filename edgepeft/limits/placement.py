@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import psutil
 
@@ -18,7 +18,7 @@ from edgepeft.errors import UsageError
 from edgepeft.host import groups
 from edgepeft.host.groups import SMALLEST_QUOTA
 
-__all__ = ["Emulation", "GroupPlacement", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
+__all__ = ["Emulation", "InForce", "LauncherReport", "Limits", "Placement", "Unavailable"]
 
 Emulation = Literal["full", "partial", "none"]
 _SMALLEST_MEMORY = 1 << 20  # below this no process starts at all: a unit was mistaken
@@ -82,17 +82,21 @@ class LauncherReport:
 
 @dataclass
 class Placement:
-    """A place with limits, ready for one child. Backends override what they know better."""
+    """A place with limits, ready for one child: the control groups made for it, or what the launcher sets of itself.
 
-    backend: ClassVar[str] = ""
+    ``folders`` are the groups by controller; under version 2 one group has all controllers.
+    """
 
-    cpus: tuple[int, ...] | None = None  # the launcher sets this affinity
+    backend: str
+    cpus: Sequence[int] | None = None  # the launcher sets this affinity
     wrapper: Sequence[str] = ()  # argv that comes before the launcher's
     joins: Sequence[Path] = ()  # cgroup.procs files that the launcher writes its pid to
     address_space_bytes: int | None = None  # RLIMIT_AS, set by the launcher
     keeper: bool = False  # leave a small process behind that keeps the place alive
     notes: list[str] = field(default_factory=list)
     memory_is_strict: bool = True  # False: what is limited is not quite memory
+    files: groups.MemoryFiles = groups.V2
+    folders: dict[str, Path] = field(default_factory=dict)
 
     def swap_is_not_limited(self) -> None:
         """Note it where the host has swap: the child can then use more than its memory."""
@@ -101,91 +105,56 @@ class Placement:
             self.notes.append("this kernel does not limit swap: the work may go beyond its memory into it")
 
     def entered(self, report: LauncherReport) -> None:
-        """Called once the child is inside. Raises Unavailable if it is not."""
+        """Check, once the child is inside, that its pid is in every group.
+
+        Raises:
+            Unavailable: it is not.
+        """
+        if not self.holds(report.pid):
+            raise Unavailable(f"the child did not enter its group{'s' * (self.files is groups.V1)}")
 
     def memory_in_force(self, report: LauncherReport) -> int | None:
-        """Bytes that the child may use, read back; None if unlimited."""
-        return report.address_space_bytes
+        """Bytes that the child may use, read back: the smallest limit from the group up; None if unlimited."""
+        folder = self.folders.get("memory")
+        return report.address_space_bytes if folder is None else groups.smallest_limit(folder, self.files)
 
     def quota_in_force(self) -> float | None:
-        """Cores' worth of time that the child may use, read back; None if unlimited."""
-        return None
+        """Cores' worth of time that the child may use, read back: the smallest from the group up; None if unlimited."""
+        return groups.tightest_quota(self.folders.get("cpu"), self.files)
 
     def change_quota(self, cores: float) -> None:
         """Change the quota of the child that runs there.
 
         Raises:
-            Unavailable: this way of limiting has no quotas.
+            Unavailable: it was started without one.
             OSError: the kernel refuses.
         """
-        raise Unavailable(f"{self.backend} has no CPU quota")
-
-    def throttled(self) -> tuple[int, int] | None:
-        """Periods of the quota, and in how many of them it was used up; None where they are not counted."""
-        return None
-
-    def holds(self, pid: int) -> bool:
-        """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
-        return True
-
-    def oom_kills(self) -> int:
-        """How many processes the kernel killed for memory in this place."""
-        return 0
-
-    def peak_bytes(self) -> int | None:
-        """The most memory that was in use; None if not known."""
-        return None
-
-    def remove(self) -> None:
-        """Take the place down, whatever still runs in it. May be called twice."""
-
-
-@dataclass
-class GroupPlacement(Placement):
-    """A place made of control groups, by controller; under version 2 one group has all controllers."""
-
-    files: groups.MemoryFiles = groups.V2
-    folders: dict[str, Path] = field(default_factory=dict)
-
-    def entered(self, report: LauncherReport) -> None:
-        """Check that the child's pid is in every group."""
-        if not self.holds(report.pid):
-            raise Unavailable(f"the child did not enter its group{'s' * (self.files is groups.V1)}")
-
-    def memory_in_force(self, report: LauncherReport) -> int | None:
-        """The smallest limit from the group up."""
-        folder = self.folders.get("memory")
-        return None if folder is None else groups.smallest_limit(folder, self.files)
-
-    def quota_in_force(self) -> float | None:
-        """The smallest quota from the group up, in cores."""
-        return groups.tightest_quota(self.folders.get("cpu"), self.files)
-
-    def change_quota(self, cores: float) -> None:
-        """Write ``cpu.cfs_quota_us`` or ``cpu.max``."""
         if (folder := self.folders.get("cpu")) is None:
-            raise Unavailable("the child was started without a quota")
+            raise Unavailable(f"the child was started by {self.backend}, with no CPU quota")
         groups.write_quota(folder, self.files, cores)
 
     def throttled(self) -> tuple[int, int] | None:
-        """From ``cpu.stat``."""
+        """Periods of the quota, and in how many of them it was used up; None where they are not counted."""
         return groups.throttled(self.folders.get("cpu"))
 
     def holds(self, pid: int) -> bool:
-        """Whether the process is in every group."""
+        """Whether process ``pid`` still is where it was put: a group may be removed, a process moved."""
         return all(str(pid) in (groups.read(folder / "cgroup.procs") or "").split() for folder in self.folders.values())
 
     def oom_kills(self) -> int:
-        """From ``memory.oom_control`` or ``memory.events``."""
+        """How many processes the kernel killed for memory in this place."""
         folder = self.folders.get("memory")
         return 0 if folder is None else groups.oom_kills(folder, self.files)
 
     def peak_bytes(self) -> int | None:
-        """``memory.max_usage_in_bytes``, with the page cache that the child brought in, or ``memory.peak`` (5.19)."""
+        """The most memory in use, under version 1 with the page cache that the child brought in; None if not known."""
         folder = self.folders.get("memory")
         return None if folder is None else groups.read_bytes(folder / self.files.peak)
 
     def remove(self) -> None:
-        """Kill whoever is left and remove every group; enabled controllers stay, as a neighbour may use them by now."""
+        """Kill whoever is left and remove every group; may be called twice.
+
+        Enabled controllers stay, as a neighbour may use them by now.
+        """
         for folder in dict.fromkeys(self.folders.values()):
             groups.remove(folder)

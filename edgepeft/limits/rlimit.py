@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from edgepeft.host.groups import PROC
 from edgepeft.limits.placement import Limits, Placement
 
-__all__ = ["AddressSpace", "prepare"]
+__all__ = ["prepare"]
 
 
-@dataclass
-class AddressSpace(Placement):
-    """Nothing to make and nothing to remove: the launcher limits itself."""
-
-    backend: ClassVar[str] = "affinity and rlimit"
-
-
-def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = PROC) -> AddressSpace:
+def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = PROC) -> Placement:
     """Affinity and address space for the launcher to set; this always works, as far as the system goes."""
-    placement = AddressSpace(
-        cpus=None if cpus is None else tuple(cpus),
-        address_space_bytes=limits.memory_bytes,
-        memory_is_strict=False,
-    )
-    if limits.memory_bytes is not None:
+    space = limits.memory_bytes
+    placement = Placement("affinity and rlimit", cpus, address_space_bytes=space, memory_is_strict=False)
+    if space is not None:
         placement.notes.append("memory is limited as address space (RLIMIT_AS), stricter than a device's memory")
     if sys.platform != "linux":
         placement.notes.append(f"{sys.platform} has no processor affinity: the cores are not limited")

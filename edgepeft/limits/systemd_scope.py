@@ -14,10 +14,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from edgepeft.host import groups
-from edgepeft.limits.placement import GroupPlacement, LauncherReport, Limits, Unavailable
+from edgepeft.limits.placement import LauncherReport, Limits, Placement, Unavailable
 
 __all__ = ["BOOTED", "Scope", "prepare"]
 
@@ -26,10 +25,10 @@ _PROBE_SECONDS = 20.0
 
 
 @dataclass
-class Scope(GroupPlacement):
+class Scope(Placement):
     """One scope; which group that is, is known once the child is inside."""
 
-    backend: ClassVar[str] = "systemd scope"
+    backend: str = "systemd scope"
     proc: Path = groups.PROC
     unit: str = ""
 
@@ -66,7 +65,7 @@ def prepare(limits: Limits, cpus: Sequence[int] | None, proc: Path = groups.PROC
     options = _properties(limits, cpus)
     _probe([*_command(program, f"{unit}-probe"), *options, "--", "true"])
     return Scope(
-        cpus=None if cpus is None else tuple(cpus),
+        cpus=cpus,
         wrapper=[*_command(program, unit), *options, "--"],
         keeper=True,
         proc=proc,

@@ -13,7 +13,17 @@ from torch.nn import functional
 from edgepeft.backbones.base import Site
 from edgepeft.methods.base import TrainsNorms, require
 
-__all__ = ["ACTIVATIONS", "FORMS", "Activation", "Bottleneck", "BottleneckMethod", "Form", "OnNorm", "OnSubLayer"]
+__all__ = [
+    "ACTIVATIONS",
+    "FORMS",
+    "Activation",
+    "Bottleneck",
+    "BottleneckMethod",
+    "Form",
+    "OnNorm",
+    "OnSubLayer",
+    "fresh_linears",
+]
 
 Form = Literal["sublayer", "norm"]
 
@@ -59,6 +69,15 @@ class Bottleneck(nn.Module):
         """A(z), [..., d] -> [..., d]."""
         changed: Tensor = self.up(self.act(self.down(z)))
         return changed
+
+
+def fresh_linears(hidden: int, bottleneck: int, start: Callable[[Tensor], object]) -> tuple[nn.Linear, nn.Linear]:
+    """The way down and the way up, their weights by ``start``, biases zero."""
+    linears = nn.Linear(hidden, bottleneck), nn.Linear(bottleneck, hidden)
+    for linear in linears:
+        start(linear.weight)
+        nn.init.zeros_(linear.bias)
+    return linears
 
 
 class OnSubLayer(Bottleneck):

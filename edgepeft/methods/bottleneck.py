@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._bottleneck_adapters import Activation, Bottleneck, BottleneckMethod
+from edgepeft.methods._bottleneck_adapters import Activation, Bottleneck, BottleneckMethod, fresh_linears
 from edgepeft.methods.base import ChoosesRoles, option, require
 
 __all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]
@@ -34,14 +35,11 @@ class _Placed(Bottleneck):
     """A with norms of its own; a subclass names, in ``forward``, what of the site it reads."""
 
     def __init__(self, hidden: int, method: BottleneckAdapter) -> None:
-        linears = nn.Linear(hidden, method.bottleneck), nn.Linear(method.bottleneck, hidden)
+        linears = fresh_linears(hidden, method.bottleneck, partial(nn.init.normal_, std=method.std))
         super().__init__(*linears, method.activation)
         self.reads, self.keeps, self.after = method.reads, method.keeps, method.norm_after
         self.norm_before = nn.LayerNorm(hidden) if method.norm_before else nn.Identity()
         self.norm_after = nn.Identity() if method.norm_after == "none" else nn.LayerNorm(hidden)
-        for linear in linears:
-            nn.init.normal_(linear.weight, std=method.std)
-            nn.init.zeros_(linear.bias)
 
     def adapt(self, values: dict[str, Tensor]) -> Tensor:
         """k + A(z), of values by the names that ``reads`` and ``keeps`` have; all [..., d]."""

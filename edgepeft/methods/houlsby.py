@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Self
 
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._bottleneck_adapters import Activation, BottleneckMethod, OnSubLayer
+from edgepeft.methods._bottleneck_adapters import Activation, BottleneckMethod, OnSubLayer, fresh_linears
 from edgepeft.methods.base import option
 
 __all__ = ["Adapter", "Houlsby"]
@@ -25,11 +26,8 @@ class Adapter(OnSubLayer):
     """y + up(act(down(y))), [..., d] -> [..., d], of section 2.1; y is the sub-layer's output."""
 
     def __init__(self, hidden: int, bottleneck: int, std: float, activation: Activation = "tanh-gelu") -> None:
-        super().__init__(nn.Linear(hidden, bottleneck), nn.Linear(bottleneck, hidden), activation)
-        for linear in (self.down, self.up):
-            assert isinstance(linear, nn.Linear)
-            nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-            nn.init.zeros_(linear.bias)
+        truncated = partial(nn.init.trunc_normal_, std=std, a=-2 * std, b=2 * std)
+        super().__init__(*fresh_linears(hidden, bottleneck, truncated), activation)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, Literal, Self
 
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._bottleneck_adapters import Activation, Bottleneck, BottleneckMethod, OnNorm, OnSubLayer
+from edgepeft.methods._bottleneck_adapters import (
+    Activation,
+    Bottleneck,
+    BottleneckMethod,
+    OnNorm,
+    OnSubLayer,
+    fresh_linears,
+)
 from edgepeft.methods.base import option
 
 __all__ = ["AfterNorm", "BeforeNorm", "Pfeiffer"]
@@ -25,11 +33,7 @@ class _Normal(Bottleneck):
     """Starts its linear layers; the two forms below place it."""
 
     def __init__(self, hidden: int, bottleneck: int, std: float, activation: Activation = "relu") -> None:
-        super().__init__(nn.Linear(hidden, bottleneck), nn.Linear(bottleneck, hidden), activation)
-        for linear in (self.down, self.up):
-            assert isinstance(linear, nn.Linear)
-            nn.init.normal_(linear.weight, std=std)
-            nn.init.zeros_(linear.bias)
+        super().__init__(*fresh_linears(hidden, bottleneck, partial(nn.init.normal_, std=std)), activation)
 
 
 class AfterNorm(_Normal, OnNorm):

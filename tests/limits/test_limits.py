@@ -17,7 +17,7 @@ from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
 from edgepeft.host import groups
 from edgepeft.limits import cgroup_v1, cgroup_v2, rlimit
 from edgepeft.limits.limited_process import LimitedProcess, Limits
-from edgepeft.limits.placement import Unavailable
+from edgepeft.limits.placement import Placement, Unavailable
 
 MIB = 1 << 20
 CGROUPS = {"v2": cgroup_v2.prepare, "v1": cgroup_v1.prepare}
@@ -268,12 +268,12 @@ def test_when_a_backend_is_not_available_the_next_is_tried_and_the_reason_noted(
 def test_a_backend_that_does_not_hold_is_given_up_before_the_work_starts(tmp_path):
     trace = tmp_path / "runs"
 
-    class Leaky(rlimit.AddressSpace):
+    class Leaky(Placement):
         def entered(self, report):
             raise Unavailable("read back wrong")
 
     command = python(f"open({str(trace)!r}, 'a').write('x')")
-    run_limited(command, Limits(1), backends=[lambda limits, cpus: Leaky(), rlimit.prepare])
+    run_limited(command, Limits(1), backends=[lambda limits, cpus: Leaky("leaky"), rlimit.prepare])
     assert trace.read_text() == "x"
 
 

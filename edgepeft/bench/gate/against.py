@@ -39,16 +39,6 @@ def verdict(ratio: Ratio, max_regression: float) -> Literal["slower", "same", "f
     return "faster" if ratio.low > 1.0 and ratio.value > 1.0 / (1.0 - max_regression) else "same"
 
 
-@dataclass(frozen=True)
-class BaseUnit(Unit):
-    """A unit of the other version."""
-
-    @property
-    def label(self) -> str:
-        """The same unit's, marked."""
-        return f"{super().label} of the base"
-
-
 @dataclass
 class SideBySide:
     """What takes the place of ``measure`` in a run: it measures both versions, and remembers the other one's samples.
@@ -128,17 +118,16 @@ class SideBySide:
                 one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
         return list(own.values())
 
-    def _other(self, unit: Unit) -> BaseUnit:
+    def _other(self, unit: Unit) -> Unit:
         assert unit.job is not None
         job = replace(
             unit.job, package=str(self.revision.path), bundle=self.bundles.get(unit.job.bundle, unit.job.bundle)
         )
-        fields = {name: getattr(unit, name) for name in Unit.__dataclass_fields__}
-        return BaseUnit(**{**fields, "job": job.known_to(self.revision.fields, self.revision.asked)})
+        return replace(unit, job=job.known_to(self.revision.fields, self.revision.asked), base=True)
 
     def _keep(self, one: Measured, own: dict[str, Measured]) -> None:
         """Append a later launch's samples to the first one's."""
-        based = isinstance(one.unit, BaseUnit)
+        based = one.unit.base
         if based and one.failure is not None:
             raise EdgepeftError(f"{self.revision.described} cannot be measured: {one.failure}")
         kept, label = self.base if based else own, one.unit.label

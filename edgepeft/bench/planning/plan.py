@@ -70,6 +70,7 @@ class Unit:
     unavailable: str | None = None
     prompt_length: int = 0  # tokens that each row has more than its text
     variant: str | None = None  # how requests are put, where the scenario compares ways
+    base: bool = False  # of another version, which is measured beside this one
 
     @property
     def method(self) -> str | None:
@@ -85,7 +86,7 @@ class Unit:
             UnitRole.REQUESTS: f"requests: {self.variant}",
             UnitRole.LENGTHENED: f"backbone on {self.prompt_length} tokens more",
         }
-        return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}"
+        return f"{self.workload} {self.engine} {what.get(self.role, self.role.value)}{' of the base' * self.base}"
 
 
 def plan_units(
