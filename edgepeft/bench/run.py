@@ -17,8 +17,7 @@ from edgepeft.bench.measuring.calibrate import StartAt
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
 from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.sampler import Watched
-from edgepeft.bench.planning.plan import Unit, UnitRole, plan_units
-from edgepeft.bench.planning.plan_requests import plan_requests
+from edgepeft.bench.planning.plan import Unit, UnitRole, plan_requests, plan_units
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
 from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of

@@ -42,8 +42,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
-    from edgepeft.profiles.loader import load_profile
-    from edgepeft.profiles.variants import with_settings
+    from edgepeft.profiles.loader import load_profile, with_settings
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.fit import bundle_fit
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)

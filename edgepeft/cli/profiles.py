@@ -43,8 +43,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
-    from edgepeft.profiles.loader import known_profiles, load_profile
-    from edgepeft.profiles.variants import with_settings
+    from edgepeft.profiles.loader import known_profiles, load_profile, with_settings
 
     if name == _NEW:
         if set_:

@@ -23,10 +23,9 @@ Function = Callable[[Sequence[Any], Sequence[Any], str | None, Sequence[str] | N
 
 @dataclass(frozen=True)
 class Metric:
-    """What it scores, and the function of (labels, predictions, positive label, all labels)."""
+    """Whether it scores numbers, and the function of (labels, predictions, positive label, all labels)."""
 
     regression: bool
-    doc: str
     function: Function
 
 
@@ -95,10 +94,6 @@ def _positive(names: Sequence[str]) -> str:
     return (affirming or list(names))[-1]
 
 
-def _matthews(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
-    return float(_sklearn().matthews_corrcoef(labels, predictions))
-
-
 def _pearson(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
     # Not scipy's, as above: what is tuned on a board is scored there.
     if len(set(labels)) < 2 or len(set(predictions)) < 2:
@@ -108,10 +103,6 @@ def _pearson(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> floa
 
 def _spearman(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
     return _pearson(_ranks(labels), _ranks(predictions))
-
-
-def _pearson_spearman(labels: Sequence[Any], predictions: Sequence[Any], *_: Any) -> float:
-    return (_pearson(labels, predictions) + _spearman(labels, predictions)) / 2
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -130,10 +121,10 @@ def _sklearn() -> Any:
 
 
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(False, "share of rows that are right", _accuracy),
-    "f1": Metric(False, "harmonic mean of precision and recall", _f1),
-    "matthews": Metric(False, "Matthews' correlation coefficient", _matthews),
-    "pearson": Metric(True, "linear correlation", _pearson),
-    "spearman": Metric(True, "rank correlation", _spearman),
-    "pearson_spearman": Metric(True, "mean of both correlations", _pearson_spearman),
+    "accuracy": Metric(False, _accuracy),
+    "f1": Metric(False, _f1),
+    "matthews": Metric(False, lambda a, b, *_: float(_sklearn().matthews_corrcoef(a, b))),
+    "pearson": Metric(True, _pearson),
+    "spearman": Metric(True, _spearman),
+    "pearson_spearman": Metric(True, lambda a, b, *_: (_pearson(a, b) + _spearman(a, b)) / 2),
 }

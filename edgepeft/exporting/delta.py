@@ -175,17 +175,14 @@ def _name_dims(graph: onnx.GraphProto) -> None:
 
 def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     """Exporter's names -> ours: sites and tensors for inputs and outputs, delta.safetensors' for weights."""
-    new = {f"in_{i}": _stored_name(name, stored) for i, name in enumerate(parts.inputs)}
+    split = {name: names.without_prefix(name) for name in parts.inputs}
+    on_file = {name: names.weight(stored[rest]) if kind == "weight" else name for name, (kind, rest) in split.items()}
+    new = {f"in_{i}": name for i, name in enumerate(on_file.values())}
     new |= {f"out_{i}": name for i, name in enumerate(parts.outputs)}
     on_disk = {id(tensor): name for name, tensor in parts.delta.tensors().items()}
     # A shared parameter has several paths, and the exporter takes one of them.
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
     return lambda name: new.get(name, name)
-
-
-def _stored_name(name: str, stored: dict[str, str]) -> str:
-    kind, tensor = names.without_prefix(name)
-    return names.weight(stored[tensor]) if kind == "weight" else name
 
 
 def _pass_through(graph: onnx.GraphProto, tensor: Tensor, stored: str) -> None:
@@ -224,6 +221,10 @@ def _recipe(delta: Delta, stored: dict[str, str]) -> dict[str, str]:
 
 def _properties(delta: Delta) -> dict[str, str]:
     card = delta.card
+    prompt = {
+        names.PROMPT_LENGTH: str(card.prompt_length),
+        names.PLACEHOLDER_ID: str(delta.architecture.placeholder_token_id),
+    }
     return {
         "edgepeft.format": "edgepeft.task/1",
         "edgepeft.task": card.task,
@@ -231,10 +232,5 @@ def _properties(delta: Delta) -> dict[str, str]:
         "edgepeft.backbone": card.backbone.source,
         "edgepeft.backbone_sha256": card.backbone.sha256,
         "edgepeft.card": card.model_dump_json(),
-        **(_prompt(delta) if card.prompt_length else {}),
+        **(prompt if card.prompt_length else {}),
     }
-
-
-def _prompt(delta: Delta) -> dict[str, str]:
-    token = delta.architecture.placeholder_token_id
-    return {names.PROMPT_LENGTH: str(delta.card.prompt_length), names.PLACEHOLDER_ID: str(token)}

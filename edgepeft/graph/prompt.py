@@ -15,7 +15,7 @@ from edgepeft.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 from edgepeft.graph.predicates import closed, one_writer, same_interface, values_stay
-from edgepeft.graph.protos import properties
+from edgepeft.graph.protos import properties, read_instead
 
 __all__ = ["prepend_placeholders", "prompt_of"]
 
@@ -46,8 +46,7 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     """Have every reader of an input read it with ``length`` columns more in front."""
     fill = {"input_ids": token_id, _MASK: 1}
     longer = {value.name: f"prompted/{value.name}" for value in graph.input}
-    for node in graph.node:
-        node.input[:] = [longer.get(name, name) for name in node.input]
+    read_instead(graph, longer)
     constants = {"prompted/length": [length]} | {f"{new}/value": [fill.get(name, 0)] for name, new in longer.items()}
     graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
     graph.node.extend(node for name in longer for node in _lengthened(name, longer[name]))

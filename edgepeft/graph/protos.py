@@ -10,7 +10,17 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import helper
 
-__all__ = ["ancestors", "attributes", "copied", "followed", "properties", "reads", "replace", "subgraphs"]
+__all__ = [
+    "ancestors",
+    "attributes",
+    "copied",
+    "followed",
+    "properties",
+    "read_instead",
+    "reads",
+    "replace",
+    "subgraphs",
+]
 __all__ += ["submessages", "writers"]
 
 M = TypeVar("M", bound=Message)
@@ -73,6 +83,12 @@ def followed(value: str, writer: Mapping[str, onnx.NodeProto], operators: Contai
         value = writer[value].input[0]
         chain.append(value)
     return chain
+
+
+def read_instead(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
+    """Have every node read what ``changed`` says in place of a value."""
+    for node in graph.node:
+        node.input[:] = [changed.get(name, name) for name in node.input]
 
 
 def subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

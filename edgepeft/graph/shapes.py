@@ -104,7 +104,8 @@ class _Walker:
             self._infer(node, given)
 
     def _know(self, values: Mapping[str, NDArray[Any]]) -> None:
-        self.specs.update((name, _spec_of(value)) for name, value in values.items())
+        kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in values.items()}
+        self.specs.update((name, Spec(kinds[name], value.shape)) for name, value in values.items())
         self.values.update((name, value) for name, value in values.items() if value.dtype.kind in _INTEGERS)
 
     def _infer(self, node: onnx.NodeProto, given: list[str]) -> None:
@@ -129,10 +130,6 @@ class _Walker:
                     f"the shape of {name} ({node.op_type}) depends on weights or inputs; it cannot be told."
                 )
             self.specs[name] = Spec(tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
-
-
-def _spec_of(value: NDArray[Any]) -> Spec:
-    return Spec(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
 def _is_large_constant(node: onnx.NodeProto) -> bool:

@@ -5,7 +5,7 @@ The delta's own reads of a site stay on the raw value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import onnx
 
@@ -18,7 +18,7 @@ from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
-from edgepeft.graph.protos import copied
+from edgepeft.graph.protos import copied, read_instead
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
@@ -49,7 +49,7 @@ def splice(
     if prompt_length:
         prepend_placeholders(joined.graph, prompt_length, placeholder)
     restore(joined.graph, changed)
-    _read_instead(joined.graph, changed)
+    read_instead(joined.graph, changed)
     bound = {i.name: _bound(i.name, bindings, changed) for i in part.graph.input}
     borrowed = list(dict.fromkeys(name for name in bound.values() if checkpoint.holds(name)))
     produced = {output.name for output in part.graph.output}
@@ -58,7 +58,9 @@ def splice(
         node.name = node.name and f"delta/{node.name}"  # ONNX Runtime refuses two nodes of one name
     graph = joined.graph
     graph.node.extend(node for n in borrowed if n not in checkpoint.tensors for node in dequantised(n, checkpoint))
-    _add_read(graph, borrowed, checkpoint)
+    have = {initializer.name for initializer in graph.initializer}
+    needed = (name for tensor in borrowed for name in checkpoint.parts(tensor) if name not in have)
+    graph.initializer.extend(external_tensor(checkpoint.tensors[name]) for name in needed)
     graph.initializer.extend(part.graph.initializer)
     graph.node.extend(part.graph.node)
     del graph.output[:]
@@ -127,15 +129,3 @@ def _check_overrides(graph: onnx.GraphProto, part: onnx.GraphProto, checkpoint: 
         kind, tensor = without_prefix(value.name)
         if kind in ("override", "weight", "generated") and not (tensor in known or checkpoint.holds(tensor)):
             raise BundleError(f"the delta graph names a tensor {tensor!r} that this backbone does not have.")
-
-
-def _add_read(graph: onnx.GraphProto, borrowed: Sequence[str], checkpoint: Checkpoint) -> None:
-    """Initializers for the tensors that the delta reads and the backbone does not."""
-    have = {initializer.name for initializer in graph.initializer}
-    stored = (name for tensor in borrowed for name in checkpoint.parts(tensor) if name not in have)
-    graph.initializer.extend(external_tensor(checkpoint.tensors[name]) for name in stored)
-
-
-def _read_instead(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
-    for node in graph.node:
-        node.input[:] = [changed.get(name, name) for name in node.input]

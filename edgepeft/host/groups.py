@@ -211,7 +211,8 @@ def make_child(own: Path) -> Path:
     Raises:
         OSError: not permitted, read-only, ...
     """
-    _sweep(own)
+    for left in _left_in(own):  # and what still runs there: a worker without its parent has no reader
+        remove(left)
     folder = own / f"{_PREFIX}-{os.getpid()}-{_namespace()}.{secrets.token_hex(4)}"
     folder.mkdir()
     return folder
@@ -239,12 +240,6 @@ def _namespace() -> str:
         return "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
     except OSError:  # not Linux, or /proc is restricted
         return "0"
-
-
-def _sweep(own: Path) -> None:
-    """Remove what killed runs left, and what still runs there: a worker without its parent has no reader."""
-    for folder in _left_in(own):
-        remove(folder)
 
 
 def remove(folder: Path, *, attempts: int = 100) -> None:

@@ -57,14 +57,10 @@ def refuse_bad_wheels(*packages: str, proc: Path = groups.PROC) -> None:
     Raises:
         EdgepeftError: one of them would kill this process.
     """
-    if not _is_arm(proc):
+    flags = set(isa_flags(proc))
+    if platform.machine() != "aarch64" and "asimd" not in flags:  # no Arm board, nor one that is imitated
         return
-    missing = {wheel.needs for wheel in KNOWN_BAD} - set(isa_flags(proc))
+    missing = {wheel.needs for wheel in KNOWN_BAD} - flags
     for wheel in bad_wheels(versions(), missing):
         if wheel.package in packages:
             raise EdgepeftError(wheel.sentence(cpu_model(proc)))
-
-
-def _is_arm(proc: Path) -> bool:
-    """By the kernel's own list: an Arm board, or one that is imitated."""
-    return platform.machine() == "aarch64" or "asimd" in isa_flags(proc)

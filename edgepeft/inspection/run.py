@@ -72,7 +72,9 @@ def inspect_delta(
         BundleError: the delta is damaged, or of another backbone.
         DataError: a label that the delta does not know, pairs instead of texts or texts instead of pairs.
     """
-    _require_ours(out)
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced
+        raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
     delta = Delta.load(folder, backbone)
     fitting, skipped = _fitting(delta)
     metric = metric or delta.card.metrics.get("metric") or default_metric(delta.card.labels is None)
@@ -109,13 +111,6 @@ def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
             f"As to sharing, {untouched_stages(delta).sentence(delta.architecture.n_layers)}."
         )
     return fitting, {inspection.name: why for inspection, why in obstacles.items() if why is not None}
-
-
-def _require_ours(out: Path) -> None:
-    """Only what an earlier inspection wrote is ever replaced."""
-    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
-    if names and DOCUMENT not in names:
-        raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
 
 
 def _check(rows: Sequence[Row], card: DeltaCard) -> None:

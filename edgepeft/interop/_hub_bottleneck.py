@@ -31,8 +31,7 @@ from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
-from edgepeft.methods.compacter import Compacter
-from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
+from edgepeft.methods.compacter import Compacter, CompacterPlusPlus
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM

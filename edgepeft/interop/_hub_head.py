@@ -58,9 +58,13 @@ def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
     path = folder / HEAD_CONFIG
     if not path.is_file():
         stored = any((folder / name).is_file() for name in HEAD_FILES)
-        return _static(
-            read_state_dict(folder, *HEAD_FILES) if stored else _own_head(folder, classifier), classifier, folder
-        )
+        state = read_state_dict(folder, *HEAD_FILES) if stored else classifier.stored_head()
+        if not state:
+            raise BundleError(
+                f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered "
+                "(AdapterHub's save_adapter keeps it with with_head=True)."
+            )
+        return _static(state, classifier, folder)
     file = parsed(HubFile, read_config(path), path)
     file.check_architecture(classifier.architecture, path)
     state = read_state_dict(folder, *HEAD_FILES)
@@ -69,16 +73,6 @@ def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
     if not file.model_class.endswith(_STATIC):
         raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: ...{_STATIC}.")
     return _static(state, classifier, folder, _labels(file.label2id))
-
-
-def _own_head(folder: Path, classifier: Classifier) -> Mapping[str, Tensor]:
-    state = classifier.stored_head()
-    if not state:
-        raise BundleError(
-            f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered "
-            "(AdapterHub's save_adapter keeps it with with_head=True)."
-        )
-    return state
 
 
 def _static(

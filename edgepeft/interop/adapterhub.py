@@ -24,7 +24,7 @@ from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed, read_state_dict
 from edgepeft.methods.lora import LoRA
-from edgepeft.methods.prompt_r import PromptR
+from edgepeft.methods.prompt import PromptR
 
 __all__ = ["IMPORTER", "AdapterHub"]
 
@@ -105,7 +105,12 @@ class AdapterHub(Importer):
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """As ``Importer.read``."""
-        _check_single(folder)
+        for name, what in _COMPOSITIONS.items():
+            if (folder / name).is_file():
+                raise BundleError(
+                    f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
+                    "adapter, can be imported."
+                )
         path = folder / CONFIG_FILE
         file, classifier = parsed(HubFile, read_config(path), path), Classifier(backbone)
         file.check_architecture(backbone.architecture, path)
@@ -117,15 +122,6 @@ class AdapterHub(Importer):
 
 
 IMPORTER = AdapterHub()
-
-
-def _check_single(folder: Path) -> None:
-    for name, what in _COMPOSITIONS.items():
-        if (folder / name).is_file():
-            raise BundleError(
-                f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
-                "adapter, can be imported."
-            )
 
 
 def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, ConversionPlan]:

@@ -51,29 +51,24 @@ class Peft(Importer):
         """As ``Importer.read``."""
         config = read_peft_config(folder)
         classifier = Classifier(backbone)
-        _check_saved_modules(config, classifier, folder)
+        head = set(classifier.head_modules.values())
+        if odd := [module for module in classifier.modules if module not in head and config.saves(module)]:
+            raise BundleError(
+                f"{folder}: modules_to_save has more than the head, which no delta can represent: {', '.join(odd)}."
+            )
         plan = config.plan(classifier, folder)
         stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
         state = _canonical(stored, config, classifier, folder)
         outputs = _outputs(state, classifier, folder)
-        head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs))
-        check_tensors(state, {**plan.shapes, **head.shapes}, folder)
-        imported = ImportedHead(classifier.head, outputs, head.convert(state))
+        of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs))
+        check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
+        imported = ImportedHead(classifier.head, outputs, of_head.convert(state))
         return request.delta(
             backbone, plan.method, imported, plan.convert(state), folder=folder, origin=_origin(config, folder)
         )
 
 
 IMPORTER = Peft()
-
-
-def _check_saved_modules(config: PeftConfig, classifier: Classifier, folder: Path) -> None:
-    head = set(classifier.head_modules.values())
-    odd = [module for module in classifier.modules if module not in head and config.saves(module)]
-    if odd:
-        raise BundleError(
-            f"{folder}: modules_to_save has more than the head, which no delta can represent: {', '.join(odd)}."
-        )
 
 
 def _canonical(

@@ -36,7 +36,10 @@ def judge(limits: Limits, placement: Placement, report: LauncherReport, refused:
             notes.append(f"a quota of {limits.cpu_quota:g} cores was asked for, {in_force} is in force")
     if refused and placement.backend != "cgroup v1":  # without version 2, version 1 is the ordinary way
         notes.append(f"not used: {'; '.join(refused)}")
-    anything = any(grades) or _restricts(limits, report, placement)
+    # Whether anything asked holds the child at all, though not exactly as asked.
+    fewer = limits.cores is not None and len(report.cpus) < len(affinity())
+    less = limits.memory_bytes is not None and placement.memory_in_force(report) is not None
+    anything = any(grades) or fewer or less
     emulation: Emulation = "full" if grades and all(grades) else "partial" if anything else "none"
     return InForce(placement.backend, cores, memory, emulation, tuple(notes), quota)
 
@@ -68,10 +71,3 @@ def _memory(asked: int, in_force: int | None, notes: list[str]) -> tuple[int | N
         notes.append(f"{asked} bytes of memory were asked for, {in_force} are in force")
         return in_force, False
     return in_force, True
-
-
-def _restricts(limits: Limits, report: LauncherReport, placement: Placement) -> bool:
-    """Whether anything asked holds the child at all, though not exactly as asked."""
-    fewer_cores = limits.cores is not None and len(report.cpus) < len(affinity())
-    memory = placement.memory_in_force(report)
-    return fewer_cores or (limits.memory_bytes is not None and memory is not None)

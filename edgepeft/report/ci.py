@@ -6,7 +6,6 @@ benchmark, README, tool ``customBiggerIsBetter``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from xml.etree import ElementTree
 
 from edgepeft.bench.gate.compare import Comparison, Verdict
@@ -52,34 +51,22 @@ def step_summary(comparison: Comparison, max_regression: float) -> str:
     if comparison.verdicts:
         lines += ["| | result | new over base (95 %) | per host GEMM |", "|---|---|---|---|"]
         rows = sorted(comparison.verdicts, key=lambda verdict: (not verdict.regressed, verdict.ratio.value))
-        lines += [_line(verdict) for verdict in rows[:_MOST_ROWS]]
+        for verdict in rows[:_MOST_ROWS]:
+            mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
+            lines.append(f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {verdict.per_gemm or '-'} |")
         lines += ["", *([f"{len(rows) - _MOST_ROWS} more rows."] if len(rows) > _MOST_ROWS else [])]
     changed = [metric for metric in comparison.metrics if metric.change]
     if changed:
         lines += ["| | figure | before | now | change |", "|---|---|---|---|---|"]
-        lines += [_metric_line(metric) for metric in changed[:_MOST_ROWS]]
+        for metric in changed[:_MOST_ROWS]:
+            cells = ("grew" if metric.grown else "ok", markdown_cell(f"{metric.name} of {metric.of}"))
+            lines.append(f"| {' | '.join(cells)} | {metric.before:,.0f} | {metric.now:,.0f} | {metric.change:+.2%} |")
     elif comparison.metrics:
         lines.append(f"{len(comparison.metrics)} figures that need no clock: all as before.")
-    lines += ["", *(f"- {markdown_cell(note)}" for note in _notes(comparison))]
+    notes = [f"missing from the new result: {label}" for label in comparison.missing]
+    notes += [f"only in the new result: {label}" for label in comparison.added]
+    lines += ["", *(f"- {markdown_cell(note)}" for note in (*notes, *comparison.notes))]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _line(verdict: Verdict) -> str:
-    mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
-    per_gemm = verdict.per_gemm or "-"
-    return f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {per_gemm} |"
-
-
-def _metric_line(metric: MetricVerdict) -> str:
-    mark = "grew" if metric.grown else "ok"
-    name = markdown_cell(f"{metric.name} of {metric.of}")
-    return f"| {mark} | {name} | {metric.before:,.0f} | {metric.now:,.0f} | {metric.change:+.2%} |"
-
-
-def _notes(comparison: Comparison) -> Iterable[str]:
-    yield from (f"missing from the new result: {label}" for label in comparison.missing)
-    yield from (f"only in the new result: {label}" for label in comparison.added)
-    yield from comparison.notes
 
 
 def benchmark_json(result: BenchResult) -> list[dict[str, str | float]]:

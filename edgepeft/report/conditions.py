@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from edgepeft.bench.result.parts import ProfileRecord
-from edgepeft.bench.result.schema import BenchResult
+from collections.abc import Iterable
 
-__all__ = ["conditions_of", "figure_kind", "limits_in_force", "of_mode"]
+from edgepeft.bench.result.parts import ProfileRecord
+from edgepeft.bench.result.schema import BenchResult, BenchRow
+
+__all__ = ["conditions_of", "figure_kind", "limits_in_force", "model_name", "of_mode", "warnings_by_kind"]
 
 _MODES = {"calibrated": ", calibrated to {}", "measured": ", measured on {}", "predicted": ", predicted for {}"}
 
@@ -51,3 +53,17 @@ def _trust(result: BenchResult) -> str:
         return ""
     kinds = {row.predicted.calibration for row in result.results if row.predicted}
     return f" Predicted, nothing ran: {', '.join(sorted(kinds))}."
+
+
+def warnings_by_kind(rows: Iterable[BenchRow]) -> list[list[tuple[str, BenchRow]]]:
+    """The warnings with their rows, grouped by what comes before a colon, which names the kind."""
+    kinds: dict[str, list[tuple[str, BenchRow]]] = {}
+    for row in rows:
+        for warning in row.warnings:
+            kinds.setdefault(warning.split(":", 1)[0], []).append((warning, row))
+    return list(kinds.values())
+
+
+def model_name(result: BenchResult) -> str:
+    """The model's, and whether its weights are random."""
+    return f"{result.model.name}{', random weights' if result.model.random_weights else ''}"

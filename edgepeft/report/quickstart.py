@@ -82,7 +82,9 @@ def quickstart_table(summary: QuickstartSummary) -> RenderableType:
     for column in _COLUMNS:
         table.add_column(f"{column}\ninstances/min", justify="right")
     for task in summary.tasks:
-        table.add_row(*map(Text, (*_identity(task), *_rates(task.instances_per_minute))))
+        score, size = f"{task.score:.1%} of {task.test_rows}", f"{task.delta_bytes / 1e6:.2f} MB"
+        own = (task.name, task.method, score, size, f"{task.max_abs_difference:.0e}")
+        table.add_row(*map(Text, (*own, *_rates(task.instances_per_minute))))
     table.add_row("bare backbone", "-", "-", "-", "-", *_rates(summary.bare_backbone))
     return Group(table, Text("\n".join(_notes(summary))))
 
@@ -117,11 +119,6 @@ def _conditions(bench: BenchResult) -> str:
     assert row.lengths is not None  # a measured row has them
     described = f"{str(row.lengths.described).partition(';')[0]} lengths (mean {row.lengths.mean:.0f} tokens)"
     return f"{row.threads} threads, batches of {row.batch_size}, {described}, {bench.schedule.rounds} rounds at most"
-
-
-def _identity(task: QuickstartTask) -> tuple[str, ...]:
-    score, size = f"{task.score:.1%} of {task.test_rows}", f"{task.delta_bytes / 1e6:.2f} MB"
-    return task.name, task.method, score, size, f"{task.max_abs_difference:.0e}"
 
 
 def _rates(rates: Mapping[str, float | None]) -> list[str]:

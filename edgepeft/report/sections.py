@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
-from edgepeft.report.conditions import conditions_of, figure_kind, of_mode
+from edgepeft.report.conditions import conditions_of, figure_kind, model_name, of_mode, warnings_by_kind
 from edgepeft.report.inputs import ReportInputs, TaskFigures, row_name
 from edgepeft.report.pictures import Cell, Section
 
@@ -77,13 +77,13 @@ def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequenc
     header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
     return Section(
         key,
-        f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {_model(result)}",
+        f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}",
         f"{name}. {conditions_of(result)}",
         header,
         table,
         draw,
         (7.0, 1.0 + 0.5 * len(rows)),
-        _warnings(rows),
+        [each[0][0] + (f" [and {len(each) - 1} more]" if each[1:] else "") for each in warnings_by_kind(rows)],
     )
 
 
@@ -258,16 +258,3 @@ def _history(inputs: ReportInputs) -> Iterator[Section]:
 
 def _commit(result: BenchResult) -> str:
     return result.commit[:8] if result.commit else str(result.measured_at)[:16]
-
-
-def _model(result: BenchResult) -> str:
-    return f"{result.model.name}{', random weights' if result.model.random_weights else ''}"
-
-
-def _warnings(rows: Sequence[BenchRow]) -> tuple[str, ...]:
-    """Each warning once, with how many rows have one of its kind."""
-    kinds: dict[str, list[str]] = {}
-    for row in rows:
-        for warning in row.warnings:
-            kinds.setdefault(warning.split(":", 1)[0], []).append(warning)
-    return tuple(each[0] + (f" [and {len(each) - 1} more]" if len(each) > 1 else "") for each in kinds.values())

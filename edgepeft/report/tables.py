@@ -10,7 +10,7 @@ from rich.text import Text
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
 from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
-from edgepeft.report.conditions import limits_in_force
+from edgepeft.report.conditions import limits_in_force, model_name, warnings_by_kind
 
 __all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
 
@@ -95,11 +95,6 @@ def _lines(texts: list[str], style: str = "") -> list[Text]:
     return [Text(text, style) for text in texts]
 
 
-def _title(result: BenchResult) -> str:
-    random = ", random weights" if result.model.random_weights else ""
-    return f"{result.model.name}{random} {_MODES[result.mode or 'limits'].format(result.profile.name)}"
-
-
 def _cells(row: BenchRow) -> list[str]:
     subject = [row.workload, row.engine or "-", _what(row), row.method or "-"]
     if row.instances_per_minute is None:
@@ -146,7 +141,7 @@ def _paired(row: BenchRow, peer: str) -> str:
 
 
 def _conditions(result: BenchResult) -> list[str]:
-    host, first = result.host, result.results[0]
+    host, first, rows = result.host, result.results[0], result.results
     line = f"host: {host.cpu}"
     if host.gemm_gflops:
         line += f", GEMM {host.gemm_gflops:.0f} GFLOP/s on {first.threads} threads"
@@ -155,13 +150,53 @@ def _conditions(result: BenchResult) -> list[str]:
     described = f" ({first.lengths.described})" if first.lengths else ""
     lines = [line, *([limits_in_force(result.profile)] if result.profile.limits.in_force else [])]
     lines.append(f"threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}")
-    lines += [f"peers: {text}" for text in _peer_ratios(result)]
-    lines += [f"steps: {text}" for text in _step_ratios(result)]
-    lines += [f"predicted: {_prediction(_what(row), row.predicted)}" for row in result.results if row.predicted]
-    lines += [f"energy: {text}" for text in _energies(result)]
-    if result.against:
-        lines += [f"against {result.against.base}: {text}" for text in _against(result)]
+    lines += [
+        f"peers: {row.engine} {_what(row)} runs at {_paired(row, name)} x {name}"
+        for row in rows
+        for name in row.ratio_to
+        if name.startswith("peer:") and not row.peer
+    ]
+    lines += [f"steps: {_step_ratio(row)}" for row in rows if row.engine == "onnxruntime" and _step_ratio(row)]
+    lines += [f"predicted: {_prediction(_what(row), row.predicted)}" for row in rows if row.predicted]
+    lines += [
+        f"energy: {_label(row)}: {row.energy.joules_per_instance:.3g} J an instance, "
+        f"{row.energy.kind} ({row.energy.source})"
+        for row in rows
+        if row.energy
+    ]
+    if result.against:  # throughput over the other version's, from the same rounds
+        lines += [
+            f"against {result.against.base}: {_label(row)} runs at {ratio.value:.3f} [{ratio.low:.3f}, "
+            f"{ratio.high:.3f}] x its throughput: {ratio.verdict}"
+            for row in rows
+            if (ratio := row.against) is not None
+        ]
     return [*lines, *result.profile.notes]
+
+
+def _step_ratio(row: BenchRow) -> str:
+    """Fine-tuning with ONNX Runtime beside PyTorch's same step, throughput and memory."""
+    same = row.ratio_to.get("pytorch")
+    if row.workload != "finetune" or same is None:
+        return ""
+    peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
+    return f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}"
+
+
+def _label(row: BenchRow) -> str:
+    return f"{row.workload} {row.engine} {_what(row)}"
+
+
+def _warnings(result: BenchResult) -> list[str]:
+    """Of each kind the first, and how many others there are; the JSON has them all."""
+    lines = []
+    for (warning, row), *others in warnings_by_kind(result.results):
+        lines.append(f"{warning} ({_label(row)}{f' and {len(others)} others' if others else ''})")
+    return lines
+
+
+def _title(result: BenchResult) -> str:
+    return f"{model_name(result)} {_MODES[result.mode or 'limits'].format(result.profile.name)}"
 
 
 def _count(number: float) -> str:
@@ -179,62 +214,6 @@ def _prediction(what: str, predicted: PredictionRecord) -> str:
         f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {_count(low)} to "
         f"{_count(high)} instances a minute, {predicted.calibration}{least}"
     )
-
-
-def _energies(result: BenchResult) -> list[str]:
-    return [
-        f"{row.workload} {row.engine} {_what(row)}: {row.energy.joules_per_instance:.3g} J an instance, "
-        f"{row.energy.kind} ({row.energy.source})"
-        for row in result.results
-        if row.energy
-    ]
-
-
-def _peer_ratios(result: BenchResult) -> list[str]:
-    return [
-        f"{row.engine} {_what(row)} runs at {_paired(row, name)} x {name}"
-        for row in result.results
-        for name in row.ratio_to
-        if name.startswith("peer:") and not row.peer
-    ]
-
-
-def _against(result: BenchResult) -> list[str]:
-    """Throughput over the other version's, from the same rounds."""
-    return [
-        f"{row.workload} {row.engine} {_what(row)} runs at {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] x its "
-        f"throughput: {ratio.verdict}"
-        for row in result.results
-        if (ratio := row.against) is not None
-    ]
-
-
-def _step_ratios(result: BenchResult) -> list[str]:
-    """Fine-tuning with ONNX Runtime beside PyTorch's same step, throughput and memory."""
-    lines = []
-    for row in result.results:
-        same = row.ratio_to.get("pytorch")
-        if (row.workload, row.engine) == ("finetune", "onnxruntime") and same is not None:
-            peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
-            lines.append(f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}")
-    return lines
-
-
-def _warnings(result: BenchResult) -> list[str]:
-    """Each kind of warning once: what comes before a colon names the kind, the JSON has them all."""
-    about: dict[str, list[tuple[str, str]]] = {}
-    for row in result.results:
-        for warning in row.warnings:
-            label = f"{row.workload} {row.engine} {_what(row)}"
-            about.setdefault(warning.split(":", 1)[0], []).append((warning, label))
-    return [_once(warnings) for warnings in about.values()]
-
-
-def _once(warnings: list[tuple[str, str]]) -> str:
-    """The first of a kind of warning in full, how many others there are."""
-    warning, label = warnings[0]
-    others = f" and {len(warnings) - 1} others" if len(warnings) > 1 else ""
-    return f"{warning} ({label}{others})"
 
 
 def comparison_table(comparison: Comparison) -> RenderableType:

@@ -45,17 +45,13 @@ def audit(folder: Path, stage: Callable[[str], AbstractContextManager[object]] =
     findings = []
     for subject, check in checks.items():
         with stage(subject):
-            findings.append(_finding(subject, check))
+            try:
+                findings.append(AuditFinding(subject, verification=check()))
+            except EdgepeftError as error:
+                findings.append(AuditFinding(subject, str(error)))
+            except onnx.checker.ValidationError as error:
+                findings.append(AuditFinding(subject, f"the ONNX checker refuses it: {error}"))
     return findings
-
-
-def _finding(subject: str, check: Callable[[], Verification | None]) -> AuditFinding:
-    try:
-        return AuditFinding(subject, verification=check())
-    except EdgepeftError as error:
-        return AuditFinding(subject, str(error))
-    except onnx.checker.ValidationError as error:
-        return AuditFinding(subject, f"the ONNX checker refuses it: {error}")
 
 
 def _check_backbone(runtime: Runtime) -> None:

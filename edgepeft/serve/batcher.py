@@ -134,7 +134,8 @@ class Batcher:
             if self._closing:
                 raise Closing
             if self._rows + len(texts) > self.limits.queued_rows:
-                raise QueueFull(self._retry_after())
+                seconds = self._rows / (self._rate * len(self._threads)) if self._rate else 1.0
+                raise QueueFull(min(_MOST_RETRY_S, max(1, math.ceil(seconds))))
             self._clients[client] = job.arrived
             self._jobs.append(job)
             if not (self._gathering and self._others_expected()):  # a thread would only go back to sleep
@@ -145,7 +146,9 @@ class Batcher:
         except TimeoutError:
             raise DeadlinePassed from None
         finally:
-            self._withdraw(job)
+            if not job.future.done() or job.future.cancelled():
+                with self._ready, contextlib.suppress(ValueError):  # it runs already
+                    self._jobs.remove(job)
 
     def forget(self, client: Hashable) -> None:
         """The client is gone: no batch waits for another request of it."""
@@ -177,15 +180,6 @@ class Batcher:
             self._calls.append(called)
             self._ready.notify()
         return await future
-
-    def _withdraw(self, job: _Job) -> None:
-        if not job.future.done() or job.future.cancelled():
-            with self._ready, contextlib.suppress(ValueError):  # it runs already
-                self._jobs.remove(job)
-
-    def _retry_after(self) -> int:
-        seconds = self._rows / (self._rate * len(self._threads)) if self._rate else 1.0
-        return min(_MOST_RETRY_S, max(1, math.ceil(seconds)))
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:

@@ -80,17 +80,14 @@ class Guard:
         if self.settings.loopback and not is_loopback(_host(headers.get("host", ""))):
             # A page of another site whose name was made to lead here, to read what only this machine may ask.
             raise Refused(403, "wrong_host", "this service answers to localhost only.")
-        scope[AUTHORIZED] = self._token is None or self._carries_token(headers)
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        right = self._token is None or hmac.compare_digest(given.strip().encode("latin-1"), self._token)
+        scope[AUTHORIZED] = self._token is None or (right and scheme.lower() == "bearer")
         if not scope[AUTHORIZED] and scope["path"] not in self._open_paths:
             challenge = {"WWW-Authenticate": "Bearer", "Connection": "close"}
             raise Refused(401, "unauthorized", "send the token: Authorization: Bearer TOKEN.", challenge)
         if self._under_way > self.settings.limits.connections and scope["path"] not in _HEALTH:
             raise Refused(503, "busy", "too many requests are under way.", _LATER)
-
-    def _carries_token(self, headers: Headers) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        right = self._token is not None and hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-        return right and scheme.lower() == "bearer"
 
     def _room_for(self, scope: Scope) -> int:
         """Bytes to count for the body until its request is answered; those of a small body are not counted."""

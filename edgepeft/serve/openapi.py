@@ -51,7 +51,12 @@ def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
             **{str(s): _content(refusal, HTTPStatus(s).phrase) for s in sorted(refusals)},
         },
     }
-    parameters = [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
+    text = {"type": "string"}
+    schemas = {"task": {**text, "pattern": TASK_NAME}}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, text)}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
     if route.body is not None:
         operation["requestBody"] = {"required": True, **_content(route.body)}
         if route.status == HTTPStatus.OK:
@@ -68,11 +73,6 @@ _DEADLINE = {
     "description": "Answer within so many milliseconds, or 504.",
     "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
-
-
-def _path_parameter(name: str) -> dict[str, Any]:
-    schema = {"type": "string", "pattern": TASK_NAME} if name == "task" else {"type": "string"}
-    return {"name": name, "in": "path", "required": True, "schema": schema}
 
 
 def _content(model: type[BaseModel] | None, description: str | None = None) -> dict[str, Any]:

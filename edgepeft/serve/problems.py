@@ -45,6 +45,7 @@ class Refused(Exception):
 
 
 _OF_HTTP = {404: ("not_found", "there is nothing here; see /docs"), 405: ("method_not_allowed", "see /docs")}
+_OTHER = ("refused", "see /docs")
 
 
 def fault(code: str, message: str) -> dict[str, str]:
@@ -68,16 +69,6 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
     if isinstance(error, BundleError):
         return Refused(503, "task_unavailable", f"task {task} cannot be run here; the service's log says why.")
     return Refused(500, "internal", "the service failed; its log says why.")
-
-
-def _of_http(error: HTTPException) -> Refused:
-    code, message = _OF_HTTP.get(error.status_code, ("refused", "see /docs"))
-    return Refused(error.status_code, code, message, error.headers)
-
-
-def _of_full_queue(error: QueueFull) -> Refused:
-    retry = {"Retry-After": str(error.retry_after_s)}
-    return Refused(429, "queue_full", f"the queue is full; try again in {error.retry_after_s} s.", retry)
 
 
 def _invalid(error: ValidationError) -> Refused:
@@ -107,9 +98,9 @@ HANDLERS = {
     kind: _handled(refusal_of)
     for kind, refusal_of in (
         (Refused, lambda error: error),
-        (HTTPException, _of_http),
+        (HTTPException, lambda e: Refused(e.status_code, *_OF_HTTP.get(e.status_code, _OTHER), e.headers)),
         (ValidationError, _invalid),
-        (QueueFull, _of_full_queue),
+        (QueueFull, lambda e: Refused(429, "queue_full", f"{e}.", {"Retry-After": str(e.retry_after_s)})),
         (DeadlinePassed, lambda _: Refused(504, "deadline_passed", "there was no answer within the deadline.")),
         (Closing, lambda _: _STOPPING),
         (EdgepeftError, lambda error: explain(error, None)),

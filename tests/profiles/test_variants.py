@@ -6,8 +6,7 @@ import pytest
 from verbs import edgepeft
 
 from edgepeft.errors import UsageError
-from edgepeft.profiles.loader import load_profile
-from edgepeft.profiles.variants import with_settings
+from edgepeft.profiles.loader import load_profile, with_settings
 
 
 @pytest.mark.parametrize("text", ["2", "2GB", "2 GiB", "2gb", "2.0GB"])

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from edgepeft.bench.measuring.host_load import HostLoad, load_between, snapshot
-from edgepeft.bench.measuring.sampler import Rule, Series, Steppable, sample_rounds
-from edgepeft.bench.measuring.stopping import precise, steady
+from edgepeft.bench.measuring.sampler import Rule, Series, Steppable, precise, sample_rounds, steady
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.errors import DoesNotFit

@@ -28,16 +28,8 @@ def flops_per_instance(
     ``full``: every weight is trained, so weight gradients are computed as well.
     """
     matrices, attention = _PASSES["finetune-full" if full and workload == "finetune" else workload]
-    per_token = 2 * _matrix_weights(architecture)
+    shapes = (shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight"))
+    per_token = 2 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)  # the weights of all matrices
     per_pair = 4 * architecture.hidden_size * architecture.n_layers
     total = sum(matrices * per_token * n + attention * per_pair * n * n for n in lengths)
     return total / len(lengths)
-
-
-def _matrix_weights(architecture: Architecture) -> int:
-    """Weights of all matrices that tokens are multiplied with."""
-    return sum(
-        shape[0] * shape[1]
-        for name, shape in architecture.tensors.items()
-        if len(shape) == 2 and not name.endswith("_embeddings.weight")
-    )

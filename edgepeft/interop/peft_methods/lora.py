@@ -62,7 +62,9 @@ class LoraConfig(WrapConfig):
         roles = tuple(str(role) for role in ROLES if any(site.role is role for site in sites.values()))
         method = LoRA(rank=rank, alpha=alpha, roles=roles, rank_stabilised=self.use_rslora, bias=self.bias)
         scale = alpha / (rank**0.5 if self.use_rslora else rank)
-        biases = classifier.overrides(self._biases(targets, classifier))
+        every = [name for name in classifier.tensors if name.endswith(".bias")]
+        trained = {"none": [], "lora_only": [f"{module}.bias" for module in targets], "all": every}[self.bias]
+        biases = classifier.overrides(trained)
         shapes = {theirs: shape for theirs, (_, shape) in biases.items()}
         for module, site in sites.items():
             shapes[f"{module}.lora_A.weight"] = (self.rank(module), site.in_features)
@@ -124,10 +126,6 @@ class LoraConfig(WrapConfig):
             "init_lora_weights": True,
         }
         return settings, {names[name]: tensor for name, tensor in delta.tensors().items() if name in names}
-
-    def _biases(self, targets: tuple[str, ...], classifier: Classifier) -> list[str]:
-        every = [name for name in classifier.tensors if name.endswith(".bias")]
-        return {"none": [], "lora_only": [f"{module}.bias" for module in targets], "all": every}[self.bias]
 
     def _is_target(self, module: str) -> bool:
         return super()._is_target(module) and (isinstance(self.target_modules, str) or self._is_chosen_layer(module))

@@ -23,7 +23,7 @@ from edgepeft.graph.protos import followed, writers
 from edgepeft.graph.shapes import Spec, sized
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
-from edgepeft.runtime.passes import PASS_TOKENS as PASS
+from edgepeft.runtime.inputs import PASS_TOKENS as PASS
 
 __all__ = [
     "Demand",

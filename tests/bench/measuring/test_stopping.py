@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from edgepeft.bench.measuring.sampler import Sample, Series
-from edgepeft.bench.measuring.stopping import half_width, precise, steady
+from edgepeft.bench.measuring.sampler import Sample, Series, half_width, precise, steady
 from edgepeft.bench.result.statistics import drift, outliers, summarised
 
 
