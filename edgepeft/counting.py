@@ -95,7 +95,6 @@ def count(architecture: Architecture, method: Method, head: str, *, tasks: int =
 
 
 def _n_pooler(architecture: Architecture, head: type[Head]) -> int:
-    """Parameters of the pooler, where the head reads it."""
     absent = [name for name in head.reads if name not in {**architecture.tensors, **architecture.pooler}]
     if absent:
         raise UsageError(f"the head {head.kind!r} reads {absent[0]}, which {architecture.model_type} does not have.")

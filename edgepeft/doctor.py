@@ -21,7 +21,7 @@ from edgepeft.host.wheels import KNOWN_BAD, bad_wheels
 from edgepeft.limits import cgroup_v1, cgroup_v2, systemd_scope
 from edgepeft.limits.placement import Limits, Placement, Unavailable
 from edgepeft.prediction import arithmetic
-from edgepeft.profiles.board import profile_of_board
+from edgepeft.profiles.loader import profile_of_board
 from edgepeft.resources import cache_folder
 
 __all__ = ["Finding", "Severity", "findings"]

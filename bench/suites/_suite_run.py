@@ -18,7 +18,7 @@ from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
-from edgepeft.bench.measuring.sampler import Sample, Series, sample_rounds
+from edgepeft.bench.measuring.sampler import Sample, Schedule, Series, sample_rounds
 from edgepeft.bench.planning.job import Job
 from edgepeft.errors import EdgepeftError
 from edgepeft.limits.limited_process import InForce, Limits
@@ -133,11 +133,13 @@ class SuiteRun:
                 sides[label] = _Side(stack.enter_context(self.worker(label, racer.job)), racer.batches)
             series = sample_rounds(
                 sides,
-                n_batches=max(len(racer.batches) for racer in everyone.values()),
-                warmup_batches=tuple(range(warmup)),
-                rounds=rounds or self.rounds,
-                max_seconds=self.max_seconds,
-                seed=self.seed,
+                Schedule(
+                    n_batches=max(len(racer.batches) for racer in everyone.values()),
+                    warmup_batches=tuple(range(warmup)),
+                    rounds=rounds or self.rounds,
+                    max_seconds=self.max_seconds,
+                    seed=self.seed,
+                ),
                 progress=lambda done, total: self.progress(what, done, total),
             )
         self.gemm += _seconds(series["gemm"])

@@ -31,7 +31,6 @@ __all__ = [
     "Role",
     "Site",
     "Table",
-    "families",
     "family_of",
     "table_of",
 ]
@@ -203,11 +202,6 @@ class Family(Table):
         """Site, ``<site>.input``, ``<site>.residual`` and ``Helper`` -> value of the graph."""
 
 
-def families() -> dict[str, Family]:
-    """Every family that can be run, by name."""
-    return {name: table for name, table in _tables().items() if isinstance(table, Family)}
-
-
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family that runs this config's ``model_type``.
 
@@ -217,7 +211,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """
     table = table_of(config)
     if not isinstance(table, Family):
-        run = ", ".join(sorted(known for family in families().values() for known in family.model_types))
+        families = (table for table in _tables().values() if isinstance(table, Family))
+        run = ", ".join(sorted(known for family in families for known in family.model_types))
         raise UsageError(
             f"a backbone of type {config['model_type']} can be counted (edgepeft count), but not trained, exported or "
             f"run. Those that can: {run}."
@@ -242,7 +237,6 @@ def table_of(config: Mapping[str, Any]) -> Table:
 
 
 def _tables() -> dict[str, Table]:
-    """By name, what each public module of this package defines as FAMILY."""
     modules = modules_of("edgepeft.backbones", skip=("hooks",))  # the torch side; a board has none
     tables: list[Table] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
     return {table.name: table for table in tables}

@@ -103,8 +103,6 @@ ACTIVATION_NODES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The config's numbers under one set of names."""
-
     hidden_size: int
     num_hidden_layers: int
     num_attention_heads: int

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
@@ -16,9 +16,7 @@ from edgepeft.backbones.base import Site
 from edgepeft.backbones.source import Backbone
 from edgepeft.errors import BundleError
 
-__all__ = ["attached", "load_model", "needs", "normaliser"]
-
-Norm = Callable[[Tensor], Tensor]
+__all__ = ["attached", "load_model", "needs"]
 
 
 def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
@@ -48,16 +46,6 @@ def needs(module: nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(module.forward).parameters)
 
 
-def normaliser(norm: nn.Module) -> Norm:
-    """That LayerNorm as a function of its live parameters; calling the module would fire its hooks again."""
-
-    def normalise(z: Tensor) -> Tensor:
-        assert isinstance(norm, nn.LayerNorm)
-        return functional.layer_norm(z, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
-
-    return normalise
-
-
 @contextlib.contextmanager
 def attached(model: nn.Module, modules: Mapping[Site, nn.Module]) -> Iterator[None]:
     """Within the block, each site's value is its PE module's output; afterwards the model is as before."""
@@ -76,7 +64,10 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
     wanted = needs(module)
     handles = []
     if "norm" in wanted and site.norm is not None:
-        seen["norm"] = normaliser(model.get_submodule(site.norm))
+        norm = model.get_submodule(site.norm)
+        assert isinstance(norm, nn.LayerNorm)
+        # Its live parameters; calling the module would fire its hooks again.
+        seen["norm"] = lambda z: functional.layer_norm(z, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     if "x" in wanted:
         handles.append(_remember(model, site.reads, 0, seen, "x"))
     if "residual" in wanted and site.residual is not None:

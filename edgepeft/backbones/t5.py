@@ -25,8 +25,6 @@ _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseRelu
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The config's numbers, under its own names."""
-
     d_model: int
     d_kv: int
     d_ff: int

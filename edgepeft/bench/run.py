@@ -14,9 +14,9 @@ from edgepeft.bench.analysis.profile_ops import profile_all
 from edgepeft.bench.analysis.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.gate.against import SideBySide
 from edgepeft.bench.measuring.calibrate import StartAt
-from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Schedule, Start, measure_units
+from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.modes import Setting, setting_of
-from edgepeft.bench.measuring.sampler import Watched
+from edgepeft.bench.measuring.sampler import Schedule, Watched
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_requests, plan_units
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
@@ -159,7 +159,6 @@ def _result(
     board: str | None,
     meter: Meter | None,
 ) -> BenchResult:
-    """What was timed, with its conditions."""
     notes = [*setting.notes, *arithmetic_notes(work.profile, work.subject), *work.notes]
     return BenchResult(
         mode=setting.mode,
@@ -189,7 +188,6 @@ def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -
 
 
 def _missing() -> dict[str, str]:
-    """Engines that cannot be used here, and why."""
     if not torch_installed():
         return {"pytorch": _NO_TORCH}
     try:

@@ -57,7 +57,6 @@ class BenchSession:
 
 
 def _host(before: BenchHost, now: BenchHost) -> BenchHost:
-    """The host now, with the GEMM rates of all scenarios."""
     return now.model_copy(
         update={
             "gemm_gflops": now.gemm_gflops or before.gemm_gflops,

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from edgepeft.cli import _bench_options as options
-from edgepeft.cli._bench_against import OtherVersion, measure_against
-from edgepeft.cli._options import NoCache, settings_of
-from edgepeft.cli._output import INTERRUPTED, result_file, show_bench_result, shown_steps
-from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.cli._options import NoCache, settings_of, share_of
+from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result, shown_steps
+from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult
     from edgepeft.bench.run import BenchRequest
 
 __all__ = ["command"]
+
+_MAX_REGRESSION = "5%"
+
+
+@dataclass(frozen=True)
+class _OtherVersion:
+    """The options of ``--against``; None where one is not given."""
+
+    name: str | None
+    max_regression: str | None
+    launches: int | None
+
+    def __post_init__(self) -> None:
+        given = {"--max-regression": self.max_regression, "--launches": self.launches}
+        stray = [option for option, value in given.items() if value is not None and self.name is None]
+        if stray:
+            raise UsageError(f"{', '.join(stray)}: of use with --against alone; name the other version there.")
 
 
 def command(
@@ -78,18 +95,18 @@ def command(
         profile_ops=profile_ops,
     )
     scenarios = tuple(dict.fromkeys(scenario or ["offline"]))
-    _measure(request, scenarios, json, OtherVersion(against, max_regression, launches), resume=resume)
+    _measure(request, scenarios, json, _OtherVersion(against, max_regression, launches), resume=resume)
 
 
 def _measure(
-    request: BenchRequest, scenarios: Sequence[str], json: str | None, other: OtherVersion, *, resume: bool
+    request: BenchRequest, scenarios: Sequence[str], json: str | None, other: _OtherVersion, *, resume: bool
 ) -> None:
     if other.name is not None and (len(scenarios) > 1 or resume):
         raise UsageError("--against measures one scenario, in one run; leave --resume and further --scenario out.")
     if other.name is None:
         failures = _measure_scenarios(request, scenarios, json, resume=resume)
     else:
-        failures = measure_against(replace(request, scenario=scenarios[0]), other, json)
+        failures = _measure_against(replace(request, scenario=scenarios[0]), other, json)
     if failures:
         raise DoesNotFit("; ".join(str(failure) for failure in failures))
 
@@ -125,3 +142,33 @@ def _of_profile_and_method(profile: str, settings: Sequence[str]) -> tuple[str, 
     own = [setting for setting in settings if setting.partition("=")[0] in SETTABLE]
     variant = f"{profile}{',' if ':' in profile else ':'}{','.join(own)}" if own else profile
     return variant, settings_of([setting for setting in settings if setting not in own])
+
+
+def _measure_against(request: BenchRequest, other: _OtherVersion, json: str | None) -> Sequence[DoesNotFit]:
+    """Measure this version and the other, and show the result; what did not fit the profile's memory."""
+    allowed = share_of("--max-regression", other.max_regression or _MAX_REGRESSION)
+    result_file(json)
+    if request.mode != "limits":
+        raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
+    if not request.timed:
+        raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
+    from edgepeft.bench.gate.against import LAUNCHES, SideBySide
+    from edgepeft.bench.run import run_benchmark
+
+    with ExitStack() as stack:
+        launches = LAUNCHES if other.launches is None else other.launches
+        side = SideBySide.open(other.name or "", stack, launches=launches)
+        progress = stack.enter_context(shown_steps())
+        outcome = run_benchmark(request, progress=progress, against=side)
+        result, slower = side.annotate(outcome.result, outcome.measured, allowed)
+    show_bench_result(result, json)
+    if any(one.interrupted for one in outcome.measured):
+        done = max(len(one.series.samples) for one in outcome.measured)
+        kept = "shown" if json is None else "in the JSON"
+        messages().print(f"{done} of {result.schedule.rounds} rounds are {kept}; no verdict is given.")
+        raise typer.Exit(INTERRUPTED)
+    if slower:
+        raise ThroughputRegression(
+            f"slower than {other.name} by more than {allowed:.1%}, in the same rounds: {'; '.join(slower)}."
+        )
+    return outcome.failures

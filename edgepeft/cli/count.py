@@ -71,7 +71,6 @@ def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[
 
 
 def _architecture(backbone: str) -> tuple[Architecture, str]:
-    """Sizes and the head that a task on this backbone gets."""
     from edgepeft.backbones.base import Pooling, table_of
     from edgepeft.backbones.config import architecture_names, config_of, read_config
     from edgepeft.backbones.source import Backbone

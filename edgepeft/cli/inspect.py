@@ -54,7 +54,6 @@ def command(
 
 @contextmanager
 def _bar() -> Iterator[WatchInspection]:
-    """A progress bar for each inspection."""
     with bars(TextColumn("rows"), TimeRemainingColumn()) as progress:
         rows: dict[str, TaskID] = {}
 

@@ -67,7 +67,6 @@ def command(
 
 
 def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) -> Path:
-    """Measure this board and write its profile's file, which is returned."""
     from edgepeft.bench.board_profile import measured_profile
     from edgepeft.profiles.loader import toml_of
     from edgepeft.resources import write_atomically

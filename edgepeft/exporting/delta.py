@@ -208,7 +208,6 @@ def _leave_to_the_loader(
 
 
 def _own(delta: Delta) -> tuple[str, ...]:
-    """The backbone tensors that the task replaces."""
     return tuple(delta.override_tensors) if delta.generator is None else delta.generator.names
 
 

@@ -77,7 +77,6 @@ def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Mapping[
 
 
 def _bias(node: onnx.NodeProto, tensors: Container[str]) -> str | None:
-    """The checkpoint's tensor that the node adds."""
     if node.op_type in ("Gemm", "LayerNormalization") and len(node.input) == 3:
         return node.input[2] if node.input[2] in tensors else None
     if node.op_type != "Add":

@@ -31,8 +31,6 @@ def peak_bytes(graph: onnx.GraphProto, specs: Mapping[str, Spec], *, in_place: b
 
 
 class _Run:
-    """The values that are alive as the nodes run."""
-
     def __init__(self, graph: onnx.GraphProto, specs: Mapping[str, Spec], in_place: set[str]) -> None:
         self.specs, self.most, self._in_place = specs, 0, in_place
         self._writer = writers(graph)

@@ -75,7 +75,6 @@ def _of_slot(value: onnx.ValueInfoProto, slot: int) -> onnx.ValueInfoProto:
 
 
 def _is_own(node: onnx.NodeProto) -> bool:
-    """Whether a node is the delta's."""
     own = (name.startswith("delta/") or name == LOGITS or without_prefix(name)[0] == "adapted" for name in node.output)
     return node.name.startswith("delta/") or any(own)
 

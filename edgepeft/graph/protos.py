@@ -20,8 +20,9 @@ __all__ = [
     "reads",
     "replace",
     "subgraphs",
+    "submessages",
+    "writers",
 ]
-__all__ += ["submessages", "writers"]
 
 M = TypeVar("M", bound=Message)
 

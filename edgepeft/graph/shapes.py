@@ -77,8 +77,6 @@ def walk(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> W
 
 
 class _Walker:
-    """What is known after each node."""
-
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> None:
         self.versions = {opset.domain: opset.version for opset in model.opset_import}
         self.opsets, self.ir_version = list(model.opset_import), model.ir_version

@@ -74,7 +74,6 @@ class Meter:
 
 
 def _monitors(root: Path) -> list[Path]:
-    """The hwmon folders of monitors at a shunt."""
     folders = sorted(root.glob("sys/class/hwmon/hwmon*"))
     return [folder for folder in folders if _MONITOR.fullmatch(groups.read(folder / "name") or "")]
 

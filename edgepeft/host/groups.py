@@ -110,7 +110,6 @@ def groups_of(pid: int | str = "self", proc: Path = PROC) -> dict[str, Path]:
 
 
 def _folder(path: str, root: str, point: Path) -> Path | None:
-    """Where the group ``path`` is seen under a mount of ``root`` at ``point``."""
     inside = os.path.relpath(path, root) if path.startswith(root) else path.lstrip("/")
     folder = point / inside
     return folder if ".." not in Path(inside).parts and folder.is_dir() else None
@@ -152,7 +151,6 @@ def smallest_limit(folder: Path, files: MemoryFiles) -> int | None:
 
 
 def _up(folder: Path | None) -> Iterator[Path]:
-    """The group and those around it."""
     while folder is not None and (folder / "cgroup.procs").exists():
         yield folder
         folder = folder.parent
@@ -235,7 +233,6 @@ def _left_in(own: Path) -> list[Path]:
 
 
 def _namespace() -> str:
-    """The process namespace that pids are numbers in."""
     try:
         return "".join(filter(str.isdigit, str(Path("/proc/self/ns/pid").readlink())))
     except OSError:  # not Linux, or /proc is restricted

@@ -109,7 +109,6 @@ class Sensors:
         return [reason for bit, reason in _FIRMWARE.items() if (bits | since) >> bit & 1]
 
     def _firmware(self) -> int | None:
-        """The firmware's word, from the driver's file or the program."""
         texts = (groups.read(self._root / name) for name in _FIRMWARE_FILES)
         text = next((text for text in texts if text), None) or firmware_says(self._vcgencmd, "get_throttled")
         with contextlib.suppress(ValueError):

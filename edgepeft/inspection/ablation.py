@@ -101,7 +101,6 @@ def _scores(measured: Mapping[str, Any]) -> dict[tuple[int, int], float]:
 
 
 def _beside(measured: Mapping[str, Any]) -> str:
-    """What a score is to be compared with."""
     parts = [f"whole delta {100 * measured['whole']:.1f}"]
     if measured["majority"] is not None:
         parts.append(f"always the commonest label {100 * measured['majority']:.1f}")

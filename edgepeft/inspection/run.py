@@ -99,7 +99,6 @@ def inspect_delta(
 
 
 def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
-    """The inspections that fit, and why the others do not."""
     obstacles = {inspection: inspection.obstacle(delta) for inspection in inspections()}
     fitting = tuple(inspection for inspection, obstacle in obstacles.items() if obstacle is None)
     if not fitting:

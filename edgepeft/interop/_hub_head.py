@@ -36,8 +36,6 @@ _KINDS: Mapping[tuple[int, str, bool], tuple[str, dict[str, int]]] = {
 
 
 class _Flexible(BaseModel):
-    """The config of one of their own heads."""
-
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     head_type: str

@@ -76,7 +76,6 @@ class ImportRequest:
         return self.labels
 
     def _length_for(self, backbone: Backbone, prompt: int) -> int:
-        """The longest text in tokens, beside a prompt."""
         longest = backbone.architecture.max_length - prompt
         wanted = longest if self.max_length is None else self.max_length
         if not 2 < wanted <= longest:

@@ -18,11 +18,22 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from edgepeft.errors import DataError, UnknownName, UsageError
+from edgepeft.host.cores import usable_cores
+from edgepeft.host.machine import board_name, cpu_model
+from edgepeft.host.sensors import ROOT
 from edgepeft.profiles import schema
 from edgepeft.profiles.schema import MemoryFigure, Profile
 from edgepeft.resources import data_folder
 
-__all__ = ["SETTABLE", "known_profiles", "load_profile", "toml_of", "with_settings"]
+__all__ = [
+    "SETTABLE",
+    "is_this_board",
+    "known_profiles",
+    "load_profile",
+    "profile_of_board",
+    "toml_of",
+    "with_settings",
+]
 
 _SUFFIX = ".toml"
 _TABLES: dict[str, type[BaseModel]] = {
@@ -157,3 +168,20 @@ def _memory(profile: Profile, text: str) -> MemoryFigure:
     except ValidationError as error:
         what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
         raise UsageError(f"--set memory={text}: {what}.") from error
+
+
+def is_this_board(profile: Profile, root: Path = ROOT) -> bool:
+    """Whether the profile's device is what this runs on.
+
+    A PC has no name of its own: it needs the processor's whole name, which many have, and as many cores.
+    """
+    name = board_name(root)
+    if name is not None:
+        return any(name.startswith(board) for board in profile.boards)
+    return cpu_model(root / "proc") in profile.boards and usable_cores() == profile.cores.value
+
+
+def profile_of_board(root: Path = ROOT) -> Profile | None:
+    """The shipped profile of this board; None where there is none."""
+    profiles = (load_profile(name) for name in known_profiles())
+    return next((profile for profile in profiles if is_this_board(profile, root)), None)

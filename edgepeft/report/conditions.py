@@ -42,7 +42,6 @@ def conditions_of(result: BenchResult) -> str:
 
 
 def _trust(result: BenchResult) -> str:
-    """For what claims to be the device's speed."""
     if calibration := result.calibration:
         return (
             f" Calibrated: {calibration.share:.1%} of the cores' time, at which the reference "

@@ -230,7 +230,6 @@ def comparison_table(comparison: Comparison) -> RenderableType:
 
 
 def _counted(comparison: Comparison) -> RenderableType:
-    """What changed of the figures that need no clock."""
     changed = [verdict for verdict in comparison.metrics if verdict.change]
     same = len(comparison.metrics) - len(changed)
     if not changed:

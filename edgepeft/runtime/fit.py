@@ -175,7 +175,6 @@ class _AnyRows(Files):
 
 
 def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:
-    """What would be tuned, or the reason why it cannot be."""
     options = TuneOptions()
     if template is not None:
         bundle.manifest.template(template)

@@ -277,7 +277,6 @@ class Runtime:
         return groups, refused
 
     def _answers(self, texts: Mapping[str | None, list[Readable]], pooling: Pooling) -> Sequence[RowResult]:
-        """The answers of one group, task by task."""
         named = {task: rows for task, rows in texts.items() if task is not None}
         if not named:
             return self._embeddings(texts[None], pooling)

@@ -8,7 +8,7 @@ the batch make of them, so that decisions are counted, of which a few may change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from platform import machine
@@ -37,7 +37,6 @@ __all__ = [
     "read_check",
     "replay",
     "require_passed",
-    "row_groups",
 ]
 
 LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
@@ -68,22 +67,17 @@ def allowed_for(backbone: str, delta: str) -> Tolerance:
     return _ROUNDED if delta == "fp16" else EXACT
 
 
-def row_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], dict[str, NDArray[np.int64]]]]:
-    """Groups of rows of like length: (their indices, their inputs cut to the longest of them)."""
+def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
+    """Logits [rows, outputs] in the rows' own order, from groups of rows of like length, cut to their longest."""
     lengths = inputs["attention_mask"].sum(axis=1)
     order = np.argsort(lengths, kind="stable")
+    parts = []
     for start in range(0, len(order), GROUP_ROWS):
         rows = order[start : start + GROUP_ROWS]
         longest = int(lengths[rows].max())
-        yield rows, {name: np.ascontiguousarray(values[rows, :longest]) for name, values in inputs.items()}
-
-
-def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
-    """Logits [rows, outputs] in the rows' own order."""
-    parts = [(rows, run(group)) for rows, group in row_groups(inputs)]
-    logits = np.empty((len(inputs["attention_mask"]), parts[0][1].shape[1]), np.float32)
-    for rows, values in parts:
-        logits[rows] = values
+        parts.append(run({name: np.ascontiguousarray(values[rows, :longest]) for name, values in inputs.items()}))
+    logits = np.empty((len(order), parts[0].shape[1]), np.float32)
+    logits[order] = np.concatenate(parts)
     return logits
 
 

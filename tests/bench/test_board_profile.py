@@ -86,7 +86,7 @@ def test_its_reference_is_what_calibration_on_other_hosts_will_run(written, tmp_
 
 
 def test_the_board_is_recognised_by_the_profile_it_got(written, tmp_path):
-    from edgepeft.profiles.board import is_this_board
+    from edgepeft.profiles.loader import is_this_board
 
     profile, _ = written(Board(pi4(tmp_path)))
     assert is_this_board(profile, tmp_path)

@@ -9,8 +9,7 @@ from edgepeft.errors import EdgepeftError
 from edgepeft.host import wheels
 from edgepeft.host.machine import board_name
 from edgepeft.prediction import arithmetic
-from edgepeft.profiles.board import is_this_board, profile_of_board
-from edgepeft.profiles.loader import load_profile
+from edgepeft.profiles.loader import is_this_board, load_profile, profile_of_board
 
 
 def installed(monkeypatch, **versions):

@@ -197,7 +197,6 @@ def count_instructions(
 
 
 def _write(folder: Path, bundle: Bundle, graph: onnx.ModelProto, inputs: dict[str, NDArray[np.int64]]) -> None:
-    """Graph, weights and inputs where the emulated program reads them."""
     write_atomically(folder / "model.onnx", graph.SerializeToString(deterministic=True))
     try:
         os.link(bundle.weights, folder / bundle.weights.name)  # a symbolic link is refused

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Protocol
 
 from edgepeft.bench.measuring.host_load import HostLoad, load_between, snapshot
-from edgepeft.bench.measuring.sampler import Rule, Series, Steppable, precise, sample_rounds, steady
+from edgepeft.bench.measuring.sampler import Rule, Schedule, Series, Steppable, precise, sample_rounds, steady
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.errors import DoesNotFit
 from edgepeft.limits.limited_process import InForce
 
-__all__ = ["Measured", "ProgressCallback", "Schedule", "Start", "Watch", "Worker", "measure_units"]
+__all__ = ["Measured", "ProgressCallback", "Start", "Watch", "Worker", "measure_units"]
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 
@@ -45,30 +45,6 @@ class Worker(Steppable, Protocol):
 
 Start = Callable[[str, Job], AbstractContextManager[Worker]]
 Watch = Callable[[Worker], Steppable]  # a worker whose steps also say how the board was
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long to measure: batches to warm up on, rounds, seconds a workload, the order's seed."""
-
-    n_batches: int
-    warmup_batches: tuple[int, ...]
-    rounds: int
-    max_seconds: float
-    seed: int
-    min_rounds: int | None = None  # with ``precision``: no more than these where all medians are known that well
-    precision: float | None = None
-    more_warmup: int = 0  # rounds, until steps are steady
-    probe_every: int = 1  # rounds, of the GEMM probes
-
-    def rule(self, group: Sequence[Measured]) -> Rule:
-        """When to stop early; a batch's weight is its number of tokens."""
-        jobs = [one.unit.job for one in group if one.unit.job]
-        work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
-        if self.precision is None or self.min_rounds is None:
-            return Rule(more_warmup=self.more_warmup, steady=steady)
-        enough = partial(precise, work=work, precision=self.precision)
-        return Rule(self.min_rounds, enough, self.more_warmup, steady)
 
 
 @dataclass
@@ -138,16 +114,11 @@ def _measure_together(
         before = snapshot()
         series = sample_rounds(
             {label: watch(worker) for label, worker in workers.items()},
-            n_batches=schedule.n_batches,
-            warmup_batches=schedule.warmup_batches,
-            rounds=schedule.rounds,
-            max_seconds=schedule.max_seconds,
-            seed=schedule.seed,
+            schedule,
+            _rule(schedule, group),
             warmed=lambda: _throttle(workers.values()),
             progress=lambda done, total: progress(workload, done, total),
-            rule=schedule.rule(group),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
-            every=schedule.probe_every,
         )
         steps = (step for each in series.values() for step in (*each.warmup, *each.samples))
         load = load_between(before, snapshot(), sum(step.cpu_seconds * step.repeats for step in steps))
@@ -163,6 +134,16 @@ def _measure_together(
 def _throttle(workers: Iterable[Worker]) -> None:
     for worker in workers:
         worker.throttle()
+
+
+def _rule(schedule: Schedule, group: Sequence[Measured]) -> Rule:
+    """When to stop early; a batch's weight is its number of tokens."""
+    jobs = [one.unit.job for one in group if one.unit.job]
+    work = {number: float(sum(batch)) for job in jobs[:1] for number, batch in enumerate(job.batches)}
+    if schedule.precision is None or schedule.min_rounds is None:
+        return Rule(more_warmup=schedule.more_warmup, steady=steady)
+    enough = partial(precise, work=work, precision=schedule.precision)
+    return Rule(schedule.min_rounds, enough, schedule.more_warmup, steady)
 
 
 def _probes(workload: str, group: Sequence[Measured], threads: int, reference: Job | None) -> dict[str, Measured]:

@@ -28,7 +28,7 @@ from edgepeft.host.cores import thread_count
 from edgepeft.host.machine import board_name, cpu_model
 from edgepeft.host.sensors import ROOT
 from edgepeft.limits.placement import Limits
-from edgepeft.profiles.board import is_this_board
+from edgepeft.profiles.loader import is_this_board
 from edgepeft.profiles.schema import Profile
 
 __all__ = ["Setting", "setting_of"]
@@ -111,7 +111,6 @@ def _start(label: str, job: Job, quota: float) -> Iterator[CalibrationWorker]:
 
 
 def _calibration_notes(profile: Profile, calibrated: Calibrated) -> tuple[str, ...]:
-    """Notes of a calibrated result."""
     notes = [
         f"calibrated: under a quota of {calibrated.quota:.3f} cores ({calibrated.share:.1%} of {calibrated.cores}) "
         f"this host takes {calibrated.achieved_s:.3g} s for {calibrated.reference}, the device "

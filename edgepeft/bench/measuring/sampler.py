@@ -28,6 +28,7 @@ from edgepeft.host.sensors import Conditions, Sensors
 __all__ = [
     "Rule",
     "Sample",
+    "Schedule",
     "Series",
     "Steppable",
     "Watched",
@@ -129,6 +130,21 @@ def round_orders(
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """How long to measure: batches to warm up on, rounds, seconds a workload, the order's seed."""
+
+    n_batches: int
+    warmup_batches: tuple[int, ...]
+    rounds: int
+    max_seconds: float
+    seed: int
+    min_rounds: int | None = None  # with ``precision``: no more than these where all medians are known that well
+    precision: float | None = None
+    more_warmup: int = 0  # rounds, until steps are steady
+    probe_every: int = 1  # rounds, of the GEMM probes
+
+
+@dataclass(frozen=True)
 class Rule:
     """When to stop before all rounds are done: after ``least`` of them, as soon as they are ``enough``.
 
@@ -143,62 +159,47 @@ class Rule:
 
 def sample_rounds(
     units: Mapping[str, Steppable],
+    schedule: Schedule,
+    rule: Rule | None = None,
     *,
-    n_batches: int,
-    warmup_batches: Sequence[int],
-    rounds: int,
-    max_seconds: float,
-    seed: int,
     clock: Callable[[], float] = time.monotonic,
     warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    rule: Rule | None = None,
     seldom: Collection[str] = (),
-    every: int = 1,
 ) -> dict[str, Series]:
     """Warm up, then measure whole rounds; round r works on batch r modulo ``n_batches``.  Ctrl-C ends them early.
 
-    Args:
-        units: What is measured, by name.
-        n_batches: Batches that a unit has.
-        warmup_batches: The batches to warm up on, in order.
-        rounds: At most so many; at least one.
-        max_seconds: No new round begins once so many have passed since the first.
-        seed: Of the order within rounds.
-        clock: Seconds; tests bring their own.
-        warmed: Called before the first round.
-        progress: Called with the rounds done and those in all.
-        rule: When to stop earlier.
-        seldom: Units that take part in one of ``every`` rounds only.
-        every: How often those do.
+    ``warmed`` is called before the first round, ``progress`` with the rounds done and those in all; units in
+    ``seldom`` take part in one of ``schedule.probe_every`` rounds only.
     """
-    rule = rule or Rule()
+    rule, warmup = rule or Rule(), schedule.warmup_batches
     series = {name: Series() for name in units}
-    total = len(warmup_batches) + rounds
-    for done, batch in enumerate(warmup_batches):
+    total = len(warmup) + schedule.rounds
+    for done, batch in enumerate(warmup):
         progress(done, total)
         _warm_up(units, series, batch)
     for _ in range(rule.more_warmup):
         if rule.steady(series):
             break
-        _warm_up(units, series, warmup_batches[-1])
+        _warm_up(units, series, warmup[-1])
     warmed()
     passed, before = 0.0, clock()
     try:
-        for index, order in enumerate(round_orders(list(units), rounds, seed, seldom, every)):
+        orders = round_orders(list(units), schedule.rounds, schedule.seed, seldom, schedule.probe_every)
+        for index, order in enumerate(orders):
             now = clock()
             passed, before = passed + max(0.0, now - before), now  # a clock that was set back adds nothing
-            if index and passed >= max_seconds:
+            if index and passed >= schedule.max_seconds:
                 break
             if index >= rule.least and rule.enough(series):
                 for one in series.values():
                     one.enough = True
                 break
-            progress(len(warmup_batches) + index, total)
+            progress(len(warmup) + index, total)
             for name in order:
-                series[name].add(units[name], index % n_batches)
+                series[name].add(units[name], index % schedule.n_batches)
     except KeyboardInterrupt:
-        _cut_off(series, seldom if every > 1 else ())
+        _cut_off(series, seldom if schedule.probe_every > 1 else ())
     progress(total, total)
     return series
 

@@ -200,7 +200,6 @@ def plan_requests(
 
 
 def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
-    """The tasks that take part."""
     if len(tasks) < 2:
         raise UsageError(
             f"scenario {scenario.name} needs two tasks or more, found {len(tasks)}; give a bundle that has them, or "

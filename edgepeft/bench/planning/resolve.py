@@ -49,7 +49,6 @@ def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario,
 
 
 def _lengths(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
-    """Lengths that the model takes, and notes on them."""
     prompt = max((task.prompt_length for task in subject.model.tasks), default=0)
     longest = subject.architecture.max_length - prompt
     source = request.lengths or (scenario.lengths if request.length is None else None)

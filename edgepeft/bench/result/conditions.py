@@ -68,7 +68,6 @@ def host_of(measured: Sequence[Measured], board: str | None = None) -> BenchHost
 
 
 def _gemm_gflops(measured: Sequence[Measured], engine: str) -> GemmRates:
-    """The host's GEMM rate through an engine in every round of each workload."""
     probes = [(one.unit.workload, one.pytorch_gemm if engine == "pytorch" else one.gemm) for one in measured]
     return {
         workload: tuple(FLOPS_PER_STEP / sample.seconds / 1e9 for sample in probe.samples)

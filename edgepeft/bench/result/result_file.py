@@ -127,7 +127,6 @@ def _shown(value: object) -> str:
 
 
 def _other_schema(schema: str | None) -> str:
-    """What to do about a file of another version."""
     name, _, version = str(schema).partition("/")
     if name != RESULT_SCHEMA.partition("/")[0]:
         return ""

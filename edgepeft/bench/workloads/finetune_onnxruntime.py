@@ -50,7 +50,6 @@ def prepare(job: Job) -> Prepared:
 
 
 def _tensors(delta: onnx.ModelProto, facts: TrainingFacts) -> Arrays:
-    """What is trained, as the delta graph has it, to be written to."""
     from onnx import numpy_helper
 
     stored = {tensor.name: tensor for tensor in delta.graph.initializer}

@@ -108,7 +108,6 @@ def split_at_lowest(bundle: Bundle, subject: TuningSubject, deployed: onnx.Model
 
 
 def _axes(spec: Spec) -> tuple[str | int, ...]:
-    """How the training graph lays a state out."""
     batch, length, width = _SIZES["batch"], _SIZES["length"], spec.shape[-1]
     known: dict[tuple[int, ...], tuple[str | int, ...]] = {
         (batch, length, width): ("batch", "length", width),
@@ -171,7 +170,6 @@ class HiddenStates:
         }
 
     def _spans(self, state: HiddenState, chosen: Sequence[int]) -> list[tuple[int, int]]:
-        """Where each row's values stand."""
         if state.by_row:
             return [(i, i + 1) for i in chosen]
         return [(self._starts[i], self._starts[i + 1]) for i in chosen]

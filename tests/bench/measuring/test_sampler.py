@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgepeft.bench.measuring.sampler import Rule, Sample, round_orders, sample_rounds
+from edgepeft.bench.measuring.sampler import Rule, Sample, Schedule, round_orders, sample_rounds
 from edgepeft.errors import DoesNotFit, EdgepeftError
 
 
@@ -34,7 +34,8 @@ class FakeUnit:
 
 def run(units, clock, **options):
     settings = {"n_batches": 1, "warmup_batches": [], "rounds": 4, "max_seconds": 1e9, "seed": 0}
-    return sample_rounds({u.name: u for u in units}, clock=clock, **{**settings, **options})
+    schedule = {name: options.pop(name) for name in list(options) if name in Schedule.__dataclass_fields__}
+    return sample_rounds({u.name: u for u in units}, Schedule(**{**settings, **schedule}), clock=clock, **options)
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_after_ctrl_c_whole_rounds_are_kept(clock):
 def test_a_probe_that_is_seldom_takes_part_in_the_first_of_so_many_rounds(clock):
     log = []
     units = [FakeUnit(name, clock, log) for name in ("a", "probe")]
-    found = run(units, clock, rounds=7, seldom=["probe"], every=3)
+    found = run(units, clock, rounds=7, seldom=["probe"], probe_every=3)
     assert (len(found["a"].samples), len(found["probe"].samples)) == (7, 3)
     rounds_of_the_probe = [sum(name == "a" for name, _ in log[:at]) for at, (n, _) in enumerate(log) if n == "probe"]
     assert all(seen in (r, r + 1) for seen, r in zip(rounds_of_the_probe, (0, 3, 6), strict=True))
@@ -190,7 +191,7 @@ def test_ctrl_c_keeps_the_whole_rounds_of_all_but_the_probe(clock):
             return super().step(batch)
 
     units = [FakeUnit("a", clock, []), Pressed("b", clock, []), FakeUnit("probe", clock, [])]
-    found = run(units, clock, rounds=9, seldom=["probe"], every=3)
+    found = run(units, clock, rounds=9, seldom=["probe"], probe_every=3)
     assert len(found["a"].samples) == len(found["b"].samples) == 5
     assert len(found["probe"].samples) == 2
 
