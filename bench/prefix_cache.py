@@ -26,7 +26,7 @@ from edgepeft.host.machine import host_facts
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning.adamw import AdamW
 from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
-from edgepeft.runtime.tuning.layout import lay_out
+from edgepeft.runtime.tuning.memory import lay_out
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_template
 

@@ -15,10 +15,10 @@ A message states the request, what is wrong with it, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 __all__ = [
     "BundleError",
@@ -30,10 +30,12 @@ __all__ = [
     "UnknownName",
     "UsageError",
     "VerificationFailed",
+    "named",
     "requiring",
 ]
 
 
+T = TypeVar("T")
 _MOST_NAMES = 40  # a bundle may hold a thousand tasks
 
 
@@ -60,6 +62,17 @@ class UnknownName(UsageError):
         rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         known_text = ", ".join(shown) + rest if names else "none"
         super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {known_text}.")
+
+
+def named(kind: str, asked: str, known: Mapping[str, T]) -> T:
+    """What ``known`` has by that name.
+
+    Raises:
+        UnknownName: nothing.
+    """
+    if asked not in known:
+        raise UnknownName(kind, asked, known)
+    return known[asked]
 
 
 class DataError(EdgepeftError):

@@ -73,7 +73,8 @@ class Fastfood:
         length = 1 << self.bits
         for start in range(0, length, _BLOCK):
             where = slice(start, min(length, start + _BLOCK))
-            yield where, self._permuted(where) & np.uint32(self.period - 1), self._gaussian(where)
+            drawn = splitmix64(self._keys[1], where.start, where.stop - where.start) >> np.uint64(48)
+            yield where, self._permuted(where) & np.uint32(self.period - 1), _quantiles().take(drawn.view(np.int64))
 
     def table(self) -> tuple[NDArray[np.int32], Floats, float]:
         """(p modulo w [LL], G [LL], the denominator): what training keeps between steps."""
@@ -108,10 +109,6 @@ class Fastfood:
         keys = [int(key) for key in splitmix64(self._keys[2], 0, 2 * _ROUNDS)]
         pairs = zip(keys[::2], keys[1::2], strict=True)
         return [(np.uint32(2 * (a & 0x7FFFFFFF) + 1), np.uint32(c & 0xFFFFFFFF)) for a, c in pairs]
-
-    def _gaussian(self, where: slice) -> Floats:
-        random = splitmix64(self._keys[1], where.start, where.stop - where.start)
-        return _quantiles().take((random >> np.uint64(48)).view(np.int64))
 
     def _permuted(self, where: slice) -> NDArray[np.uint32]:
         mask, shift = np.uint32((1 << self.bits) - 1), np.uint32((self.bits + 1) // 2)

@@ -12,7 +12,7 @@ from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.lengths import full_length, load_lengths
 from edgepeft.bench.planning.subject import torch_installed
-from edgepeft.bench.result.flops import flops_per_instance
+from edgepeft.bench.result.rows import flops_per_instance
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 
 __all__ = ["TITLE", "measure"]

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edgepeft.errors import UnknownName, UsageError
+from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import modules_of
 
 if TYPE_CHECKING:
@@ -231,9 +231,7 @@ def table_of(config: Mapping[str, Any]) -> Table:
     if not isinstance(model_type, str):
         raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")
     by_type = {known: table for table in _tables().values() for known in table.model_types}
-    if model_type not in by_type:
-        raise UnknownName("backbone type", model_type, by_type)
-    return by_type[model_type]
+    return named("backbone type", model_type, by_type)
 
 
 def _tables() -> dict[str, Table]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.analysis.predicted import predicted_result
@@ -19,8 +18,16 @@ from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.sampler import Schedule, Watched
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_requests, plan_units
 from edgepeft.bench.planning.random_model import write_random_tokenizer
-from edgepeft.bench.planning.request import ENGINES, WORKLOADS, BenchRequest, check_request
-from edgepeft.bench.planning.resolve import ResolvedRequest, resolve_request, trains, workloads_of
+from edgepeft.bench.planning.resolve import (
+    ENGINES,
+    WORKLOADS,
+    BenchRequest,
+    ResolvedRequest,
+    check_request,
+    resolve_request,
+    trains,
+    workloads_of,
+)
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, torch_installed
 from edgepeft.bench.result.conditions import (
@@ -133,20 +140,16 @@ def _count(work: ResolvedRequest, progress: ProgressCallback) -> tuple[tuple[Met
 
 def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
     """What is timed; nothing where only counts were asked for."""
-    request = work.request
-    common: dict[str, Any] = {"threads": threads, "seed": request.seed, "cache": request.cache}
+    request, model, batched = work.request, work.subject.model, work.scenario.kind is SampleKind.BATCHES
     if not request.timed:
         return []
-    if work.scenario.kind is not SampleKind.BATCHES:
-        return plan_requests(work.scenario, work.subject.model, lengths=work.lengths.values, rows=work.rows, **common)
+    batches = work.batches if batched else ()
+    shared = model.job(batches, threads=threads, seed=request.seed, cache=request.cache)
+    if not batched:
+        return plan_requests(work.scenario, model.tasks, shared, lengths=work.lengths.values, rows=work.rows)
+    engines, workloads = request.engines or ENGINES, workloads_of(request)
     return plan_units(
-        work.subject.model,
-        engines=request.engines or ENGINES,
-        workloads=workloads_of(request),
-        batches=work.batches,
-        peers=request.peers,
-        missing=_missing(),
-        **common,
+        model.tasks, shared, engines=engines, workloads=workloads, peers=request.peers, missing=_missing()
     )
 
 

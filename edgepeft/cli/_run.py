@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.progress import TextColumn, TimeRemainingColumn
@@ -71,12 +71,9 @@ def progress_bar(task: str) -> Iterator[Callable[[Progress], None]]:
         bar = shown.add_task(f"{task}: loading", total=None, state="")
 
         def watch(progress: Progress) -> None:
-            what, state = f"{task}: {progress.phase}", _state(progress)
+            known: dict[str, float | None] = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
+            state = "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)
+            what = f"{task}: {progress.phase}"
             shown.update(bar, description=what, completed=progress.done, total=progress.total, state=state)
 
         yield watch
-
-
-def _state(progress: Progress) -> str:
-    known: dict[str, Any] = {"loss": progress.loss, "eval": progress.score, "best": progress.best}
-    return "  ".join(f"{name} {value:.3f}" for name, value in known.items() if value is not None)

@@ -71,15 +71,14 @@ def command(
 def _judge(device: Profile, fit: Fit, workloads: list[str] | tuple[str, ...]) -> None:
     """Exit 5 unless all that was asked for fits."""
     needs = {"infer": fit.inference, "finetune": fit.finetune}
-    misses = [_miss(name, need, fit) for name, need in needs.items() if need and name in workloads and not need.fits]
+    misses = []
+    for name, need in needs.items():
+        if need and name in workloads and not need.fits:
+            what = "answering" if name == "infer" else "fine-tuning"
+            most = f"a batch of {need.largest_batch} fits" if need.largest_batch else "no batch fits"
+            misses.append(f"{what} {fit.batch_size} x {fit.length} tokens takes about {_mb(need.peak_bytes)}, {most}")
     if misses:
         raise DoesNotFit(f"{'; '.join(misses)}; {_mb(fit.allowed_bytes)} are there on {device.name}.")
-
-
-def _miss(name: str, need: Need, fit: Fit) -> str:
-    what = "answering" if name == "infer" else "fine-tuning"
-    most = f"a batch of {need.largest_batch} fits" if need.largest_batch else "no batch fits"
-    return f"{what} {fit.batch_size} x {fit.length} tokens takes about {_mb(need.peak_bytes)}, {most}"
 
 
 def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
@@ -43,7 +43,9 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     _name_dims(model.graph)
     number_nodes(model.graph)
     for name, tensor in delta.override_tensors.items():
-        _pass_through(model.graph, tensor, stored[name])
+        source = f"override/{stored[name]}"
+        model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
+        _give(model.graph, source, names.override(stored[name]), tensor.shape)
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
     mark(model, _properties(delta) | _recipe(delta, stored))
@@ -185,14 +187,6 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     return lambda name: new.get(name, name)
 
 
-def _pass_through(graph: onnx.GraphProto, tensor: Tensor, stored: str) -> None:
-    """Add an override as an output; the exporter would rename an output that is a parameter."""
-    source, output = f"override/{stored}", names.override(stored)
-    graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
-    graph.node.append(helper.make_node("Identity", [source], [output], name=output))
-    graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, list(tensor.shape)))
-
-
 def _leave_to_the_loader(
     graph: onnx.GraphProto, generator: Generator, architecture: Architecture, stored: dict[str, str]
 ) -> None:
@@ -200,11 +194,15 @@ def _leave_to_the_loader(
     for name, tensor in generator.named_parameters():
         graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), f"generator/{name}"))
     for name in generator.names:
-        made, output = names.generated(stored[name]), names.override(stored[name])
-        shape = architecture.shape_of(name)
+        made, shape = names.generated(stored[name]), architecture.shape_of(name)
         graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
-        graph.node.append(helper.make_node("Identity", [made], [output], name=output))
-        graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, shape))
+        _give(graph, made, names.override(stored[name]), shape)
+
+
+def _give(graph: onnx.GraphProto, source: str, output: str, shape: Sequence[int]) -> None:
+    """Add a value as an output; the exporter would rename an output that is a parameter."""
+    graph.node.append(helper.make_node("Identity", [source], [output], name=output))
+    graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, list(shape)))
 
 
 def _own(delta: Delta) -> tuple[str, ...]:

@@ -59,7 +59,11 @@ class Step:
         """``loss`` [], ``logits`` [batch, outputs] and ``gradient:<tensor>`` by output name."""
         own = {name: tensor.detach().requires_grad_(True) for name, tensor in trained.items()}
         logits = self._logits(own, frozen, inputs, masks)
-        loss = _squared_error(logits, labels) if self.regression else _cross_entropy(logits, labels)
+        if self.regression:
+            difference = logits.squeeze(-1) - labels
+            loss = (difference * difference).sum() / logits.shape[0]
+        else:
+            loss = _cross_entropy(logits, labels)
         gradients = torch.autograd.grad(loss, list(own.values()))
         by_output = {names.gradient(name): gradient for name, gradient in zip(own, gradients, strict=True)}
         return {names.LOSS: loss.detach(), names.LOGITS: logits.detach(), **by_output}
@@ -121,8 +125,3 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean over the batch.  As a product with one-hot rows: the exporter's cross_entropy forgets the division."""
     chosen = (labels.unsqueeze(1) == torch.arange(logits.shape[1])).to(logits.dtype)
     return -(torch.log_softmax(logits, -1) * chosen).sum() / logits.shape[0]
-
-
-def _squared_error(logits: Tensor, labels: Tensor) -> Tensor:
-    difference = logits.squeeze(-1) - labels
-    return (difference * difference).sum() / logits.shape[0]

@@ -58,7 +58,8 @@ def quantised_tensors(graph: onnx.GraphProto, checkpoint: Checkpoint) -> dict[st
         BundleError: a matrix has values that are not finite.
     """
     matrices = {node.input[1] for node in graph.node if _is_projection(node)}
-    tables = {node.input[0] for node in graph.node if _is_table(node, checkpoint)}
+    looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"} & checkpoint.tensors.keys()
+    tables = {name for name in looked_up if checkpoint.tensors[name].shape[0] >= _LEAST_TABLE_ROWS}
     stored_tensors: dict[str, NDArray[np.generic]] = {}
     for name in (i.name for i in graph.initializer if i.data_location == TensorProto.EXTERNAL):
         values, stored = checkpoint.values(name), Quantised(name)
@@ -137,12 +138,6 @@ def dequantised(tensor: str, checkpoint: Checkpoint) -> Iterator[onnx.NodeProto]
 
 def _is_projection(node: onnx.NodeProto) -> bool:
     return node.op_type == "Gemm" and len(node.input) == 2
-
-
-def _is_table(node: onnx.NodeProto, checkpoint: Checkpoint) -> bool:
-    if node.op_type != "Gather" or node.input[0] not in checkpoint.tensors:
-        return False
-    return checkpoint.tensors[node.input[0]].shape[0] >= _LEAST_TABLE_ROWS
 
 
 def _rounded(values: NDArray[np.float32], name: str) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

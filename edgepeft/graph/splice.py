@@ -40,11 +40,10 @@ def splice(
             twice, has no logits, closes a circle, or has a recipe that cannot be followed; or a binding
             names a value that the backbone's graph lacks.
     """
-    _check_bindings(backbone.graph, delta.graph, bindings)
+    _check_names(backbone.graph, delta.graph, bindings, checkpoint)
     joined, part = copied(backbone), copied(delta)
     split_biases(part.graph)
     changed = _replacements(part.graph, bindings)
-    _check_overrides(joined.graph, part.graph, checkpoint)
     prompt_length, placeholder = prompt_of(delta)
     if prompt_length:
         prepend_placeholders(joined.graph, prompt_length, placeholder)
@@ -111,21 +110,18 @@ def _value_of(site: str, bindings: Mapping[str, str]) -> str:
     return bindings[site]
 
 
-def _check_bindings(graph: onnx.GraphProto, part: onnx.GraphProto, bindings: Mapping[str, str]) -> None:
-    """See that each site is bound to a value of the graph: otherwise its adaptation would have no effect."""
+def _check_names(
+    graph: onnx.GraphProto, part: onnx.GraphProto, bindings: Mapping[str, str], checkpoint: Checkpoint
+) -> None:
+    """See that each site is bound to a value of the graph, or its adaptation has no effect, and each tensor known."""
     values = {name for node in graph.node for name in node.output}
+    known = {initializer.name for initializer in graph.initializer}
     for value in (*part.input, *part.output):
         kind, name = without_prefix(value.name)
+        if kind in ("override", "weight", "generated") and not (name in known or checkpoint.holds(name)):
+            raise BundleError(f"the delta graph names a tensor {name!r} that this backbone does not have.")
         site = name if kind == "adapted" else value.name
         if site in bindings and bindings[site] not in values:
             raise BundleError(
                 f"the site {site!r} is said to be the value {bindings[site]!r}, which the backbone's graph lacks."
             )
-
-
-def _check_overrides(graph: onnx.GraphProto, part: onnx.GraphProto, checkpoint: Checkpoint) -> None:
-    known = {initializer.name for initializer in graph.initializer}
-    for value in (*part.input, *part.output):
-        kind, tensor = without_prefix(value.name)
-        if kind in ("override", "weight", "generated") and not (tensor in known or checkpoint.holds(tensor)):
-            raise BundleError(f"the delta graph names a tensor {tensor!r} that this backbone does not have.")

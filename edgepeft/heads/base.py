@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.errors import UnknownName
+from edgepeft.errors import named
 from edgepeft.registry import classes_of
 
 __all__ = ["Head", "fresh_linear", "head_named", "heads"]
@@ -63,7 +63,4 @@ def head_named(kind: str) -> type[Head]:
     Raises:
         UnknownName: there is none.
     """
-    known = heads()
-    if kind not in known:
-        raise UnknownName("head", kind, known)
-    return known[kind]
+    return named("head", kind, heads())

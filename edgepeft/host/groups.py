@@ -67,11 +67,7 @@ def _unescape(text: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines as the kernel ends them; names of folders in them may be of any bytes, U+2028 and non-UTF-8 included.
-
-    Raises:
-        OSError: it is not there, or not readable.
-    """
+    """Lines as the kernel ends them; names of folders in them may be of any bytes, U+2028 and non-UTF-8 included."""
     return [line for line in os.fsdecode(path.read_bytes()).split("\n") if line]
 
 

@@ -18,8 +18,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Column, Table
 
-from edgepeft.data.course.scoring import score_rows
-from edgepeft.data.metrics import compute
+from edgepeft.data.metrics import compute, score_rows
 from edgepeft.delta import Delta
 from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.training.engine import logits_of

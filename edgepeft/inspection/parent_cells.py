@@ -24,7 +24,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from edgepeft.data.batches import sorted_batches
-from edgepeft.data.course.scoring import SCORED_ROWS
+from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.delta import Delta, pool
 from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.methods.spartan import Memory

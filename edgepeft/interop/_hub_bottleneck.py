@@ -11,6 +11,8 @@ With ``sub`` a sub-layer's output, ``res`` its residual and LN the layer's own n
 
 A constant, learned or per-channel scaling is linear after A's last layer and goes into its weights.  Weights of
 products (``phm_layer``) stay factors where Compacter or PHM adapters have the form, and are multiplied out elsewhere.
+Such a layer computes x H + b, H = sum_i kron(rule_i, W_i): n terms; rule [n, n, n]; W [n, in/n, out/n].  Source:
+adapters 1.3.0, ``methods/modeling.py``.
 """
 
 from __future__ import annotations
@@ -25,18 +27,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgepeft.backbones.base import Role, Site
+from edgepeft.errors import BundleError
 from edgepeft.interop._hub_config import BnConfig, leading_layers
-from edgepeft.interop._hub_phm import PhmWeights
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
+from edgepeft.methods._factored_adapters import kronecker_sum
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
-from edgepeft.methods.compacter import Compacter, CompacterPlusPlus
+from edgepeft.methods.compacter import Compacter
+from edgepeft.methods.compacter_plus_plus import CompacterPlusPlus
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 
-__all__ = ["Places", "bottleneck_plan"]
+__all__ = ["PhmWeights", "Places", "bottleneck_plan"]
 
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 _Shapes = dict[str, tuple[int, ...]]
@@ -73,6 +77,68 @@ class Places:
     def shared(self) -> str:
         """The start of the names of what all adapters share."""
         return f"{self.classifier.prefix}shared_parameters.{self.adapter}."
+
+
+@dataclass(frozen=True)
+class PhmWeights:
+    """The names, shapes and values of such layers; ``shared`` opens the names of what all of them share."""
+
+    config: BnConfig
+    shared: str
+
+    def shapes(self, start: str, inputs: int, outputs: int) -> _Shapes:
+        """Of one layer's own tensors."""
+        shapes: _Shapes = {}
+        if not self.config.shared_phm_rule:
+            shapes |= self._rule_shapes(start)
+        if not self.config.shared_W_phm:
+            shapes |= self._w_shapes(f"{start}W", inputs, outputs)
+        return shapes | ({f"{start}b": (outputs,)} if self.config.phm_bias else {})
+
+    def shared_shapes(self, hidden: int, width: int) -> _Shapes:
+        """Of what all layers share."""
+        shapes = self._rule_shapes(self.shared) if self.config.shared_phm_rule else {}
+        if self.config.shared_W_phm:
+            shapes |= self._w_shapes(f"{self.shared}W_down", hidden, width)
+            shapes |= self._w_shapes(f"{self.shared}W_up", width, hidden)
+        return shapes
+
+    def rule(self, state: StateDict, start: str) -> Tensor:
+        """[n, n, n]."""
+        where = self.shared if self.config.shared_phm_rule else start
+        if self.config.factorized_phm_rule:
+            return state[f"{where}phm_rule_left"] @ state[f"{where}phm_rule_right"]
+        return state[f"{where}phm_rule"]
+
+    def pair(self, state: StateDict, start: str, part: str) -> tuple[Tensor, Tensor]:
+        """W's factors, [n, in/n, r] and [n, r, out/n]; ``part`` is down or up."""
+        where = f"{self.shared}W_{part}" if self.config.shared_W_phm else f"{start}W"
+        return state[f"{where}_left"], state[f"{where}_right"]
+
+    def terms(self, state: StateDict, start: str, part: str) -> Tensor:
+        """W, [n, in/n, out/n]."""
+        if self.config.factorized_phm_W:
+            left, right = self.pair(state, start, part)
+            return left @ right
+        return state[f"{start}W"]
+
+    def weight(self, state: StateDict, start: str, part: str) -> Tensor:
+        """H^T, [out, in]."""
+        return kronecker_sum(self.rule(state, start), self.terms(state, start, part))
+
+    def _rule_shapes(self, start: str) -> _Shapes:
+        n = self.config.phm_dim
+        if self.config.factorized_phm_rule:
+            return {f"{start}phm_rule_left": (n, n, 1), f"{start}phm_rule_right": (n, 1, n)}
+        return {f"{start}phm_rule": (n, n, n)}
+
+    def _w_shapes(self, name: str, inputs: int, outputs: int) -> _Shapes:
+        n, r = self.config.phm_dim, self.config.phm_rank
+        if inputs % n or outputs % n:
+            raise BundleError(f"phm_dim = {n} does not divide {inputs} and {outputs}, the widths of a layer.")
+        if self.config.factorized_phm_W:
+            return {f"{name}_left": (n, inputs // n, r), f"{name}_right": (n, r, outputs // n)}
+        return {name: (n, inputs // n, outputs // n)}
 
 
 @dataclass(frozen=True)
@@ -185,24 +251,20 @@ class _Reader:
     width: int
     phm: PhmWeights | None
 
-    @property
-    def _down(self) -> str:
-        """The first linear layer; a norm before it is counted."""
-        return f"{self.start}adapter_down.{int(self.config.ln_before)}."
-
-    @property
-    def _up(self) -> str:
-        return f"{self.start}adapter_up."
+    def _linear(self, part: str) -> str:
+        """Where down's or up's names start; a norm before the first linear layer is counted."""
+        return f"{self.start}adapter_{part}." + (f"{int(self.config.ln_before)}." if part == "down" else "")
 
     def shapes(self) -> _Shapes:
         """Of the tensors that the file must hold."""
         d, m = self.site.out_features, self.width
+        down, up = self._linear("down"), self._linear("up")
         shapes: _Shapes = {}
         if self.phm:
-            shapes |= self.phm.shapes(self._down, d, m) | self.phm.shapes(self._up, m, d)
+            shapes |= self.phm.shapes(down, d, m) | self.phm.shapes(up, m, d)
         else:
-            shapes |= {f"{self._down}weight": (m, d), f"{self._down}bias": (m,)}
-            shapes |= {f"{self._up}weight": (d, m), f"{self._up}bias": (d,)}
+            shapes |= {f"{down}weight": (m, d), f"{down}bias": (m,)}
+            shapes |= {f"{up}weight": (d, m), f"{up}bias": (d,)}
         norms = ["adapter_norm_before.", "adapter_down.0."] * self.config.ln_before  # one norm under two names
         norms += ["adapter_norm_after."] * self.config.ln_after
         shapes |= {f"{self.start}{norm}{part}": (d,) for norm in norms for part in ("weight", "bias")}
@@ -230,7 +292,8 @@ class _Reader:
         """As a module of factors; the scale goes into the last one of ``up``."""
         assert self.phm is not None
         tensors: dict[str, Tensor] = {}
-        for part, start, scale in (("down", self._down, torch.ones(1)), ("up", self._up, self._scale(state))):
+        for part, scale in (("down", torch.ones(1)), ("up", self._scale(state))):
+            start = self._linear(part)
             tensors[f"{part}.A"] = self.phm.rule(state, start)
             if low_rank:
                 left, right = self.phm.pair(state, start, part)
@@ -241,11 +304,11 @@ class _Reader:
         return tensors
 
     def _weight(self, state: StateDict, part: str) -> Tensor:
-        start = self._down if part == "down" else self._up
+        start = self._linear(part)
         return self.phm.weight(state, start, part) if self.phm else state[f"{start}weight"]
 
     def _bias(self, state: StateDict, part: str) -> Tensor:
-        start, size = (self._down, self.width) if part == "down" else (self._up, self.site.out_features)
+        start, size = self._linear(part), self.width if part == "down" else self.site.out_features
         if self.phm is None:
             return state[f"{start}bias"]
         return state[f"{start}b"] if self.config.phm_bias else torch.zeros(size)

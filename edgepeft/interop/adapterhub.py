@@ -24,7 +24,7 @@ from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed, read_state_dict
 from edgepeft.methods.lora import LoRA
-from edgepeft.methods.prompt import PromptR
+from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["IMPORTER", "AdapterHub"]
 
@@ -66,11 +66,7 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
 
 
 def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
-    """The same vectors; what they started from does not matter any more.
-
-    Raises:
-        UsageError: they leave no position for a text.
-    """
+    """The same vectors; what they started from does not matter any more."""
     method = PromptR(length=config.prompt_length, place="embeddings")
     width = method.sites(places.classifier.architecture)[-1].out_features
     theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"

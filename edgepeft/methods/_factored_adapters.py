@@ -138,11 +138,6 @@ class KroneckerAdapters(FactoredAdapters):
 
 
 def _check_n(method: str, n: int, bottleneck: int) -> None:
-    """Check that n divides the bottleneck.
-
-    Raises:
-        UsageError: it does not; names the nearest of both that fit.
-    """
     require(n >= 1, f"{method}'s n must be at least 1; found {n}.")
     if bottleneck % n:
         fitting = ", ".join(map(str, _nearest_divisors(n, bottleneck)))
@@ -154,11 +149,6 @@ def _check_n(method: str, n: int, bottleneck: int) -> None:
 
 
 def _check_hidden(method: str, n: int, bottleneck: int, hidden: int) -> None:
-    """Check that n divides the backbone's hidden size.
-
-    Raises:
-        UsageError: it does not; names the nearest n that do, with a bottleneck that each divides.
-    """
     if hidden % n:
         nearest = ((fitting, _nearest_multiples(fitting, bottleneck)[0]) for fitting in _nearest_divisors(n, hidden))
         offers = ", ".join(f"n={fitting} with bottleneck={width}" for fitting, width in nearest)

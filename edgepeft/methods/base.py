@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.errors import UnknownName, UsageError
+from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
 
 __all__ = [
@@ -244,10 +244,7 @@ def method_named(name: str) -> type[Method]:
     Raises:
         UnknownName: there is none.
     """
-    known = methods()
-    if name not in known:
-        raise UnknownName("PE method", name, known)
-    return known[name]
+    return named("PE method", name, methods())
 
 
 def method_of(method: Method | str) -> Method:

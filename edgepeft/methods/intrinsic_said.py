@@ -54,17 +54,15 @@ class Projected(Generator):
 
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """theta_i of every tensor."""
-        updates = self._differentiable() if torch.is_grad_enabled() else self._remembered()
+        if torch.is_grad_enabled():
+            self._last, self._tables = None, self._tables or list(self._made())  # the tables stay for the next step
+            updates = self._updates(self._tables)
+        else:
+            updates = self._remembered()
         return {name: pretrained[name] + update for name, update in updates.items()}
 
-    def _differentiable(self) -> dict[str, Tensor]:
-        """lambda_i P_i theta; the tables stay for the next step."""
-        self._last = None
-        self._tables = self._tables or list(self._made())
-        return self._updates(self._tables)
-
     def _remembered(self) -> dict[str, Tensor]:
-        """The same, computed anew only when theta or a scale has changed: evaluation asks batch by batch."""
+        """lambda_i P_i theta, computed anew only when theta or a scale has changed: evaluation asks batch by batch."""
         last = self._last
         if last is None or not (torch.equal(last[0], self.theta) and torch.equal(last[1], self.scales)):
             updates = self._updates(self._tables or self._made())

@@ -85,15 +85,10 @@ def _read(path: Path) -> Profile:
     try:
         return Profile.model_validate(document)
     except ValidationError as error:
-        raise DataError(f"{path} is not a profile: {_explain(error)}.") from error
-
-
-def _explain(error: ValidationError) -> str:
-    """The first three things wrong, each as ``key: what``."""
-    mistakes = error.errors(include_url=False)
-    parts = [_sentence(dict(one)) for one in mistakes[:3]]
-    more = f"; and {len(mistakes) - 3} more" if len(mistakes) > 3 else ""
-    return "; ".join(dict.fromkeys(parts)) + more
+        mistakes = error.errors(include_url=False)
+        parts = dict.fromkeys(_sentence(dict(one)) for one in mistakes[:3])
+        more = f"; and {len(mistakes) - 3} more" if len(mistakes) > 3 else ""
+        raise DataError(f"{path} is not a profile: {'; '.join(parts)}{more}.") from error
 
 
 def _sentence(one: dict[str, Any]) -> str:

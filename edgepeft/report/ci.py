@@ -53,7 +53,9 @@ def step_summary(comparison: Comparison, max_regression: float) -> str:
         rows = sorted(comparison.verdicts, key=lambda verdict: (not verdict.regressed, verdict.ratio.value))
         for verdict in rows[:_MOST_ROWS]:
             mark = "slower" if verdict.regressed else "faster" if verdict.ratio.low > 1.0 else "ok"
-            lines.append(f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {verdict.per_gemm or '-'} |")
+            lines.append(
+                f"| {mark} | {markdown_cell(verdict.result.label)} | {verdict.ratio} | {verdict.per_gemm or '-'} |"
+            )
         lines += ["", *([f"{len(rows) - _MOST_ROWS} more rows."] if len(rows) > _MOST_ROWS else [])]
     changed = [metric for metric in comparison.metrics if metric.change]
     if changed:

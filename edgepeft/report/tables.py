@@ -8,7 +8,6 @@ from rich.table import Table
 from rich.text import Text
 
 from edgepeft.bench.gate.compare import Comparison, Verdict
-from edgepeft.bench.gate.deterministic import MetricVerdict
 from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
 from edgepeft.report.conditions import limits_in_force, model_name, warnings_by_kind
 
@@ -237,14 +236,10 @@ def _counted(comparison: Comparison) -> RenderableType:
     table = _table("figures that need no clock", "of", "figure", "before", "now", "change", "verdict")
     for verdict in changed:
         numbers = (f"{verdict.before:,.0f}", f"{verdict.now:,.0f}", f"{verdict.change:+.2%}")
-        table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, _grown(verdict))))
+        within = "less: take a new baseline" if verdict.shrunk else "within its allowance"
+        judged = "grew" if verdict.grown else within
+        table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, judged)))
     return Group(table, Text(f"{same} others are as before"))
-
-
-def _grown(verdict: MetricVerdict) -> str:
-    if verdict.grown:
-        return "grew"
-    return "less: take a new baseline" if verdict.shrunk else "within its allowance"
 
 
 def _judged(verdict: Verdict) -> str:

@@ -57,17 +57,13 @@ class Mixer:
         try:
             with self._lock:
                 if key not in self._structures:
-                    self._structures[key] = self._structure(task)
+                    parted = self._weights.parted(self._bundle.graph(task))
+                    sites = self._bundle.manifest.backbone.sites
+                    fits = parted is not None and mix(parted.structure, parted.feeds, sites, 2) is not None
+                    self._structures[key] = parted.structure if parted is not None and fits else None
                 return self._structures[key] is not None and all(self._fed(*each) for each in tasks.items())
         except BundleError:  # a file was replaced since; the tasks' own sessions answer as before
             return False
-
-    def _structure(self, task: str) -> onnx.ModelProto | None:
-        parted = self._weights.parted(self._bundle.graph(task))
-        sites = self._bundle.manifest.backbone.sites
-        if parted is None or mix(parted.structure, parted.feeds, sites, 2) is None:
-            return None
-        return parted.structure
 
     def _fed(self, task: str, session: TaskSession) -> dict[str, ort.OrtValue]:
         if session.feeds:

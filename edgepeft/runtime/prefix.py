@@ -34,6 +34,7 @@ class Prefix:
 
     def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], TaskSession]) -> None:
         self._bundle, self._open = bundle, open_model
+        self._values = _layer_values(bundle.architecture, bundle.manifest.backbone.sites)
         self._depths: dict[str, int] = {}
         self._sessions: dict[tuple[int, str | None], TaskSession] = {}
 
@@ -70,10 +71,6 @@ class Prefix:
         for key, each in list(self._sessions.items()):
             if each.shared is session:
                 self._sessions.pop(key, None)
-
-    @property
-    def _values(self) -> tuple[str, ...]:
-        return _layer_values(self._bundle.architecture, self._bundle.manifest.backbone.sites)
 
     def _session(self, cut: int, task: str | None) -> TaskSession:
         session = self._sessions.get((cut, task))  # another thread may close it at any time

@@ -165,7 +165,10 @@ class Jobs:
         process.join()
         ended = ended or _cut_off(run, process.exitcode)
         if ended["state"] != "done":
-            self._discard(run)
+            # Its checkpoints, which no run can continue; not those of another process' run, nor of one before.
+            with contextlib.suppress(EdgepeftError, OSError), claim(self._bundle, run.task) as work:
+                if run.begun:
+                    discard(work)
         return ended
 
     def _reported(self, run: _Run, pipe: Connection) -> dict[str, Any] | None:
@@ -179,12 +182,6 @@ class Jobs:
                 with self._lock:
                     self._states.get(run.job, {}).update(report)
         return None
-
-    def _discard(self, run: _Run) -> None:
-        """Remove its checkpoints, which no run can continue; not those of another process' run, nor of one before."""
-        with contextlib.suppress(EdgepeftError, OSError), claim(self._bundle, run.task) as work:
-            if run.begun:
-                discard(work)
 
 
 def _cut_off(run: _Run, exitcode: int | None) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_running_it_elsewhere_says_nothing(made, said):
 
 
 def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
-    from edgepeft.bench.planning.request import BenchRequest
+    from edgepeft.bench.planning.resolve import BenchRequest
     from edgepeft.bench.run import run_benchmark
 
     document = run_benchmark(

@@ -15,7 +15,7 @@ from edgepeft.exporting.bundle import write_backbone
 from edgepeft.exporting.step import Step
 from edgepeft.exporting.training_graph import export_training_graph
 from edgepeft.graph.sound import OPERATORS
-from edgepeft.methods._activations import ACTIVATIONS
+from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
 from edgepeft.methods.base import Method, methods
 
 FAMILIES = {"bert": {}, "roberta": {}, "distilbert": {}, "electra": {"embedding_size": 20}}

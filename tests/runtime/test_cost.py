@@ -5,7 +5,7 @@ import json
 import pytest
 from verbs import edgepeft
 
-from edgepeft.bench.result.flops import flops_per_instance
+from edgepeft.bench.result.rows import flops_per_instance
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import bundle_cost

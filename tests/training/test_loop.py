@@ -16,7 +16,7 @@ from moods import rows, texts
 from edgepeft.backbones.hooks import load_model
 from edgepeft.data.batches import encode
 from edgepeft.data.course.run import Interrupted
-from edgepeft.data.course.scoring import Scored, score_rows
+from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Row
 from edgepeft.delta import Delta, new_delta

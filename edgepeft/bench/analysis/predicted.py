@@ -9,8 +9,7 @@ from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
 from edgepeft.bench.planning.scenario import SampleKind
 from edgepeft.bench.result.conditions import arithmetic_notes, commit_under_test, host_of, model_of, profile_of, utc_now
-from edgepeft.bench.result.flops import flops_per_instance
-from edgepeft.bench.result.rows import energy_from_power, row_of
+from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, row_of
 from edgepeft.bench.result.schema import BenchResult, BenchRow, ClassTimeRecord, PredictionRecord
 from edgepeft.bench.result.statistics import summarised
 from edgepeft.errors import UsageError

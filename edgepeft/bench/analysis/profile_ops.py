@@ -102,7 +102,9 @@ def by_layer(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) 
 
 def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: int) -> Iterable[OperatorRecord]:
     for name, members in groups.items():
-        seconds = sum(_per_run(one, runs) for one in members)
+        # A node's time in one run: its median, times the passes that a run makes of the batch.
+        warm = (one.seconds[len(one.seconds) * _WARMUP // runs :] for one in members)
+        seconds = sum(float(np.median(w)) * len(one.seconds) / runs for w, one in zip(warm, members, strict=True))
         floors = (max(one.flops / ceilings.flops_per_s, one.n_bytes / ceilings.bytes_per_s) for one in members)
         floor = sum(least * len(one.seconds) / runs for least, one in zip(floors, members, strict=True))
         yield OperatorRecord(
@@ -114,9 +116,3 @@ def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: i
             floor_s=floor,
             gap=seconds / floor if floor > 0 else None,
         )
-
-
-def _per_run(one: Executed, runs: int) -> float:
-    """A node's time in one run: its median, times the passes that a run makes of the batch."""
-    warm = one.seconds[len(one.seconds) * _WARMUP // runs :]
-    return float(np.median(warm)) * len(one.seconds) / runs

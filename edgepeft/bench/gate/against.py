@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgepeft.bench.gate.revision import Revision, open_revision
-from edgepeft.bench.measuring.host_load import worse
-from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
+from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units, worse
 from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import in_force_of

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from math import comb
 
 from edgepeft.bench.gate.deterministic import MetricVerdict, judge_metrics
-from edgepeft.bench.result.parts import ProfileLimits
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult, BenchRow
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
 from edgepeft.errors import UsageError
 
-__all__ = ["Comparison", "Difference", "Verdict", "compare_results", "differences"]
+__all__ = ["Comparison", "Verdict", "compare_results"]
 
 _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
 
@@ -128,17 +127,6 @@ def _refuse_other_work(
     )
 
 
-def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:
-    """What differs around the two runs; refused where times would mean nothing."""
-    conditions = differences(base.document, new.document)
-    if conditions and not normalise:
-        raise UsageError(
-            f"{base.path} and {new.path} cannot be compared: {'; '.join(map(str, conditions))}. Measure both on the "
-            "same host under the same limits with the same packages, or judge per unit of the GEMM rate: --normalise."
-        )
-    return [f"{difference} (per unit of the GEMM rate it is judged all the same)" for difference in conditions]
-
-
 def _verdict(
     old: BenchRow, fresh: BenchRow, base: ResultFile, new: ResultFile, max_regression: float, *, normalise: bool
 ) -> Verdict:
@@ -156,13 +144,10 @@ def _verdict(
         )
     judged = [one for one in (ratio if not normalise else None, per_gemm) if one is not None]
     slower = all(one.high < least for one in judged)
-    too_few = _too_few(len(old.samples_s), len(fresh.samples_s))
+    # Whether chance puts all of one run's samples above the other's more often than the confidence allows.
+    n_old, n_fresh = len(old.samples_s), len(fresh.samples_s)
+    too_few = 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
     return Verdict(fresh, ratio, per_gemm, slower and not too_few, too_few)
-
-
-def _too_few(n_old: int, n_fresh: int) -> bool:
-    """Whether chance puts all of one run's samples above the other's more often than ``CONFIDENCE`` allows."""
-    return 1 / comb(n_old + n_fresh, n_old) > 1 - CONFIDENCE + 1e-9
 
 
 def _ratio(old: BenchRow, fresh: BenchRow) -> Ratio:
@@ -191,47 +176,31 @@ def _notes(base: ResultFile, new: ResultFile, verdicts: Sequence[Verdict]) -> li
     return notes
 
 
-_OWN = "edgepeft"  # its version is what a comparison is about
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One fact that two results do not share, in words."""
-
-    what: str
-    before: str
-    now: str
-
-    def __str__(self) -> str:
-        return f"{self.what} was {self.before} and is {self.now}"
-
-
-def differences(base: BenchResult, new: BenchResult) -> list[Difference]:
-    """Processor, instruction set, cores, limits, and the versions of every package but edgepeft itself."""
-    before, now = _facts(base), _facts(new)
-    facts = [Difference(name, before[name], now[name]) for name in before if before[name] != now[name]]
-    before, now = base.host.versions, new.host.versions
-    packages = sorted(name for name in {*before, *now} - {_OWN} if before.get(name) != now.get(name))
-    return [*facts, *(Difference(f"{name}'s version", str(before.get(name)), str(now.get(name))) for name in packages)]
+def _conditions(base: ResultFile, new: ResultFile, normalise: bool) -> list[str]:
+    """What differs around the two runs; refused where times would mean nothing."""
+    before, now = _facts(base.document), _facts(new.document)
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    differences = [f"{name} was {before.get(name)} and is {now.get(name)}" for name in names]
+    if differences and not normalise:
+        raise UsageError(
+            f"{base.path} and {new.path} cannot be compared: {'; '.join(differences)}. Measure both on the "
+            "same host under the same limits with the same packages, or judge per unit of the GEMM rate: --normalise."
+        )
+    return [f"{difference} (per unit of the GEMM rate it is judged all the same)" for difference in differences]
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
-    """What must agree for throughputs to be comparable."""
-    host, profile = result.host, result.profile
-    limits = _without_quotas(profile.limits) if result.mode == "calibrated" else profile.limits
+    """What must agree for throughputs to be comparable; edgepeft's own version is what a comparison is about."""
+    host, limits = result.host, result.profile.limits
+    if result.mode == "calibrated":  # another quota each time, so that the host's speed drops out
+        without = {"cpu_quota": None}
+        parts = {"requested": limits.requested, "in_force": limits.in_force}
+        limits = limits.model_copy(update={k: part and part.model_copy(update=without) for k, part in parts.items()})
     return {
         "host cpu": str(host.cpu),
         "host isa": str(host.isa and list(host.isa)),
         "host cores": str(host.cores and host.cores.to_json()),
-        "profile name": str(profile.name),
+        "profile name": str(result.profile.name),
         "profile limits": str(limits.to_json()),
+        **{f"{name}'s version": host.versions[name] for name in sorted(host.versions) if name != "edgepeft"},
     }
-
-
-def _without_quotas(limits: ProfileLimits) -> ProfileLimits:
-    """Calibration finds another quota each time, so that the host's speed drops out."""
-    without = {"cpu_quota": None}
-    return ProfileLimits(
-        requested=limits.requested and limits.requested.model_copy(update=without),
-        in_force=limits.in_force and limits.in_force.model_copy(update=without),
-    )

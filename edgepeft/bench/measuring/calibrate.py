@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
-from edgepeft.bench.measuring.sampler import Steppable
+from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.errors import EdgepeftError, UsageError
@@ -23,7 +22,6 @@ __all__ = [
     "CALIBRATION_TOLERANCE",
     "LEAST_SHARE",
     "Calibrated",
-    "CalibrationWorker",
     "Residual",
     "StartAt",
     "Trial",
@@ -38,14 +36,7 @@ _MOST_TRIALS = 15
 _COPY = "copy_one_thread"
 
 
-class CalibrationWorker(Steppable, Protocol):
-    """What calibration needs of a worker that is loaded."""
-
-    def change_quota(self, cores: float) -> float:
-        """Set its quota; the one in force."""
-
-
-StartAt = Callable[[str, Job, float], AbstractContextManager[CalibrationWorker]]  # label, job, quota in cores
+StartAt = Callable[[str, Job, float], AbstractContextManager[WorkerProcess]]  # label, job, quota in cores
 
 
 @dataclass(frozen=True)
@@ -159,7 +150,7 @@ def _rate(seconds: float, flops: int) -> str:
 
 
 def _search(
-    worker: CalibrationWorker, profile: Profile, free: Trial, progress: Callable[[str, int, int], None]
+    worker: WorkerProcess, profile: Profile, free: Trial, progress: Callable[[str, int, int], None]
 ) -> list[Trial]:
     """Trials until two in a row, the second twice as long, are within the tolerance; ``free``: on all cores."""
     target, trials = float(profile.reference_seconds or 0.0), list[Trial]()
@@ -186,7 +177,7 @@ def _search(
     )
 
 
-def _trial(worker: CalibrationWorker, quota: float, *, warm: int = 0, times: int = 1) -> Trial:
+def _trial(worker: WorkerProcess, quota: float, *, warm: int = 0, times: int = 1) -> Trial:
     # A step is itself the mean over many periods of the quota.
     seconds = [worker.step(0).seconds for _ in range(warm + times)]
     return Trial(quota, tuple(seconds[warm:]))

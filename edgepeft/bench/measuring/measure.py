@@ -6,45 +6,105 @@ memory together; the host's GEMM rate is measured in the rounds of each, PyTorch
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from pathlib import Path
 
-from edgepeft.bench.measuring.host_load import HostLoad, load_between, snapshot
+import psutil
+
+from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Rule, Schedule, Series, Steppable, precise, sample_rounds, steady
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.errors import DoesNotFit
+from edgepeft.host.sensors import number
 from edgepeft.limits.limited_process import InForce
 
-__all__ = ["Measured", "ProgressCallback", "Start", "Watch", "Worker", "measure_units"]
+__all__ = [
+    "HostLoad",
+    "Measured",
+    "ProgressCallback",
+    "Snapshot",
+    "Start",
+    "Watch",
+    "load_between",
+    "measure_units",
+    "snapshot",
+    "worse",
+]
 
 ProgressCallback = Callable[[str, int, int], None]  # what is being done, rounds done, rounds in all
 
 
-class Worker(Steppable, Protocol):
-    """The part of ``WorkerProcess`` that is used here; tests bring their own."""
-
-    notes: tuple[str, ...]
-
-    @property
-    def in_force(self) -> InForce:
-        """The limits on it."""
-
-    def ready(self) -> None:
-        """Wait until it can work."""
-
-    def throttle(self) -> None:
-        """Put the waiting quota in force."""
-
-    def finish(self) -> int:
-        """End the worker; return its peak resident size in bytes."""
+_IDLE = ("idle", "iowait", "steal", "guest", "guest_nice")  # guest time is in user time already
+_SYS = Path("/sys")
 
 
-Start = Callable[[str, Job], AbstractContextManager[Worker]]
-Watch = Callable[[Worker], Steppable]  # a worker whose steps also say how the board was
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters of the whole host at one moment, in seconds, bytes and events."""
+
+    at: float
+    busy_s: float
+    stolen_s: float
+    swapped_bytes: int
+    heat_events: int
+
+
+@dataclass(frozen=True)
+class HostLoad:
+    """Between two snapshots: cores that others used or took, bytes swapped, times the processor held back for heat."""
+
+    other_cores: float
+    stolen_cores: float
+    swapped_bytes: int
+    heat_events: int
+
+
+def snapshot(clock: Callable[[], float] = time.monotonic, sys: Path = _SYS) -> Snapshot:
+    """Read the counters; what a system does not count is 0."""
+    times = psutil.cpu_times()._asdict()
+    try:
+        swap = psutil.swap_memory()
+        swapped = int(swap.sin) + int(swap.sout)
+    except (OSError, RuntimeError):  # a container without /proc/vmstat
+        swapped = 0
+    busy = sum(seconds for name, seconds in times.items() if name not in _IDLE)
+    counters = sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/core_throttle_count")
+    heat = sum(int(number(path) or 0) for path in counters)
+    return Snapshot(clock(), busy, times.get("steal", 0.0), swapped, heat)
+
+
+def load_between(before: Snapshot, after: Snapshot, own_s: float) -> HostLoad | None:
+    """The load of others: ``own_s`` CPU seconds were ours.  None where no time passed, or the clock went backwards."""
+    seconds = after.at - before.at
+    if seconds <= 0:
+        return None
+    return HostLoad(
+        max(0.0, (after.busy_s - before.busy_s - own_s) / seconds),
+        max(0.0, (after.stolen_s - before.stolen_s) / seconds),
+        max(0, after.swapped_bytes - before.swapped_bytes),
+        max(0, after.heat_events - before.heat_events),
+    )
+
+
+def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
+    """Join two stretches of one measurement: the larger of the rates, the sum of the counts."""
+    if one is None or other is None:
+        return one or other
+    return HostLoad(
+        max(one.other_cores, other.other_cores),
+        max(one.stolen_cores, other.stolen_cores),
+        one.swapped_bytes + other.swapped_bytes,
+        one.heat_events + other.heat_events,
+    )
+
+
+Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
+Watch = Callable[[WorkerProcess], Steppable]  # a worker whose steps also say how the board was
 
 
 @dataclass
@@ -131,7 +191,7 @@ def _measure_together(
             setattr(one, name, probe.series)
 
 
-def _throttle(workers: Iterable[Worker]) -> None:
+def _throttle(workers: Iterable[WorkerProcess]) -> None:
     for worker in workers:
         worker.throttle()
 
@@ -156,7 +216,7 @@ def _probes(workload: str, group: Sequence[Measured], threads: int, reference: J
     return {name: Measured(unit) for name, unit in probes.items()}
 
 
-def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
+def _started(one: Measured, start: Start, stack: ExitStack) -> WorkerProcess | None:
     """The unit's worker, loaded; None if it does not fit."""
     assert one.unit.job is not None
     worker = stack.enter_context(start(one.unit.label, one.unit.job))
@@ -170,7 +230,7 @@ def _started(one: Measured, start: Start, stack: ExitStack) -> Worker | None:
     return worker
 
 
-def _gather(one: Measured, worker: Worker, series: Series) -> None:
+def _gather(one: Measured, worker: WorkerProcess, series: Series) -> None:
     one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
     if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
         one.peak_rss_bytes = worker.finish()

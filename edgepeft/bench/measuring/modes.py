@@ -17,7 +17,6 @@ from edgepeft.bench.measuring.calibrate import (
     CALIBRATION_TOLERANCE,
     LEAST_SHARE,
     Calibrated,
-    CalibrationWorker,
     StartAt,
     calibrate,
 )
@@ -96,7 +95,7 @@ def setting_of(
 
 
 @contextmanager
-def _start(label: str, job: Job, quota: float) -> Iterator[CalibrationWorker]:
+def _start(label: str, job: Job, quota: float) -> Iterator[WorkerProcess]:
     """Start a worker for calibration: its speed is measured, its memory is not limited."""
     with WorkerProcess(label, job, Limits(cores=job.threads, cpu_quota=quota), throttled=False) as worker:
         if worker.in_force.cpu_quota is None:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field
 from functools import cache
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
 
-__all__ = ["Batches", "Job", "Prepared", "StepFunction", "TextsRequest", "batches_of", "random_batch"]
+__all__ = ["Batches", "Job", "Prepared", "StepFunction", "batches_of", "random_batch"]
 
 Batches = tuple[tuple[int, ...], ...]  # token counts: [batch][row]
 
@@ -57,14 +57,6 @@ class Prepared:
 
     step: StepFunction
     notes: tuple[str, ...] = ()
-
-
-class TextsRequest(TypedDict):
-    """A request of the workload ``requests``, which names the ways ``how``; ``tokens`` of each text."""
-
-    how: str
-    tasks: list[str]
-    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)

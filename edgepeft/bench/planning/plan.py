@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.planning.job import Batches, Job, TextsRequest
+from edgepeft.bench.planning.job import Batches, Job
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.errors import UsageError
 
@@ -95,36 +95,24 @@ class Unit:
 
 
 def plan_units(
-    model: BenchedModel,
+    tasks: Sequence[BenchedTask],
+    shared: Job,
     *,
     engines: Sequence[str],
     workloads: Sequence[str],
-    batches: Batches,
-    threads: int,
-    seed: int,
     peers: Sequence[Path] = (),
     missing: Mapping[str, str] | None = None,
-    cache: bool = True,
 ) -> list[Unit]:
-    """List every unit of the benchmark.
+    """List every unit of the benchmark; their jobs begin as ``shared``, with the batches of the texts.
 
-    Args:
-        model: The bundle's folder and tasks.
-        engines: "onnxruntime", "pytorch" or both.
-        workloads: "infer", "finetune" or both.
-        batches: Token counts of the texts, [batch][row].
-        threads: Of each worker.
-        seed: Of token ids.
-        peers: ONNX files of other encoders.
-        missing: Engine -> why it cannot be used here.
-        cache: Whether sessions map the prepacked weights of the user's cache.
+    ``engines`` are "onnxruntime", "pytorch" or both, ``workloads`` "infer", "finetune" or both; ``peers`` are ONNX
+    files of other encoders; ``missing`` says of an engine why it cannot be used here.
     """
-    shared = model.job(batches, threads=threads, seed=seed, cache=cache)
     units = [
         _unit(shared, Unit(workload, engine, role, task, prompt_length=prompt), missing or {})
         for workload in workloads
         for engine in _engines(workload, engines, missing or {})
-        for role, task, prompt in _subjects(workload, engine, model.tasks)
+        for role, task, prompt in _subjects(workload, engine, tasks)
     ]
     if "infer" in workloads:
         for name, path in _named(peers).items():
@@ -185,18 +173,17 @@ _LEAST = 3  # tokens of a text: two special ones and a word
 
 
 def plan_requests(
-    scenario: Scenario, model: BenchedModel, *, lengths: Sequence[int], rows: int, threads: int, seed: int, cache: bool
+    scenario: Scenario, tasks: Sequence[BenchedTask], shared: Job, *, lengths: Sequence[int], rows: int
 ) -> list[Unit]:
     """List the units of a scenario whose kind is not ``batches``.
 
     Raises:
         UsageError: the bundle has too few tasks, or no tokenizer.
     """
-    if not (model.folder / "tokenizer.json").is_file():
-        raise UsageError(f"scenario {scenario.name} begins with texts, and {model.folder} has no tokenizer.json.")
-    shared = model.job((), threads=threads, seed=seed, cache=cache)
+    if not Path(shared.bundle, "tokenizer.json").is_file():
+        raise UsageError(f"scenario {scenario.name} begins with texts, and {shared.bundle} has no tokenizer.json.")
     tokens = [max(_LEAST, length) for length in lengths]
-    return _PLANS[scenario.kind](scenario, model.tasks, tokens, rows, shared)
+    return _PLANS[scenario.kind](scenario, tasks, tokens, rows, shared)
 
 
 def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
@@ -208,7 +195,7 @@ def _several(scenario: Scenario, tasks: Sequence[BenchedTask]) -> list[str]:
     return [task.name for task in tasks[: scenario.tasks]]
 
 
-def _asked(variant: str, batches: Batches, requests: list[TextsRequest], shared: Job) -> Unit:
+def _asked(variant: str, batches: Batches, requests: list[dict[str, Any]], shared: Job) -> Unit:
     job = replace(shared, workload="requests", batches=batches, settings={"requests": requests})
     return Unit("infer", "onnxruntime", UnitRole.REQUESTS, job=job, variant=variant)
 
@@ -245,7 +232,7 @@ def _switching(
     sides = {"another task each time": names, "the same task": names[:1]}
     units = []
     for side, turn in sides.items():
-        asked: list[TextsRequest] = [
+        asked: list[dict[str, Any]] = [
             {"how": "one", "tasks": [turn[i % len(turn)]], "tokens": batch} for i, batch in enumerate(batches)
         ]
         units.append(_asked(side, batches, asked, shared))

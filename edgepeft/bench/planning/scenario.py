@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from edgepeft.errors import DataError, UnknownName
 from edgepeft.resources import data_folder
 
-__all__ = ["Order", "SampleKind", "Scenario", "load_scenario", "scenario_names"]
+__all__ = ["SampleKind", "Scenario", "load_scenario", "scenario_names"]
 
 
 class SampleKind(StrEnum):
@@ -26,13 +26,6 @@ class SampleKind(StrEnum):
     MIXED_TASKS = "mixed-tasks"  # a batch with an equal block of rows for each of several tasks
     TASK_SWITCH = "task-switch"  # one text to a task that is not the one asked before
     COLD_START = "cold-start"  # a new process to its first answer
-
-
-class Order(StrEnum):
-    """How texts come into batches."""
-
-    ARRIVAL = "arrival"
-    SORTED = "sorted"
 
 
 class Scenario(BaseModel):
@@ -50,7 +43,7 @@ class Scenario(BaseModel):
     kind: SampleKind = SampleKind.BATCHES
     mlperf: str | None = None
     workloads: tuple[Literal["infer", "finetune"], ...] = ("infer", "finetune")
-    order: Order = Order.ARRIVAL
+    order: Literal["arrival", "sorted"] = "arrival"  # how texts come into batches
     batch_size: int = Field(ge=1)
     sequence_length: int = Field(ge=1)
     lengths: str | None = None

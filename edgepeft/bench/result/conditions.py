@@ -91,12 +91,7 @@ def profile_of(profile: Profile, limits: Limits, in_force: InForce | None, notes
     """The profile; ``in_force`` is None where no worker got as far as to be limited."""
     kept = None
     if in_force:
-        kept = LimitsInForce(
-            backend=in_force.backend,
-            cores=in_force.cores,
-            memory_bytes=in_force.memory_bytes,
-            cpu_quota=in_force.cpu_quota,
-        )
+        kept = LimitsInForce(**{name: getattr(in_force, name) for name in LimitsInForce.model_fields})
     return ProfileRecord(
         name=profile.name,
         title=profile.title,

@@ -17,7 +17,6 @@ from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
-from edgepeft.bench.result.flops import flops_per_instance
 from edgepeft.bench.result.schema import (
     BenchRow,
     BoardRecord,
@@ -41,7 +40,7 @@ from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.host.energy import Meter
 from edgepeft.profiles.schema import Profile
 
-__all__ = ["energy_from_power", "energy_of", "result_rows", "row_of"]
+__all__ = ["energy_from_power", "energy_of", "flops_per_instance", "result_rows", "row_of"]
 
 
 def result_rows(
@@ -224,3 +223,21 @@ def energy_from_power(profile: Profile, seconds: float, instances: int) -> Energ
     source = f"{_POWER} of profile {profile.name}: {watts:g} W, {power.title} ({power.source or power.kind})"
     joules = watts * seconds / instances
     return EnergyRecord(joules_per_instance=joules, watts=watts, kind="estimated", source=source)
+
+
+_PASSES = {"infer": (1, 1), "finetune": (2, 3), "finetune-full": (3, 3)}  # (matrices, attention)
+
+
+def flops_per_instance(
+    architecture: Architecture, lengths: Sequence[int], workload: str = "infer", *, full: bool = False
+) -> float:
+    """Mean operations of one text (or training row) over ``lengths`` (tokens each).
+
+    ``full``: every weight is trained, so weight gradients are computed as well.
+    """
+    matrices, attention = _PASSES["finetune-full" if full and workload == "finetune" else workload]
+    shapes = (shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight"))
+    per_token = 2 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)  # the weights of all matrices
+    per_pair = 4 * architecture.hidden_size * architecture.n_layers
+    total = sum(matrices * per_token * n + attention * per_pair * n * n for n in lengths)
+    return total / len(lengths)

@@ -12,9 +12,9 @@ Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many toke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgepeft.bench.planning.job import Job, Prepared, TextsRequest
+from edgepeft.bench.planning.job import Job, Prepared
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
@@ -30,7 +30,7 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.runtime.runtime import Runtime
 
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
-    requests: list[TextsRequest] = job.settings["requests"]
+    requests: list[dict[str, Any]] = job.settings["requests"]
     texts = [texts_of(request["tokens"], seed=job.seed + number) for number, request in enumerate(requests)]
 
     def step(batch: int) -> None:

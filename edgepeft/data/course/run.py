@@ -18,7 +18,7 @@ from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.data.course.checkpoint import Position, load_checkpoint, save_checkpoint
 from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
-from edgepeft.data.course.scoring import Scored, score_rows
+from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import TaskData
 from edgepeft.errors import EdgepeftError
 

@@ -11,7 +11,7 @@ from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan
 from edgepeft.interop.peft_methods.base import PeftConfig
-from edgepeft.methods.prompt import PromptR
+from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["PromptConfig"]
 

@@ -21,7 +21,7 @@ from edgepeft.runtime.inputs import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.hidden import HiddenStates
-from edgepeft.runtime.tuning.layout import StepLayout
+from edgepeft.runtime.tuning.memory import StepLayout
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.step import StepResult, TrainingStep
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph, given_names

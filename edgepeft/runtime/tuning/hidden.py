@@ -18,7 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.course.scoring import SCORED_ROWS
+from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
@@ -176,11 +176,7 @@ class HiddenStates:
 
 
 def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
-    """[size], in memory or in a file.
-
-    Raises:
-        EdgepeftError: the disk has no room for it; found out now, for a mapped file would kill the process later.
-    """
+    """[size], in memory or in a file; a disk without room for it is found out now: a mapped file would kill later."""
     if folder is None or not size:
         return np.empty(size, np.float32)
     with tempfile.TemporaryFile(dir=folder) as file:

@@ -18,7 +18,7 @@ from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning.adamw import AdamW
 from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
-from edgepeft.runtime.tuning.layout import lay_out
+from edgepeft.runtime.tuning.memory import lay_out
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import TuningSubject
 
@@ -38,19 +38,10 @@ class TuningRun:
         threads: int | None = None,
         watch: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
-        note: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Lay the run out and open nothing yet.
+        """Lay the run out and open nothing yet; ``layout.notes`` say for people how steps will be computed.
 
-        Args:
-            bundle: holds the weights and the encoder.
-            subject: what is tuned, and its data.
-            options: numbers of the run.
-            work: the folder of checkpoints, and of hidden states that memory has no room for.
-            threads: at most as many as the host allows; None takes those.
-            watch: gets each progress.
-            stop: whether to write a checkpoint and end.
-            note: gets sentences for people about how steps are computed.
+        ``work`` is the folder of checkpoints, and of hidden states that memory has no room for.
         """
         self.subject, self.options, data, facts = subject, options, subject.data, subject.facts
         options.metric_for(data.labels)  # a wrong one is refused before rows are tokenized
@@ -64,8 +55,6 @@ class TuningRun:
         }
         rows = encode_parts(data, bundle.encoder(), subject.max_length, bundle.architecture.pad_token_id)
         self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
-        for line in self.layout.notes:
-            note(line)
         self.engine = OnnxRuntimeEngine(
             bundle, subject, rows, self.layout, work, optimizer=self._optimizer(), options=options, threads=threads
         )

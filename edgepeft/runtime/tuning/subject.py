@@ -15,9 +15,9 @@ from onnx import numpy_helper
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.errors import BundleError, DataError, UsageError
+from edgepeft.graph.names import TrainingFacts, training_facts
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
-from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.verify import read_check

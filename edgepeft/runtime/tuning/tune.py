@@ -78,7 +78,9 @@ def tune(
             # A run that was killed after its result was in force finds a task of its own.
             else from_template(bundle, task, template, files, options, new=checkpoint is None)
         )
-        run = TuningRun(bundle, subject, options, work, threads=threads, watch=watch, stop=stop, note=note)
+        run = TuningRun(bundle, subject, options, work, threads=threads, watch=watch, stop=stop)
+        for line in run.layout.notes:
+            note(line)
         if checkpoint is not None:
             run.course.resume(checkpoint)
         tuned = run.finish()

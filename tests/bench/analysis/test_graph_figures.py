@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.analysis.operator_trace import trace_plain
 from edgepeft.bench.planning.subject import random_subject
-from edgepeft.bench.result.flops import flops_per_instance
+from edgepeft.bench.result.rows import flops_per_instance
 
 
 def model(nodes, inputs, outputs, weights):

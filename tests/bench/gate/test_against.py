@@ -17,7 +17,7 @@ import pytest
 import edgepeft
 from edgepeft.bench.gate.against import SideBySide, verdict
 from edgepeft.bench.gate.revision import Revision, open_revision
-from edgepeft.bench.measuring.host_load import HostLoad
+from edgepeft.bench.measuring.measure import HostLoad
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
 from edgepeft.bench.run import BenchRequest, run_benchmark

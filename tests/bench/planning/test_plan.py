@@ -9,15 +9,13 @@ MODEL = BenchedModel(
 )
 
 
-def planned(model=MODEL, **options):
+def planned(model=MODEL, batches=((8, 8),), **options):
     settings = {
         "engines": ("onnxruntime", "pytorch"),
         "workloads": ("infer", "finetune"),
-        "batches": ((8, 8),),
-        "threads": 2,
-        "seed": 0,
     }
-    return plan_units(model, **{**settings, **options})
+    shared = model.job(batches, threads=2, seed=0, cache=True)
+    return plan_units(model.tasks, shared, **{**settings, **options})
 
 
 def test_inference_covers_all_tasks_and_the_bare_backbone_on_both_engines():

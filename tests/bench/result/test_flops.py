@@ -4,7 +4,7 @@ import pytest
 
 from edgepeft.backbones.base import family_of, table_of
 from edgepeft.backbones.config import architecture_names, config_of
-from edgepeft.bench.result.flops import flops_per_instance
+from edgepeft.bench.result.rows import flops_per_instance
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.bench.measuring.host_load import HostLoad, Snapshot, load_between, snapshot
-from edgepeft.bench.measuring.measure import Measured
+from edgepeft.bench.measuring.measure import HostLoad, Measured, Snapshot, load_between, snapshot
 from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole

@@ -120,7 +120,7 @@ def test_evaluations_come_after_each_epoch_and_at_the_end_and_the_start_where_it
 
 
 def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(course, monkeypatch):
-    from edgepeft.data.course.scoring import Scored
+    from edgepeft.data.metrics import Scored
 
     scores = iter([(0.5, 1.0), (0.7, 1.0), (0.7, 1.0), (0.6, 0.1), (0.0, 0.0)])
     monkeypatch.setattr("edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores)))
@@ -131,7 +131,7 @@ def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(c
 
 
 def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
-    from edgepeft.data.course.scoring import Scored
+    from edgepeft.data.metrics import Scored
 
     scores = iter([(0.5, 1.0), (0.5, 0.8), (0.5, 0.9), (0.0, 0.0)])
     monkeypatch.setattr("edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores)))

@@ -9,7 +9,7 @@ import pytest
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.options import CourseOptions
-from edgepeft.data.course.scoring import score_rows
+from edgepeft.data.metrics import score_rows
 from edgepeft.errors import UnknownName, UsageError
 
 

@@ -19,8 +19,8 @@ from edgepeft.data.course.run import Interrupted
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.exporting.bundle import export_bundle
+from edgepeft.graph.names import TRAINING
 from edgepeft.graph.prune import prune
-from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden
@@ -69,9 +69,9 @@ def source(tmp_path_factory):
 
 def run_of(bundle, task, data, work, **more):
     options = TuneOptions(steps=6, learning_rate=3e-3, head_learning_rate=1e-2, batch_size=8, **more)
-    opened, told = Bundle(bundle), []
-    run = TuningRun(opened, from_task(opened, task, Files(data), options), options, work, threads=1, note=told.append)
-    return run, told
+    opened = Bundle(bundle)
+    run = TuningRun(opened, from_task(opened, task, Files(data), options), options, work, threads=1)
+    return run, run.layout.notes
 
 
 def losses_of(run, steps=6):

@@ -105,10 +105,11 @@ def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
 
 
 def run_of(bundle, data, work, **more):
-    options, told = TuneOptions(**{"steps": 4, "batch_size": 16, **more}), []
+    options = TuneOptions(**{"steps": 4, "batch_size": 16, **more})
     opened = Bundle(bundle)
     subject = from_task(opened, "mood", Files(data), options)
-    return TuningRun(opened, subject, options, work, threads=1, note=told.append), told
+    run = TuningRun(opened, subject, options, work, threads=1)
+    return run, run.layout.notes
 
 
 def test_rows_at_once_are_as_many_as_fit_and_states_go_to_a_file_first(bundle, moods, tmp_path, monkeypatch):
@@ -117,7 +118,7 @@ def test_rows_at_once_are_as_many_as_fit_and_states_go_to_a_file_first(bundle, m
     asked = {n: run_of(bundle, moods, tmp_path, micro_batch=n)[0].layout.predicted_bytes for n in (1, 2, 5, 16)}
     assert list(asked.values()) == sorted(asked.values()) and asked[1] < asked[16]
     whole, told = run_of(bundle, moods, tmp_path, memory=str(asked[16]))
-    assert (whole.layout.micro_batch, whole.layout.in_file, told) == (16, False, [])
+    assert (whole.layout.micro_batch, whole.layout.in_file, told) == (16, False, ())
     filed, told = run_of(bundle, moods, tmp_path, memory=str(asked[16] - 1))
     assert (filed.layout.micro_batch, filed.layout.in_file) == (16, True) and "in a file" in told[0]
     lean = {n: run_of(bundle, moods, tmp_path, prefix_cache=False, micro_batch=n)[0] for n in (1, 5, 6)}

@@ -1,20 +1,16 @@
-"""Prompt tuning: p trained vectors in front of a text's word embeddings (Lester et al., 2021, arXiv:2104.08691).
+"""Prompt tuning: p trained vectors in front of a text's word embeddings; what both of its starts share.
 
     E' = [v_1 ... v_p; E]        E the word embeddings, so that position embeddings and LayerNorm follow
 
 The row really has p tokens more, which attention sees as any other: they are placeholder tokens in front of the
 text's own, whose embeddings are overwritten here.  AdapterHub has E past position embeddings and LayerNorm
 instead, and leaves the text at the positions that it has without a prompt.
-
-The Compacter paper's Prompt Tuning-R starts from v ~ U(-0.5, 0.5), its Prompt Tuning-T from the vocabulary's first
-rows: those of the pretrained table.  The authors' code copies them before the pretrained weights are loaded, and so
-starts from random ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -23,7 +19,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method, option, require
 
-__all__ = ["MovedBack", "Prompt", "PromptR", "PromptT", "PromptTuning"]
+__all__ = ["MovedBack", "Prompt", "PromptTuning"]
 
 _LEAST_TEXT = 3  # a token between two special ones
 
@@ -115,50 +111,3 @@ class PromptTuning(Method):
     def examples(cls) -> tuple[Self, ...]:
         """A short one, and a single vector."""
         return (cls(length=4), cls(length=1))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptR(PromptTuning):
-    """A prompt that starts from random vectors."""
-
-    name: ClassVar[str] = "prompt-r"
-    title: ClassVar[str] = "Prompt tuning, random start"
-    learning_rate: ClassVar[float] = 3e-2
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
-
-    @classmethod
-    def examples(cls) -> tuple[Self, ...]:
-        """As its base's, and one past the LayerNorm."""
-        return (*super().examples(), cls(length=6, place="embeddings"))
-
-
-_TABLE = "embeddings.word_embeddings.weight"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PromptT(PromptTuning):
-    """A prompt that starts as the first tokens of the vocabulary."""
-
-    name: ClassVar[str] = "prompt-t"
-    title: ClassVar[str] = "Prompt tuning, from the vocabulary"
-    learning_rate: ClassVar[float] = 3e-1
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, table 4"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.place == "words", "prompt-t starts from word embeddings: its place is words; prompt-r takes both.")
-
-    def start(self, modules: Mapping[str, nn.Module], pretrained: Callable[[str], Tensor]) -> None:
-        """Copy the first p rows.
-
-        Raises:
-            UsageError: the vocabulary has fewer.
-        """
-        table = pretrained(_TABLE)
-        require(
-            self.length <= len(table),
-            f"prompt-t's length must be at most the vocabulary's size, {len(table)}; found {self.length}.",
-        )
-        for module in modules.values():
-            assert isinstance(module, Prompt)
-            module.vectors.data.copy_(table[: self.length])
