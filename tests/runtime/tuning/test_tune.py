@@ -111,6 +111,24 @@ def test_export_refuses_gradients_that_are_not_pytorchs(bundle, trainable):
             require_gradients(step, Wrong(read, bundle, 1), backbone, TEXTS)
 
 
+def test_where_pytorchs_own_error_is_no_measure_the_rounding_of_every_operation_is(bundle, trainable, monkeypatch):
+    """A golden LoRA was refused: PyTorch's error in float32 was small by luck, ONNX Runtime's ten times as large."""
+    backbone = open_backbone(str(bundle))
+    delta, model = Delta.load(trainable.parent / "mood", backbone), load_model(backbone, "eager")
+    step, read = Step.of(delta, model, backbone), read_graph(bundle / "tasks" / "mood.train.onnx", "model.safetensors")
+    monkeypatch.setattr("edgepeft.exporting.gradients._OWN", 0)
+    monkeypatch.setattr("edgepeft.exporting.gradients.GRADIENT_TOLERANCE", 0)
+    assert require_gradients(step, TrainingStep(read, bundle, 1), backbone, TEXTS) <= 0
+
+    class Wrong(TrainingStep):
+        def __call__(self, *given):
+            found = super().__call__(*given)
+            return found._replace(gradients={name: 1.001 * g for name, g in found.gradients.items()})
+
+    with pytest.raises(VerificationFailed, match="differs from PyTorch's"):
+        require_gradients(step, Wrong(read, bundle, 1), backbone, TEXTS)
+
+
 def test_verify_finds_damaged_training_graphs_and_templates(bundle):
     for file in ("tasks/mood.train.onnx", "templates/lora.train.onnx"):
         with (bundle / file).open("ab") as damaged:
