@@ -7,6 +7,9 @@ import os
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["EDGEPEFT_CHECK_CONTRACTS"] = "1"  # around every graph pass, in worker processes too
+# Before torch and NumPy are imported: each of pytest's workers would start a thread for every core, and on models as small
+# as these the threads wait for each other (half of the tests' time).  tests/isas.py sets two in one of its surroundings.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

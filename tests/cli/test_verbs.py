@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from verbs import ENTRY, edgepeft
+from verbs import ENTRY, edgepeft, process
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import main
@@ -23,7 +23,7 @@ def test_run_prints_a_line_for_each_task_and_text(exported):
 
 
 def test_run_json_is_one_document_and_the_rest_goes_to_stderr(exported):
-    done = edgepeft("run", exported, "--task", "mood", "--json", "w7", "w8 " * 500)
+    done = process("run", exported, "--task", "mood", "--json", "w7", "w8 " * 500)
     answers = json.loads(done.stdout)
     assert [answer["text"] for answer in answers] == ["w7", "w8 " * 500]
     assert answers[0]["predictions"][0]["label"] in ("no", "yes")
@@ -58,14 +58,14 @@ def written(path, rows):
 
 def test_the_package_is_the_command_too():
     done = subprocess.run([sys.executable, "-m", "edgepeft", "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, edgepeft("--version").stdout)
+    assert (done.returncode, done.stdout) == (0, process("--version").stdout)
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_run_escapes_what_has_no_utf_8_and_nothing_else(exported, tmp_path, form):
     texts = ["w7 \ud800", "w7 äöü \u4f60", "\udcff"]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"sentence1": text}) + "\n" for text in texts))
-    done = edgepeft("run", exported, "--task", "mood", "--input", tmp_path / "rows.jsonl", *form)
+    done = process("run", exported, "--task", "mood", "--input", tmp_path / "rows.jsonl", *form)
     assert not done.returncode, done.stderr
     answers = json.loads(done.stdout) if form else [json.loads(line) for line in done.stdout.splitlines()]
     assert [answer["text"] for answer in answers] == texts
@@ -81,7 +81,7 @@ def test_a_row_that_cannot_be_read_ends_the_json_array_after_the_answers_before_
 
 
 def test_run_escapes_a_byte_of_the_command_line_that_is_no_utf_8(exported):
-    done = edgepeft("run", exported, "--task", "mood", "w7 \udcff")  # as Python hands the byte 0xff over
+    done = process("run", exported, "--task", "mood", "w7 \udcff")  # as Python hands the byte 0xff over
     assert (done.returncode, "w7 \\udcff" in done.stdout) == (0, True), done.stderr
 
 
@@ -176,7 +176,7 @@ def test_verify_tells_of_parity_and_exits_3_for_a_changed_file(bundle):
     assert good.returncode == 0 and json.loads(good.stdout)["passed"]
     path = bundle / "tasks" / "mood.onnx"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    bad = edgepeft("verify", bundle, "--json")
+    bad = process("verify", bundle, "--json")
     findings = {finding["subject"]: finding for finding in json.loads(bad.stdout)["findings"]}
     assert bad.returncode == 3 and not findings["mood"]["passed"] and findings["pair"]["passed"]
     assert "mood.onnx" in bad.stderr

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
-from verbs import edgepeft
+from verbs import process as edgepeft
 
 from edgepeft.host.cores import thread_count
 from edgepeft.runtime.runtime import Runtime

@@ -13,7 +13,7 @@ pytest.importorskip("cryptography", reason="needs pip install edgepeft[serve]")
 
 from cryptography.hazmat.primitives import serialization as s
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from verbs import edgepeft
+from verbs import edgepeft, process
 
 
 def write_key(folder, name="key", key=None):
@@ -157,6 +157,6 @@ def test_serve_demands_the_signature_and_keeps_what_was_signed_when_an_unsigned_
         assert edgepeft("sign", bundle, "--key", tmp_path / "key.pem").returncode == 0
         own.wait_for(lambda: "score" not in json.dumps(own.get("/v1/tasks")[2]))
     (bundle / "edgepeft.sig").unlink()
-    done = edgepeft("serve", bundle, "--port", "0", "--require-signature", public)
+    done = process("serve", bundle, "--port", "0", "--require-signature", public)
     assert done.returncode == 3
     assert "not signed" in done.stderr

@@ -16,7 +16,7 @@ import torch
 from deltas import TEXTS
 from torch.nn import functional
 from typer.testing import CliRunner
-from verbs import edgepeft
+from verbs import edgepeft, process
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -337,7 +337,7 @@ def test_a_task_without_training_graph_names_the_command(bundle, moods):
 
 def test_a_second_run_on_a_task_is_refused_and_one_on_another_is_not(bundle, moods, tmp_path):
     with claim(bundle, "mood"):
-        done = edgepeft("tune", bundle, "--task", "mood", "--data", moods, "--steps", 1)
+        done = process("tune", bundle, "--task", "mood", "--data", moods, "--steps", 1)
         assert done.returncode == 2 and "is being tuned by another process" in done.stderr
         data = write_moods(tmp_path / "scores.jsonl", label=lambda _, telling: telling)
         assert edgepeft("tune", bundle, "--task", "score", "--data", data, "--steps", 1).returncode == 0
