@@ -46,7 +46,7 @@ quickstart: $(INSTALLED)  ## Real text to a throughput figure under the rpi4 pro
 	$(BIN)/edgepeft quickstart --out $(OUT) --force
 
 test: $(INSTALLED)  ## The tests, a few minutes (PYTEST_ARGS=...)
-	$(BIN)/python -m pytest -n auto $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)
 
 test-slow: $(INSTALLED)  ## The tests that take minutes each
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

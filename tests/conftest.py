@@ -11,7 +11,7 @@ os.environ["EDGEPEFT_CHECK_CONTRACTS"] = "1"  # around every graph pass, in work
 # as these the threads wait for each other (half of the tests' time).  tests/isas.py sets two in one of its surroundings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,19 +26,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
-    """``tiny("roberta", hidden_size=16)`` -> a folder with that random model, written once a session."""
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``tiny("roberta", hidden_size=16)`` -> a folder with that random model, written once a run."""
+    from once import made_once
     from tiny import write_model
 
-    written: dict[str, Path] = {}
-
     def folder(model_type: str, **options: object) -> Path:
-        key = f"{model_type}-{sorted(options.items())}"
-        if key not in written:
-            written[key] = write_model(tmp_path_factory.mktemp(model_type), model_type, **options)  # type: ignore[arg-type]
-        return written[key]
+        key = "-".join([model_type, *(f"{name}={value}" for name, value in sorted(options.items()))])
+        return made_once(tmp_path_factory, key, lambda folder: write_model(folder, model_type, **options))  # type: ignore[arg-type]
 
-    yield folder
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -47,20 +44,51 @@ def exported(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
     its LayerNorms, 3 labels, pairs) and ``score`` (regression).  Its deltas lie beside it.  Not to be written to.
     """
     from deltas import TEXTS, random_delta, saved
+    from once import made_once
 
     from edgepeft.backbones.source import open_backbone
     from edgepeft.exporting.bundle import export_bundle
 
-    folder = tmp_path_factory.mktemp("exported")
-    backbone = open_backbone(str(tiny("bert", mean=True)))
-    deltas = [
-        random_delta(backbone, "lora", "mood"),
-        random_delta(backbone, "houlsby", "pair", ("a", "b", "c"), pairs=True, settings={"bottleneck": 4}),
-        random_delta(backbone, "bitfit", "score", None),
-    ]
-    paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
-    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
-    return folder / "bundle"
+    def make(folder: Path) -> None:
+        backbone = open_backbone(str(tiny("bert", mean=True)))
+        deltas = [
+            random_delta(backbone, "lora", "mood"),
+            random_delta(backbone, "houlsby", "pair", ("a", "b", "c"), pairs=True, settings={"bottleneck": 4}),
+            random_delta(backbone, "bitfit", "score", None),
+        ]
+        paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
+        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+
+    return made_once(tmp_path_factory, "exported", make) / "bundle"
+
+
+@pytest.fixture(scope="session")
+def trainable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of fresh deltas with their training graphs: ``mood`` (Pfeiffer, 2 labels), ``score`` (LayerNorms, a
+    regression) and the template ``lora``.  Its deltas and its backbone lie beside it.  Not to be written to.
+    """
+    import torch
+    from deltas import TEXTS
+    from once import made_once
+    from tiny import write_model
+
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.delta import new_delta
+    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.methods.base import method_named
+
+    def make(folder: Path) -> None:
+        backbone = open_backbone(str(write_model(folder / "bert", "bert", mean=True)))
+        pfeiffer = method_named("pfeiffer").from_settings({"bottleneck": 4})
+        asked = {"mood": (pfeiffer, ("bad", "good")), "score": (method_named("layernorm").from_settings({}), None)}
+        for task, (method, labels) in asked.items():
+            torch.manual_seed(0)
+            new_delta(backbone, method, task, labels, max_length=40).save(folder / task)
+        templates = [method_named("lora").from_settings({"rank": "2"})]
+        paths = [folder / task for task in asked]
+        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS, trainable=True, templates=templates)
+
+    return made_once(tmp_path_factory, "trainable", make) / "bundle"
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ __all__ = ["float32_errors"]
 _UNIT = 2.0**-24  # float32 rounds to nearest: off by at most this share
 _DRAWS = 2
 # Over the largest of so many draws: errors that a processor's exp or erf makes all of one sign add up faster than
-# random ones.  Over every method's gradients and logits, PyTorch and ONNX Runtime use at most 0.4 of it (of a key's bias,
-# whose gradient is nothing but rounding; else 0.3), and a tensor off by 1 % is still found.
+# random ones.  Over every method's gradients and logits, PyTorch and ONNX Runtime use at most 0.4 of it (of a key's
+# bias, whose gradient is nothing but rounding; else 0.3), and a tensor off by 1 % is still found.
 _HEADROOM = 6
 _SUMS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "sum", "mean"}
 # What they compute inside is a sum or difference of what they read, so its rounding counts, not the result's alone.

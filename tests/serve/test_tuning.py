@@ -25,25 +25,6 @@ from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.tuning import Jobs
 
 
-@pytest.fixture(scope="module")
-def trainable(tiny, tmp_path_factory):
-    from deltas import TEXTS
-
-    from edgepeft.backbones.source import open_backbone
-    from edgepeft.delta import new_delta
-    from edgepeft.exporting.bundle import export_bundle
-    from edgepeft.methods.base import method_named
-
-    folder = tmp_path_factory.mktemp("trainable")
-    backbone = open_backbone(str(tiny("bert", mean=True)))
-    torch.manual_seed(0)
-    method = method_named("pfeiffer").from_settings({"bottleneck": 4})
-    new_delta(backbone, method, "mood", ("bad", "good"), max_length=40).save(folder / "mood")
-    templates = [method_named("lora").from_settings({"rank": "2"})]
-    export_bundle(backbone, [folder / "mood"], folder / "bundle", texts=TEXTS, trainable=True, templates=templates)
-    return folder / "bundle"
-
-
 def moods(n, seed=0):
     """``w10`` is good and ``w11`` bad, among words that say nothing."""
     source = random.Random(seed)

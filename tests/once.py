@@ -1,0 +1,28 @@
+"""What all of pytest's workers read is made by one of them: writing a training graph takes seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder of that name, which ``make`` fills in the first worker that asks; not to be written to."""
+    base = factory.getbasetemp()
+    root = (
+        base.parent / "once" if "PYTEST_XDIST_WORKER" in os.environ else base / "once"
+    )  # a worker's lies in the run's
+    folder, whole = root / name, root / f"{name}.whole"
+    root.mkdir(exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder
