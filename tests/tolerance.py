@@ -17,7 +17,7 @@ from torch import Tensor
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
-from edgepeft.exporting.rounding import float32_errors
+from edgepeft.exporting.rounding import UNIT, float32_errors
 
 
 @dataclass(frozen=True)
@@ -59,3 +59,17 @@ def error_beside(bundle: Path) -> float:
 def require_alike(one: Any, other: Any, bundle: Path) -> None:
     """Two float32 computations of the same logits (or of probabilities, which move less) of that bundle's tasks agree."""
     np.testing.assert_allclose(one, other, rtol=0, atol=error_beside(bundle))
+
+
+def error_of(module: torch.nn.Module, *inputs: Any, **named: Any) -> float:
+    """How far float32 may leave what a module makes of its inputs, tensors and modules, from the exact value."""
+    module = copy.deepcopy(module).double()
+    given = [copy.deepcopy(value).double() for value in (*inputs, *named.values())]
+    positional, keywords = given[: len(inputs)], dict(zip(named, given[len(inputs) :], strict=True))
+    return exactly(lambda: {"y": module(*positional, **keywords)})["y"].error
+
+
+def error_of_sums(terms: int, sizes: np.ndarray) -> float:
+    """How far float32 may leave sums of so many rounded terms, in any order: Higham's ``gamma_n |x|.|y|``."""
+    share = terms * UNIT
+    return share / (1 - share) * float(np.max(sizes))

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["float32_errors"]
+__all__ = ["UNIT", "float32_errors"]
 
-_UNIT = 2.0**-24  # float32 rounds to nearest: off by at most this share
+UNIT = 2.0**-24  # float32 rounds to nearest: off by at most this share
 _DRAWS = 2
 # Over the largest of so many draws: errors that a processor's exp or erf makes all of one sign add up faster than
 # random ones.  Over every method's gradients and logits, PyTorch and ONNX Runtime use at most 0.4 of it (of a key's
@@ -36,7 +36,7 @@ _FUSED |= {f"{name}{way}" for name in ("_softmax", "_log_softmax") for way in ("
 
 def float32_errors(exact: Mapping[str, Tensor], compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, float]:
     """How far float32 may lie from each tensor of ``exact``, which is what ``compute`` gives in float64."""
-    furthest = {name: 4 * _UNIT * _largest(value) for name, value in exact.items()}
+    furthest = {name: 4 * UNIT * _largest(value) for name, value in exact.items()}
     for seed in range(_DRAWS):
         with _Rounding(seed):
             rounded = compute()
@@ -56,14 +56,14 @@ class _Rounding(TorchDispatchMode):
         self.source = torch.Generator().manual_seed(seed)
 
     def rounded(self, tensor: Tensor, size: Tensor | None = None) -> Tensor:
-        """Off by up to ``_UNIT`` of itself, or of ``size``, wherever float32 cannot hold the number.
+        """Off by up to ``UNIT`` of itself, or of ``size``, wherever float32 cannot hold the number.
 
         It holds weights, masks (what they add to is as good as infinite) and counts.
         """
         if tensor.dtype != torch.float64:
             return tensor
         single = tensor.float()
-        noise = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-_UNIT, _UNIT, generator=self.source)
+        noise = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-UNIT, UNIT, generator=self.source)
         off = tensor + noise * (tensor if size is None else size)
         return torch.where((single == tensor) | single.isinf(), tensor, off)
 

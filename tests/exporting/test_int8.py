@@ -11,6 +11,7 @@ import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
 from safetensors.numpy import load_file
+from tolerance import exact_logits
 from verbs import edgepeft
 
 from edgepeft.backbones.hooks import load_model
@@ -84,8 +85,8 @@ def test_a_delta_of_any_kind_answers_nearly_as_pytorch_does(eight, backbone, del
 
 def test_matrices_that_a_task_has_of_its_own_are_multiplied_in_float32(eight, backbone, deltas):
     inputs = rows(backbone)
-    expected = pytorch(deltas["full"], load_model(backbone, "eager"), inputs)
-    np.testing.assert_allclose(Runtime(eight, threads=1).logits("full", inputs), expected, rtol=0, atol=1e-4)
+    found = Runtime(eight, threads=1).logits("full", inputs)
+    exact_logits(deltas["full"], load_model(backbone, "eager"), inputs).require(found)
 
 
 def test_generated_matrices_start_from_what_the_8_bits_stand_for(eight, backbone, deltas):
@@ -98,9 +99,8 @@ def test_generated_matrices_start_from_what_the_8_bits_stand_for(eight, backbone
                 scale = np.abs(weights).max(1, keepdims=True) / 127
                 parameter.copy_(torch.from_numpy(np.rint(weights / scale) * scale))
     inputs = rows(backbone)
-    expected = pytorch(deltas["intrinsic-said"], model, inputs)
     found = Runtime(eight, threads=1).logits("intrinsic-said", inputs)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    exact_logits(deltas["intrinsic-said"], model, inputs).require(found)
 
 
 def test_a_task_with_one_layer_of_its_own_keeps_the_others_in_8_bits(eight):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
+from tolerance import error_of
 from torch import nn
 
 from edgepeft.backbones.hooks import needs
@@ -46,14 +47,27 @@ def layer_norm(z: np.ndarray, gain: np.ndarray, bias: np.ndarray, epsilon: float
     return gain * (z - z.mean(-1, keepdims=True)) / np.sqrt(z.var(-1, keepdims=True) + epsilon) + bias
 
 
-def close(found: torch.Tensor, expected: np.ndarray) -> None:
-    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5, atol=2e-5)
+def check(expected: np.ndarray, module: nn.Module, *inputs: torch.Tensor | nn.Module, **named: Any) -> None:
+    found, error = module(*inputs, **named), error_of(module, *inputs, **named)
+    np.testing.assert_allclose(found.detach().numpy(), expected, rtol=0, atol=error)
 
 
 def test_houlsby_adds_a_bottleneck_with_tanh_gelu():
     module, y = randomised(Adapter(D, M, 1e-3)), torch.randn(2, 3, D)
     w, z = arrays(module), y.numpy().astype(np.float64)
-    close(module(y), z + tanh_gelu(z @ w["down.weight"].T + w["down.bias"]) @ w["up.weight"].T + w["up.bias"])
+    expected = z + tanh_gelu(z @ w["down.weight"].T + w["down.bias"]) @ w["up.weight"].T + w["up.bias"]
+    check(expected, module, y)
+
+
+class Sublayer(nn.Module):
+    """LN(y' + res) of an adapter that gives y'."""
+
+    def __init__(self, adapter: nn.Module) -> None:
+        super().__init__()
+        self.adapter = adapter
+
+    def forward(self, sub: torch.Tensor, res: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+        return norm(self.adapter(sub, res, norm) + res)
 
 
 def test_pfeiffer_in_adapterhubs_form_gives_the_layer_its_equation():
@@ -64,13 +78,13 @@ def test_pfeiffer_in_adapterhubs_form_gives_the_layer_its_equation():
     s, r = sub.numpy().astype(np.float64), res.numpy().astype(np.float64)
     inner = layer_norm(s + r, n["weight"], n["bias"], 1e-5)
     change = np.maximum(inner @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"]
-    close(norm(module(sub, res, norm) + res), layer_norm(s + change + r, n["weight"], n["bias"], 1e-5))
+    check(layer_norm(s + change + r, n["weight"], n["bias"], 1e-5), Sublayer(module), sub, res, norm)
 
 
 def test_pfeiffer_in_compacters_form_reads_the_sub_layer_alone():
     module, y = randomised(BeforeNorm(D, M, 0.02)), torch.randn(4, D)
     w, z = arrays(module), y.numpy().astype(np.float64)
-    close(module(y), z + np.maximum(z @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"])
+    check(z + np.maximum(z @ w["down.weight"].T + w["down.bias"], 0) @ w["up.weight"].T + w["up.bias"], module, y)
 
 
 GELU = np.vectorize(lambda z: 0.5 * z * (1 + math.erf(z / math.sqrt(2))))
@@ -103,12 +117,13 @@ def test_an_activation_is_its_equation_in_torch_and_in_onnxruntime(name: str):
     hidden = z @ w["down.weight"].T + w["down.bias"]
     assert hidden.min() < -4 and hidden.max() > 6.5
     expected = z + ACTIVATION_EQUATIONS[name](hidden) @ w["up.weight"].T + w["up.bias"]
-    close(module(y), expected)
+    check(expected, module, y)
+    error = error_of(module, y)
     program = torch.onnx.export(module.eval(), (y,), dynamo=True, optimize=False, opset_version=20, verbose=False)
     assert program is not None and {node.domain for node in program.model_proto.graph.node} == {""}
     session = ort.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: y.numpy()})
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=5e-5)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=error)
 
 
 @pytest.mark.parametrize("norm_after", ["none", "change", "sum"])
@@ -138,7 +153,7 @@ def test_the_general_bottleneck_is_its_equation_in_each_form(
         "sum": lambda: own("norm_after", values[keeps] + change),
     }[norm_after]()
     given = {"y": sub, "residual": res, "norm": norm}
-    close(module(**{name: given[name] for name in needs(module)}), expected)
+    check(expected, module, **{name: given[name] for name in needs(module)})
 
 
 def test_a_bottleneck_past_the_layers_norm_has_no_residual_to_read():
@@ -171,7 +186,7 @@ def test_spartan_equals_the_papers_equations(parents: int, children: int, top_k:
     h = torch.randn(2, 9, D)
     w = arrays(module)
     expected = [[spartan_of_one_token(t.astype(np.float64), w, top_k, temperature) for t in row] for row in h.numpy()]
-    close(module(h), np.array(expected))
+    check(np.array(expected), module, h)
 
 
 def test_spartan_keeps_exactly_k_parents_and_their_shares_sum_to_one():
@@ -188,13 +203,24 @@ def test_spartan_keeps_all_parents_that_tie_with_the_last_kept():
     assert (module.parent_weights(y) > 0).tolist() == [[True, True, True, True, False, False]]
 
 
+class Linear(nn.Module):
+    """A linear layer with its LoRA."""
+
+    def __init__(self, linear: nn.Linear, lora: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.lora = linear, lora
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lora(self.linear(x), x)
+
+
 def test_lora_equals_a_linear_layer_with_merged_weight():
     linear, x = nn.Linear(D, 7), torch.randn(2, 3, D)
     module = randomised(LowRank(D, 7, rank=4, scale=16 / 4))
     w = arrays(module)
     w0, bias = linear.weight.detach().numpy(), linear.bias.detach().numpy()
     merged = w0 + 16 / 4 * (w["B"] @ w["A"])
-    close(module(linear(x), x), x.numpy() @ merged.T + bias)
+    check(x.numpy() @ merged.T + bias, Linear(linear, module), x)
 
 
 @pytest.mark.parametrize(("stabilised", "expected"), [(False, 16 / 4), (True, 16 / 2)])
