@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,8 @@ from filelock import FileLock
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder of that name, which ``make`` fills in the first worker that asks; not to be written to."""
     base = factory.getbasetemp()
-    root = (
-        base.parent / "once" if "PYTEST_XDIST_WORKER" in os.environ else base / "once"
-    )  # a worker's lies in the run's
+    # A worker of xdist has a folder of its own in the run's.
+    root = (base.parent if base.name.startswith("popen-") else base) / "once"
     folder, whole = root / name, root / f"{name}.whole"
     root.mkdir(exist_ok=True)
     with FileLock(f"{folder}.lock"):
