@@ -32,6 +32,7 @@ OPERATORS = frozenset(
         "Concat",
         "Constant",
         "CumSum",
+        "DequantizeLinear",
         "Div",
         "Einsum",
         "Equal",
@@ -124,6 +125,7 @@ def check_sound(model: onnx.ModelProto, where: object, weights: str | None = Non
             _check_size(tensor, where)
 
 
+@Contract()
 def check_standard(model: onnx.ModelProto) -> None:
     """See that the model keeps to ONNX's rules; what lies in the weights file is taken as an input of its shape.
 

@@ -18,7 +18,12 @@ from edgepeft.graph.sound import OPERATORS
 from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
 from edgepeft.methods.base import Method, methods
 
-FAMILIES = {"bert": {}, "roberta": {}, "distilbert": {}, "electra": {"embedding_size": 20}}
+FAMILIES = {  # BERT with as many words as are worth quantising
+    "bert": {"vocab_size": 1100},
+    "roberta": {},
+    "distilbert": {},
+    "electra": {"embedding_size": 20},
+}
 
 
 def instances(method: type[Method]) -> Iterator[Method]:
