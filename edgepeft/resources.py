@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = _PACKAGE.parent
 LOCK_FILE, LOCK_WAIT_S = ".edgepeft.lock", 60.0  # a commit to a bundle takes a second or two
 _LOCK_POLL_S = 0.05
+_TOKEN_BYTES = 4
 
 
 def package_data(name: str) -> Path:
@@ -123,7 +125,10 @@ def _disk_errors(target: Path) -> Iterator[None]:
                 f"no space left on the disk while writing {target}; nothing was changed. Free some space, then repeat."
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise EdgepeftError(f"{target} cannot be written ({error.strerror}); choose another place.") from error
+            raise EdgepeftError(
+                f"{target} cannot be written ({error.strerror}). Give this user the right to write there, or work on a "
+                "copy."
+            ) from error
         if error.errno == errno.EBUSY:  # a mount within one file system, which `refuse_mount_point` does not see
             raise EdgepeftError(f"{target} is mounted and cannot be replaced; choose a folder inside it.") from error
         raise
@@ -201,7 +206,7 @@ def _lock_file(path: Path) -> int:
 
 def _beside(path: Path) -> Path:
     """A name for what is to become ``path``: hidden, and not taken."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}")
 
 
 def write_json(path: Path, document: Any) -> None:
@@ -215,7 +220,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     """Fill a folder that appears whole or not at all.
 
     Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
-    included, removes it and leaves what was at ``path`` as it was.
+    included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
 
     Raises:
         UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point; as
@@ -232,23 +237,55 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     made = [parent for parent in path.parents if not parent.exists()]
     with _disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _beside(path)
-        temporary.mkdir()
-        mode = temporary.stat().st_mode & 0o666  # what this process gives its files
-        try:
-            yield temporary
-            for file in temporary.rglob("*"):
-                if file.is_file():
-                    file.chmod(mode)  # safetensors writes private files
-                    _sync(file)
-            _swap_in(temporary, path)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            with contextlib.suppress(OSError):  # not empty: another process has begun to use it
-                for parent in made:
-                    parent.rmdir()
-            raise
+        with _temporary(path) as temporary:
+            mode = temporary.stat().st_mode & 0o666  # what this process gives its files
+            try:
+                yield temporary
+                for file in temporary.rglob("*"):
+                    if file.is_file():
+                        file.chmod(mode)  # safetensors writes private files
+                        _sync(file)
+                _swap_in(temporary, path)
+            except BaseException as error:
+                shutil.rmtree(temporary, ignore_errors=True)
+                with contextlib.suppress(OSError):  # not empty: another process has begun to use it
+                    for parent in made:
+                        parent.rmdir()
+                if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
+                    error.args = (str(error).replace(str(temporary), str(path)),)
+                raise
         _sync(path.parent)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, locked as long as this process works in it; those that no process locks go."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
+        with contextlib.suppress(OSError), _flocked(left):
+            shutil.rmtree(left)
+    temporary = _beside(path)
+    temporary.mkdir()
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it for abandoned there either
+            held.enter_context(_flocked(temporary))
+        yield temporary
+
+
+@contextlib.contextmanager
+def _flocked(folder: Path) -> Iterator[None]:
+    """Hold flock(2) on a folder, which the kernel ends with the process.
+
+    Raises:
+        OSError: another process holds it, or it is no folder.
+    """
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def check_target(path: Path) -> None:

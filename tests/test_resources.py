@@ -4,13 +4,14 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.resources import (
     LOCK_FILE,
     cache_folder,
@@ -205,3 +206,41 @@ def test_a_private_folder_is_closed_to_others_and_refused_where_it_is_theirs(tmp
     os.chown(tmp_path / "theirs", 4242, 4242) if os.getuid() == 0 else pytest.skip("giving a folder away needs root")
     with pytest.raises(OSError, match="user 4242"):
         private_folder(tmp_path / "theirs")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edgepeft.resources import new_folder
+with new_folder(Path(sys.argv[1])) as new:
+    (new / "weights").write_bytes(b"much")
+    print("inside", flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_beside_a_folder_goes_with_the_next_and_what_a_live_one_holds_stays(tmp_path):
+    bystander = tmp_path / ".out.notes"
+    bystander.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path / "out")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "inside\n"
+        (held,) = set(tmp_path.iterdir()) - {bystander}
+        with new_folder(tmp_path / "out") as new:
+            (new / "mine").touch()
+        assert (held / "weights").read_bytes() == b"much"
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait() == -signal.SIGKILL
+    assert held.is_dir()
+    with new_folder(tmp_path / "out", force=True) as new:
+        (new / "mine").touch()
+    assert set(tmp_path.iterdir()) == {bystander, tmp_path / "out"}
+
+
+def test_an_error_within_names_the_folder_that_was_asked_for(tmp_path):
+    with pytest.raises(VerificationFailed) as caught, new_folder(tmp_path / "out") as new:
+        raise VerificationFailed(f"{new}/tasks/mood.onnx is damaged.")
+    assert str(caught.value) == f"{tmp_path}/out/tasks/mood.onnx is damaged."
