@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+from typing import Any, NoReturn
 
 # ONNX Runtime >= 1.29 sends telemetry on Linux unless this is set before its import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -19,6 +20,11 @@ from edgepeft.printable import printable
 from edgepeft.registry import modules_of
 
 __all__ = ["app", "main"]
+
+_Refused: type[Exception] = typer.BadParameter.__mro__[
+    2
+]  # click's ClickException, which newer versions of typer carry themselves
+_NoArguments = sys.modules[_Refused.__module__].NoArgsIsHelpError
 
 app = typer.Typer(
     name="edgepeft",
@@ -52,21 +58,35 @@ def main(command: typer.Typer = app) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     try:
-        command()
+        code = command(standalone_mode=False)
     except EdgepeftError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:  # typer turns Ctrl-C into this, without a word
-            print("interrupted", file=sys.stderr)
-        raise
+        _fail(str(error), error.exit_code)
+    except _Refused as error:
+        _refuse(error)
     except BrokenPipeError:
         # The reader of our output left; writing to the closed pipe at exit would print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        print(f"error: {printable(_of_system(error))}", file=sys.stderr)
-        sys.exit(1)
+        _fail(_of_system(error), 1)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into this, without a word
+        print("interrupted", file=sys.stderr)
+    sys.exit(code or 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _refuse(error: Any) -> NoReturn:
+    """What typer found wrong with the command line, as one line of our own."""
+    if isinstance(error, _NoArguments):
+        error.show()  # the help
+        sys.exit(error.exit_code)
+    said = error.format_message()
+    where = "" if error.ctx is None else f" See: {error.ctx.command_path} --help."
+    _fail(f"{said}{'' if said.endswith('.') else '.'}{where}", error.exit_code)
 
 
 def _of_system(error: OSError) -> str:

@@ -128,7 +128,7 @@ def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
     if len(labels) < 2:
         raise DataError(
             f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
-            "If labels are numbers to predict, give --regression."
+            "Numbers to predict are for: edgepeft train --regression."
         )
     return labels
 
@@ -170,8 +170,9 @@ def _held_out(
     n = max(1, round(HELD_OUT * n_all))
     taken, left = part(rows, n, f"held out: {name}", stratify=stratify, spare=1)
     if not taken:
+        lack = "no label has a row more than the one that stays to train on" if stratify else "too few to share"
         raise DataError(
-            f"{rows[0].file} has {n_all} rows, too few to hold some out. "
+            f"{rows[0].file} has {n_all} rows, and none can be held out for {name}: {lack}. "
             "Give files for --eval and --test, or more rows."
         )
     return left, _Source(taken, f"{len(taken)} rows held out of {_name(rows)}")

@@ -131,7 +131,7 @@ def test_rows_that_two_parts_share_are_counted_in_what_is_recorded(tmp_path):
         (60, {"few_shot": 1}, "--few-shot 1 is fewer than 2; give"),
         (60, {"few_shot": -3}, "--few-shot -3 is fewer"),
         (60, {"few_shot": 49}, "--few-shot 49 is more than the 48 rows"),
-        (2, {}, "too few to hold some out"),
+        (2, {}, "no label has a row more"),
         (1, {}, "every label is 'bad'"),
     ],
 )
