@@ -253,7 +253,7 @@ def test_a_reader_that_leaves_gets_no_traceback(exported, tmp_path):
     ],
 )
 def test_what_the_system_refuses_is_one_line(capsys, error, line):
-    def refused():
+    def refused(standalone_mode):
         raise error
 
     with pytest.raises(SystemExit) as end:
