@@ -275,6 +275,9 @@ def norm_tensors(architecture: Architecture) -> tuple[str, ...]:
     return tuple(name for name in named if name in architecture.tensors)
 
 
+_LARGEST = 2**53  # what JSON readers keep exact; far more than any extent or seed
+
+
 def _converted(what: str, value: Any, hint: Any) -> Any:
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
@@ -305,6 +308,8 @@ def _scalar(what: str, value: Any, kind: type) -> Any:
         lossy = isinstance(value, bool) or (isinstance(value, float) and converted != value)  # int() would round it
         if lossy or (kind is float and not math.isfinite(converted)):
             raise ValueError
+        if kind is int and abs(converted) > _LARGEST:
+            raise UsageError(f"{what} is at most {_LARGEST:,}; found {value!r}.")
         return converted
     except (TypeError, ValueError, OverflowError):
         raise UsageError(f"{what} needs a value of type {kind.__name__}; found {value!r}.") from None

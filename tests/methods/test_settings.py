@@ -28,6 +28,7 @@ def test_truths_have_several_spellings(text: str):
         ("lora", {"rank": 4.5}, "lora's rank needs a value of type int; found 4.5"),
         ("lora", {"rank": True}, "lora's rank needs a value of type int; found True"),
         ("lora", {"rank": "0"}, "rank must be at least 1; found 0"),
+        ("lora", {"rank": "9" * 20}, "lora's rank is at most 9,007,199,254,740,992; found '99999999999999999999'"),
         ("lora", {"alpha": "nan"}, "lora's alpha needs a value of type float; found 'nan'"),
         ("lora", {"roles": "query,vaule"}, "Did you mean 'value'"),
         ("lora", {"roles": ""}, "Known: attention_output, ffn_output"),
