@@ -12,7 +12,7 @@ import onnx
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import BundleError
-from edgepeft.graph.additions import share_residual_sums, split_biases
+from edgepeft.graph.bias import split_biases
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
@@ -22,6 +22,7 @@ from edgepeft.graph.protos import copied, read_instead
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
+from edgepeft.graph.residual import share_residual_sums
 
 __all__ = ["splice"]
 
