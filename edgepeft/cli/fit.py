@@ -90,28 +90,26 @@ def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
     table.add_row(f"answering {sizes}, peak", _verdict(inference))
     for part, size in inference.parts.items():
         table.add_row(f"  {part}", _mb(size))
-    table.add_row("largest batch for answering", _most(inference))
+    most = "any, in several passes" if inference.at_most else f"{inference.largest_batch:,}"
+    table.add_row("largest batch for answering", most)
     if fit.task is not None:
         table.add_row(f"tasks like it at once, {_mb(inference.task_bytes, 2)} each", f"{inference.tasks:,}")
     if fit.finetune is not None:
         table.add_row(f"fine-tuning, {sizes} at once, peak", _verdict(fit.finetune))
-        table.add_row("largest number of rows at once", _most(fit.finetune))
+        more = " or more" if fit.finetune.at_most else ""
+        table.add_row("largest number of rows at once", f"{fit.finetune.largest_batch:,}{more}")
     for name, size in fit.disk.items():
         table.add_row(f"disk: {name}", _mb(size))
     table_console().print(table)
     if fit.finetune is None and tuned:
         messages().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
-    messages().print(
-        "note: what the system and other programs keep is not counted; --reserve leaves it out.", markup=False
-    )
+    kept = device.memory_bytes - fit.allowed_bytes
+    system = f"{_mb(kept)} are kept for them" if kept else "not counted; --reserve leaves it out"
+    messages().print(f"note: what the system and other programs take: {system}.", markup=False)
 
 
 def _verdict(need: Need) -> str:
     return f"{_mb(need.peak_bytes)}, {'fits' if need.fits else 'does not fit'}"
-
-
-def _most(need: Need) -> str:
-    return f"{need.largest_batch:,}{' or more' if need.at_most else ''}"
 
 
 def _mb(n_bytes: int, digits: int = 0) -> str:
