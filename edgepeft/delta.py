@@ -10,6 +10,7 @@ import contextlib
 import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -134,6 +135,11 @@ class Delta(nn.Module):
         made: dict[str, Tensor] = self.generator(pretrained)
         return made
 
+    @property
+    def trains_head_alone(self) -> bool:
+        """Whether the head reads what the bare backbone gives."""
+        return not (self.modules_by_site or self.overrides or self.generator or self.card.prompt_length)
+
     def adapted_layers(self) -> tuple[int, ...]:
         """The layers that have a module, from the lowest."""
         layers = {self.architecture.site(name).layer for name in self.site_modules}
@@ -160,16 +166,23 @@ class Delta(nn.Module):
 
         ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].
         """
+        own = self.own_tensors(model)
+        return self.read_out(self._pooled(model, inputs, own), own)
+
+    def _pooled(self, model: nn.Module, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        """[batch, d]: what the head reads."""
         inputs = self._prompted(inputs)
         in_model = {self.architecture.site(n): m for n, m in self.site_modules.items() if not n.startswith("pooled.")}
-        own = self.own_tensors(model)
         overrides = {name: tensor for name, tensor in own.items() if name in self.architecture.tensors}
         with attached(model, in_model):
             output = torch.func.functional_call(model, overrides, (), dict(inputs))
         mask, skip = inputs["attention_mask"], self.card.unpooled
         pooled = pool(output.last_hidden_state, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
-        if self.card.pooling.site in self.site_modules:
-            pooled = self.site_modules[self.card.pooling.site](pooled)
+        site = self.card.pooling.site
+        return self.site_modules[site](pooled) if site in self.site_modules else pooled
+
+    def read_out(self, pooled: Tensor, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        """The head's logits [batch, outputs] of [batch, d]; ``own`` takes the place of backbone tensors."""
         logits: Tensor = self.head(pooled, *({**self.frozen_reads, **own}[name] for name in self.head.reads))
         return logits
 

@@ -14,9 +14,9 @@ from rich.progress import TextColumn, TimeRemainingColumn
 from edgepeft.cli._output import INTERRUPTED, bars, messages
 
 if TYPE_CHECKING:
-    from edgepeft.data.course.run import Progress
+    from edgepeft.data.course.run import CourseResult, Progress
 
-__all__ = ["interruptible", "progress_bar", "stopping", "use_threads"]
+__all__ = ["interruptible", "progress_bar", "say_unbeaten", "stopping", "use_threads"]
 
 
 def use_threads(threads: int | None) -> None:
@@ -26,6 +26,26 @@ def use_threads(threads: int | None) -> None:
     from edgepeft.host.cores import thread_count
 
     torch.set_num_threads(threads or thread_count())
+
+
+def say_unbeaten(result: CourseResult, other: str) -> None:
+    """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
+    from edgepeft.data.course.baselines import LINEAR, unbeaten
+
+    found = dict(unbeaten(result.metrics))
+    option, key = (
+        ("--lr", "learning_rate") if LINEAR in result.metrics["baselines"] else ("--head-lr", "head_learning_rate")
+    )
+    rate = result.training[key]
+    for sentence in found.values():
+        messages().print(f"note: {sentence}.", markup=False, soft_wrap=True)
+    if found:
+        cheap = "; --method linear gives that head, and all its tasks answer from one run" if LINEAR in found else ""
+        messages().print(
+            f"try {option} {10 * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from edgepeft.cli._options import (
     settings_of,
 )
 from edgepeft.cli._output import messages, print_json, table_console
-from edgepeft.cli._run import interruptible, use_threads
+from edgepeft.cli._run import interruptible, say_unbeaten, use_threads
 from edgepeft.errors import requiring
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
         messages().print(
             f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length)."
         )
+    say_unbeaten(result, "another --method")
     if as_json:
         print_json(result.delta.card.model_dump(mode="json"))
     else:
@@ -110,6 +111,7 @@ def _table(result: TrainResult, out: Path) -> Table:
     table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
     rows = {
         f"{result.metric}, test rows": f"{result.test_score:.4f}",
+        **{f"of the {name}": f"{each['test']:.4f}" for name, each in result.metrics["baselines"].items()},
         f"{result.metric}, eval rows": f"{result.metrics['eval']:.4f} {after}",
         "rows": result.metrics["split"],
         "labels": "numbers" if card.labels is None else ", ".join(card.labels),

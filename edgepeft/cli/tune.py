@@ -19,7 +19,7 @@ from edgepeft.cli._options import (
     TrainRows,
 )
 from edgepeft.cli._output import messages, print_json
-from edgepeft.cli._run import interruptible
+from edgepeft.cli._run import interruptible, say_unbeaten
 
 if TYPE_CHECKING:
     from edgepeft.runtime.tuning.tune import TuneResult
@@ -102,6 +102,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         messages().print(
             f"note: {tuned.truncated} texts were longer than the task's maximal length and lost their ends."
         )
+    say_unbeaten(tuned, "another --template")
     if as_json:
         kept = None if entry is None else entry.model_dump(mode="json")
         print_json(
@@ -117,9 +118,11 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         )
         return
     metrics, training = tuned.metrics, tuned.training
+    baselines = ", ".join(f"{each['test']:.4f} {name}" for name, each in metrics["baselines"].items())
     typer.echo(
-        f"{task}: {metrics['metric']} {metrics['test']:.4f} on {metrics['n_test']} test rows, {metrics['eval']:.4f} on "
-        f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
+        f"{task}: {metrics['metric']} {metrics['test']:.4f} on {metrics['n_test']} test rows ({baselines}), "
+        f"{metrics['eval']:.4f} on {metrics['n_eval']} eval rows, after step {training['best_step']} of "
+        f"{training['steps']}"
     )
     if entry is None:
         started = training["template"] is not None

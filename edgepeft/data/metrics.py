@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 
-__all__ = ["METRICS", "SCORED_ROWS", "Metric", "Scored", "check_metric", "compute", "default_metric", "score_rows"]
+__all__ = [
+    "METRICS",
+    "SCORED_ROWS",
+    "Metric",
+    "Scored",
+    "check_metric",
+    "compute",
+    "default_metric",
+    "score_of",
+    "score_rows",
+]
 
 Function = Callable[[Sequence[Any], Sequence[Any], str | None, Sequence[str] | None], float]
 
@@ -136,10 +146,13 @@ SCORED_ROWS = 64  # at once: no gradients are kept, so more rows fit than in tra
 
 
 class Scored(NamedTuple):
-    """The metric (higher is better) and the mean loss of a row."""
+    """The metric (higher is better) and the mean loss; of each row what is answered, a label's index or a number, and
+    its loss."""
 
     score: float
     loss: float
+    outputs: NDArray[Any]
+    losses: NDArray[np.float64]
 
 
 def score_rows(
@@ -153,16 +166,21 @@ def score_rows(
 
     ``labels`` are the outputs' names, None for a regression.
     """
-    outputs, loss = np.empty(len(rows.targets)), 0.0
+    outputs, losses = np.empty_like(rows.targets), np.empty(len(rows.targets))
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
         logits = logits_of(chosen)
-        loss += float(_losses(logits, rows.targets[chosen]).sum())
+        losses[chosen] = _losses(logits, rows.targets[chosen])
         outputs[chosen] = logits[:, 0] if labels is None else logits.argmax(1)
         advance(len(chosen))
+    return Scored(score_of(metric, rows.targets, outputs, labels), float(losses.mean()), outputs, losses)
+
+
+def score_of(metric: str, targets: NDArray[Any], outputs: NDArray[Any], labels: tuple[str, ...] | None) -> float:
+    """The metric of answers [rows]: indices into ``labels``, or numbers where it is None."""
     expected, predicted = (
-        values.tolist() if labels is None else [labels[int(i)] for i in values] for values in (rows.targets, outputs)
+        values.tolist() if labels is None else [labels[i] for i in values] for values in (targets, outputs)
     )
-    return Scored(compute(metric, expected, predicted, labels), loss / len(outputs))
+    return compute(metric, expected, predicted, labels)
 
 
 def _losses(logits: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:

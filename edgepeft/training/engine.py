@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.data.batches import Encoded
+from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.delta import Delta
+from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.delta import Delta, pool
 
 __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
 
@@ -29,20 +30,31 @@ class PyTorchEngine(TrainingEngine):
     ) -> None:
         self.delta, self.model, self.rows, self.clip_norm = delta.eval(), model, rows, clip_norm
         self.optimizer = _adamw(delta, rates)
+        self.kept: dict[str, Tensor] = {}  # [rows, d] by part: what a head that is trained alone reads
 
     def prepare(self, advance: Callable[[int, int], None]) -> None:
-        """Steps share nothing."""
+        """Compute what a head reads that is trained alone; other steps share nothing."""
+        if not self.delta.trains_head_alone:
+            return
+        done, total = 0, sum(len(rows.targets) for rows in self.rows.values())
+        for part, rows in self.rows.items():
+            kept = torch.empty(len(rows.targets), self.delta.architecture.hidden_size)
+            for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
+                kept[chosen] = torch.from_numpy(self.states(part, chosen))
+                done += len(chosen)
+                advance(done, total)
+            self.kept[part] = kept
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Forward, backward, clip, AdamW."""
-        inputs, targets = torch_batch(self.rows["train"], chosen)
+        targets = torch.from_numpy(self.rows["train"].targets[list(chosen)])
         numbers = count()
 
         def drop(features: Tensor, probability: float) -> Tensor:
             return features * torch.from_numpy(masks(next(numbers), probability, features.shape))
 
         with replaced_dropout(self.delta, drop):
-            loss = loss_of(self.delta.logits(self.model, inputs), targets)
+            loss = loss_of(self._logits("train", chosen), targets)
         if not math.isfinite(loss.item()):
             return StepOutcome(loss.item(), math.nan)
         self.optimizer.zero_grad()
@@ -56,7 +68,22 @@ class PyTorchEngine(TrainingEngine):
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs]."""
-        return logits_of(self.delta, self.model, self.rows[part], chosen)
+        with torch.inference_mode():
+            logits: NDArray[np.float32] = self._logits(part, chosen).numpy()
+        return logits
+
+    def _logits(self, part: str, chosen: Sequence[int]) -> Tensor:
+        if self.kept:
+            return self.delta.read_out(self.kept[part][list(chosen)])
+        return self.delta.logits(self.model, torch_batch(self.rows[part], chosen)[0])
+
+    def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[rows, d] of the bare backbone."""
+        inputs, _ = torch_batch(self.rows[part], chosen)
+        with torch.inference_mode():
+            hidden = self.model(**inputs).last_hidden_state
+            states: NDArray[np.float32] = pool(hidden, inputs["attention_mask"], self.delta.card.pooling).numpy()
+        return states
 
     def tensors(self) -> Arrays:
         """Copies by name."""

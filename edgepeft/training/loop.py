@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,8 @@ def train(
     if checkpoint is not None:
         course.resume(checkpoint)
     result, delta = course.run(), engine.delta
-    training = {**options.plain(), "few_shot": data.few_shot, **result.training}
-    update = {"metrics": result.metrics, "training": training, "versions": _versions()}
+    result = replace(result, training={**options.plain(), "few_shot": data.few_shot, **result.training})
+    update = {"metrics": result.metrics, "training": result.training, "versions": _versions()}
     delta.card = delta.card.model_copy(update=update)
     delta.save(out, force=True)  # the checkpoints go with the old folder
     return TrainResult(**vars(result), delta=delta)

@@ -154,12 +154,16 @@ def survives_disk(case: Case, folder: Path) -> None:
 
 
 def moves_the_logits(case: Case) -> None:
+    """As far as ONNX Runtime's rounding could not; a head alone reads what the bare backbone gives."""
     rows = case.rows(7, 13)
     names = case.moved.head.reads
     weights = [torch.from_numpy(case.backbone.checkpoint.read(name).copy()) for name in names]
     with torch.no_grad():
         bare = case.moved.head(case.bare(rows), *weights).numpy()
     moves = np.abs(case.logits(case.moved, rows) - bare).max(1)  # of each row
+    if case.moved.trains_head_alone:
+        assert np.median(moves) == 0
+        return
     assert np.median(moves) >= 0.1, f"the delta moves the logits by {np.median(moves):.2g} only"
 
 

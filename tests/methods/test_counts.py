@@ -8,6 +8,7 @@ from edgepeft.methods.bitfit import BitFit
 from edgepeft.methods.full import Full
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.layernorm import LayerNormTuning
+from edgepeft.methods.linear import LinearProbe
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.spartan import Spartan
@@ -21,6 +22,7 @@ NORMS = 38_400  # 25 LayerNorms of 2 x 768
         (Houlsby(norms=False), 2_379_264),
         (Houlsby(), 2_379_264 + NORMS),
         (LayerNormTuning(), NORMS),
+        (LinearProbe(), 0),
         (Pfeiffer(), 1_189_632),
         (Pfeiffer(placement="attention", norms=True), 1_189_632 + NORMS),
         (Spartan(norms=False), 1_032_192),

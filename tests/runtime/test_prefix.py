@@ -24,6 +24,7 @@ from edgepeft.runtime.prefix import PrefixPlan, plan_prefix, shared_layers
 from edgepeft.runtime.runtime import Runtime
 
 EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
+LABELS = (("no", "yes"), ("bad", "good", "so-so"))
 HIGHER = {"norms": False, "skip_layers": 2}
 TASKS = {
     "a": ("pfeiffer", {"bottleneck": 4, **HIGHER, "norms": False}),
@@ -117,3 +118,24 @@ def test_the_graph_leaves_alone_what_the_delta_does(tiny, number):
 )
 def test_the_cut_runs_the_fewest_layers(depths, expected):
     assert plan_prefix(depths, 12) == expected
+
+
+def test_heads_alone_answer_from_one_run_of_the_backbone(tiny, tmp_path, monkeypatch):
+    """However many there are, and with whatever labels."""
+    backbone = open_backbone(str(tiny("roberta", num_hidden_layers=4)))
+    tasks = [f"t{i}" for i in range(5)]
+    paths = [
+        saved(random_delta(backbone, "linear", task, LABELS[i % 2], seed=i), tmp_path / task)
+        for i, task in enumerate(tasks)
+    ]
+    export_bundle(backbone, paths, tmp_path / "bundle", texts=TEXTS)
+    runtime, runs = Runtime(tmp_path / "bundle"), []
+    whole = prefix_module.run_session
+    monkeypatch.setattr(prefix_module, "run_session", lambda *given: runs.append(given[1]) or whole(*given))
+    together = runtime.predict_all(tasks, TEXTS[:2])
+    assert len(runs) == 6 and runs.count("logits") == 5
+    for task in tasks:
+        assert runtime.bundle.entry(task).shared_layers == 4
+        require_alike(
+            scores(together[task]), scores(Runtime(tmp_path / "bundle").predict(task, TEXTS[:2])), tmp_path / "bundle"
+        )

@@ -41,6 +41,10 @@ class TrainingEngine(ABC):
         """[rows, outputs] of rows of a part, by the tensors as they are and without dropout."""
 
     @abstractmethod
+    def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[rows, d] of rows of a part: what the head would read of the bare backbone."""
+
+    @abstractmethod
     def tensors(self) -> Arrays:
         """A copy of the trained tensors by name."""
 

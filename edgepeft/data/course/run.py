@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgepeft.data.batches import Encoded, epoch_batches
+from edgepeft.data.course.baselines import compared_with
 from edgepeft.data.course.checkpoint import Position, load_checkpoint, save_checkpoint
 from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
@@ -30,7 +31,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Progress(NamedTuple):
-    """``phase`` is prefix, train, eval or test, ``done`` of ``total`` its steps or rows.
+    """``phase`` is prefix, train, eval, test or baselines, ``done`` of ``total`` its steps or rows.
 
     ``loss`` is the last step's, ``score`` and ``best`` are of the evaluation rows; None until known.  `edgepeft tune`
     adds the phase commit, just before the first file of the bundle is written.
@@ -208,7 +209,7 @@ class Course:
     def evaluate(self) -> None:
         """Score the evaluation rows; keep the tensors if they are the best so far (of equal scores, the lower loss)."""
         position, scored = self.position, self.score("eval")
-        position.history.append({"step": position.step, **scored._asdict()})
+        position.history.append({"step": position.step, "score": scored.score, "loss": scored.loss})
         if position.best is None or (scored.score, -scored.loss) > position.best:
             position.best, position.best_step = (scored.score, -scored.loss), position.step
             position.best_tensors = self.engine.tensors()
@@ -248,10 +249,12 @@ class Course:
         position, data = self.position, self.data
         assert position.best is not None
         self.engine.finish(position.best_tensors)
+        test = self.score("test")
         metrics = {
             "metric": self.metric,
             "eval": position.best[0],
-            "test": self.score("test").score,
+            "test": test.score,
+            "baselines": self._baselines(test),
             "n_train": len(data.train),
             "n_eval": len(data.eval),
             "n_test": len(data.test),
@@ -260,3 +263,15 @@ class Course:
         training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
         truncated = sum(rows.truncated for rows in self.rows.values())
         return CourseResult(position.best_tensors, metrics, training, position.history, truncated)
+
+    def _baselines(self, test: Scored) -> dict[str, Any]:
+        head_alone = all(name.startswith("head/") for name in self.position.best_tensors)
+        return compared_with(
+            self.engine,
+            self.rows,
+            test,
+            labels=self.data.labels,
+            metric=self.metric,
+            head_alone=head_alone,
+            advance=partial(self.report, "baselines"),
+        )

@@ -130,6 +130,13 @@ class OnnxRuntimeEngine(TrainingEngine):
             logits[place] = run_session(session, LOGITS, {**given, **inputs, **states})
         return logits
 
+    def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[rows, d] of the bare backbone."""
+        states = np.empty((len(chosen), self._bundle.architecture.hidden_size), np.float32)
+        for place, inputs in passes(self._rows[part].batch(chosen)[0]):
+            states[place] = run_session(self._bare, self._subject.pooling.site, inputs)
+        return states
+
     def tensors(self) -> Arrays:
         """Copies by name."""
         return {name: tensor.copy() for name, tensor in self.trained.items()}
@@ -154,7 +161,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self.trained = dict(tensors)
         self._hidden.clear()
         self._split = None
-        for name in ("_step", "_above", "_whole"):
+        for name in ("_step", "_above", "_whole", "_bare"):
             self.__dict__.pop(name, None)
         return_free_memory()
 
@@ -184,6 +191,11 @@ class OnnxRuntimeEngine(TrainingEngine):
     @cached_property
     def _whole(self) -> ort.InferenceSession:
         return open_session(deployed_graph(self._bundle, self._subject), self._bundle.folder, self._threads)
+
+    @cached_property
+    def _bare(self) -> ort.InferenceSession:
+        self.__dict__.pop("_whole", None)  # one copy of the weights at a time
+        return open_session(self._bundle.graph(None), self._bundle.folder, self._threads)
 
     @cached_property
     def _above(self) -> ort.InferenceSession:

@@ -12,10 +12,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from edgepeft.backbones.base import Pooling
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.graph.names import TrainingFacts, training_facts
+from edgepeft.graph.protos import properties
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
@@ -52,6 +54,12 @@ class TuningSubject:
         return next(
             (entry.value for entry in self.delta.metadata_props if entry.key == "edgepeft.method"), "the method"
         )
+
+    @property
+    def pooling(self) -> Pooling:
+        """What of the backbone a linear head in place of the task's would read."""
+        card = json.loads(properties(self.delta).get("edgepeft.card", "{}"))
+        return Pooling.MEAN if card.get("head_reads") == "mean" else Pooling.FIRST
 
     @property
     def n_outputs(self) -> int:

@@ -55,6 +55,9 @@ class Line(TrainingEngine):
     def logits(self, part, chosen):
         return (self.features(part, chosen) @ self.w)[:, None].astype(np.float32)
 
+    def states(self, part, chosen):
+        return self.features(part, chosen).astype(np.float32)
+
     def tensors(self):
         return {"w": self.w.copy()}
 
@@ -123,7 +126,9 @@ def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(c
     from edgepeft.data.metrics import Scored
 
     scores = iter([(0.5, 1.0), (0.7, 1.0), (0.7, 1.0), (0.6, 0.1), (0.0, 0.0)])
-    monkeypatch.setattr("edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores)))
+    monkeypatch.setattr(
+        "edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores), np.zeros(6), np.zeros(6))
+    )
     result = course(steps=600, patience=2).run()
     interval = 30  # 600 steps are evaluated 20 times at most
     assert (result.training["steps"], result.training["best_step"]) == (4 * interval, 2 * interval)
@@ -134,7 +139,9 @@ def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
     from edgepeft.data.metrics import Scored
 
     scores = iter([(0.5, 1.0), (0.5, 0.8), (0.5, 0.9), (0.0, 0.0)])
-    monkeypatch.setattr("edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores)))
+    monkeypatch.setattr(
+        "edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores), np.zeros(6), np.zeros(6))
+    )
     assert course().run().training["best_step"] == 12
 
 

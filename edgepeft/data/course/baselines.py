@@ -1,0 +1,140 @@
+"""What a delta has to beat: the majority, and a linear head on the frozen backbone, on the rows that are reported.
+
+The linear head is regularised least squares (Rifkin et al., 2003; for classes on one-hot labels), solved in closed
+form, its strength chosen on the evaluation rows.  McNemar's exact test (1947) says whether the delta is better beyond
+chance: of the rows that only one of both gets right, each is the delta's with probability 1/2 if both are as good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.course.engine import TrainingEngine
+from edgepeft.data.metrics import SCORED_ROWS, Scored, score_of
+
+__all__ = ["LINEAR", "MAJORITY", "compared", "compared_with", "linear_head", "majority", "mcnemar", "unbeaten"]
+
+MAJORITY, LINEAR = "majority", "linear head"
+MOST_ROWS = 5_000  # that the linear head learns from, and as many to choose its strength: each costs a forward pass
+SIGNIFICANT = 0.05
+_STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
+
+Values = NDArray[Any]  # of rows: indices of labels, or numbers
+
+
+def compared_with(
+    engine: TrainingEngine,
+    rows: Mapping[str, Encoded],
+    test: Scored,
+    *,
+    labels: tuple[str, ...] | None,
+    metric: str,
+    head_alone: bool,
+    advance: Callable[[int, int], None],
+) -> dict[str, dict[str, Any]]:
+    """Each baseline's score on the test rows, and how the delta's answers stand to its.
+
+    Args:
+        engine: gives the states.
+        rows: by part.
+        test: the delta's answers to the test rows.
+        labels: the outputs' names, None for a regression.
+        metric: what is scored.
+        head_alone: that the delta itself is a head on the frozen backbone: only the majority is another thing.
+        advance: gets the number of rows whose states are computed, and of all.
+    """
+    targets = {part: each.targets for part, each in rows.items()}
+    answers = {MAJORITY: np.full_like(targets["test"], majority(targets["train"]))}
+    if not head_alone:
+        chosen = {part: _spread(len(values), None if part == "test" else MOST_ROWS) for part, values in targets.items()}
+        states, total, done = {}, sum(map(len, chosen.values())), 0
+        for part, places in chosen.items():
+            values = [np.zeros(0, np.float32)] * len(places)
+            for batch in sorted_batches([rows[part].lengths[i] for i in places], SCORED_ROWS):
+                for place, state in zip(batch, engine.states(part, [places[i] for i in batch]), strict=True):
+                    values[place] = state
+                done += len(batch)
+                advance(done, total)
+            states[part] = np.stack(values)
+        few = {part: targets[part][places] for part, places in chosen.items()}
+        answers[LINEAR] = linear_head(states, few, labels, metric)
+    score = {name: score_of(metric, targets["test"], values, labels) for name, values in answers.items()}
+    return {n: {"test": score[n], **compared(targets["test"], test.outputs, values)} for n, values in answers.items()}
+
+
+def _spread(n: int, most: int | None) -> list[int]:
+    """At most so many of ``n`` rows, evenly."""
+    return np.linspace(0, n - 1, min(n, most or n)).astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def majority(targets: Values) -> float:
+    """The most frequent label's index, or the mean of numbers."""
+    return float(targets.mean() if targets.dtype.kind == "f" else np.bincount(targets).argmax())
+
+
+def linear_head(
+    states: Mapping[str, Values], targets: Mapping[str, Values], labels: tuple[str, ...] | None, metric: str
+) -> Values:
+    """What a linear head answers to the test rows: indices of ``labels``, or numbers where it is None.
+
+    ``states`` [rows, d] are of the parts train, eval and test, ``targets`` [rows] of the first two.
+    """
+    answers = [
+        [values[:, 0] if labels is None else values.argmax(1) for values in outputs]
+        for outputs in _heads(states, targets["train"], 0 if labels is None else len(labels))
+    ]
+    return max(answers, key=lambda answer: score_of(metric, targets["eval"], answer[0], labels))[1]
+
+
+def _heads(states: Mapping[str, Values], targets: Values, n_labels: int) -> Iterator[list[Values]]:
+    """Outputs for the rows of eval and test, for each strength; ``n_labels`` is 0 for numbers."""
+    x = states["train"].astype(np.float64)
+    mean = x.mean(0)
+    x -= mean
+    if n_labels == 0:
+        base, products = np.array([targets.mean()]), x.T @ targets[:, None].astype(np.float64)
+    else:
+        base, products = np.bincount(targets, minlength=n_labels) / len(targets), np.zeros((n_labels, x.shape[1]))
+        np.add.at(products, targets, x)
+        products = products.T  # [d, labels]: x^T times one-hot labels
+    values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
+    rotated = vectors.T @ products
+    for strength in _STRENGTHS:
+        weights = vectors @ (rotated / (values + strength * values.mean() + np.finfo(float).tiny)[:, None])
+        yield [(states[part] - mean) @ weights + base for part in ("eval", "test")]
+
+
+def mcnemar(only_one: int, only_other: int) -> float:
+    """The exact two-sided p-value, from how many rows only one and only the other gets right."""
+    n = only_one + only_other
+    tail = sum(math.comb(n, k) for k in range(min(only_one, only_other) + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def compared(expected: Values, delta: Values, other: Values) -> dict[str, Any]:
+    """How a delta's answers stand to another's: rows that only one gets right (of numbers: is closer to), and p."""
+    if expected.dtype.kind == "f":
+        wins = np.sign(np.abs(other - expected) - np.abs(delta - expected))
+    else:
+        wins = (delta == expected).astype(int) - (other == expected)
+    won, lost = int((wins > 0).sum()), int((wins < 0).sum())
+    p = mcnemar(won, lost)
+    return {"only_delta": won, "only_this": lost, "p": p, "beaten": won > lost and p < SIGNIFICANT}
+
+
+def unbeaten(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each baseline that the delta is not better than beyond chance, with a sentence that says so."""
+    for name, found in metrics.get("baselines", {}).items():
+        if not found["beaten"]:
+            sentence = (
+                f"not better than the {name} beyond chance: {metrics['metric']} {metrics['test']:.4f} against "
+                f"{found['test']:.4f}, {found['only_delta']} of {metrics['n_test']} test rows right here alone and "
+                f"{found['only_this']} there alone (McNemar's p = {found['p']:.2g})"
+            )
+            yield name, sentence

@@ -1,0 +1,28 @@
+"""A linear probe (Peters et al., 2019, arXiv:1903.05987, feature extraction): W h + b, h of the backbone as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.methods.base import Method
+
+__all__ = ["LinearProbe"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearProbe(Method):
+    """Nothing beside the head, so all of its tasks answer from one run of the bare backbone."""
+
+    name: ClassVar[str] = "linear"
+    title: ClassVar[str] = "Linear probe"
+    paper: ClassVar[str] = "Peters et al., 2019, arXiv:1903.05987"
+    equation: ClassVar[str] = "W h + b, h of the bare backbone"
+    near_identity: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 1e-3
+    learning_rate_source: ClassVar[str] = "ours, for heads on a first token; on a mean it is --head-lr's default"
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """None."""
+        return 0
