@@ -31,10 +31,14 @@ Trainable = Annotated[
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
 VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help="Texts to verify on (jsonl, csv, tsv).")]
 
+# What rows are read from.
+ROWS_HELP = "jsonl, json, csv, tsv or parquet, - for standard input, or a dataset's name or folder"
+TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]
+PairColumn = Annotated[str | None, typer.Option(help="That of second texts. Default: sentence2.", metavar="NAME")]
+LabelColumn = Annotated[str | None, typer.Option(help="That of labels. Default: label.", metavar="NAME")]
+
 # What a run learns from, and for how long.
-TrainRows = Annotated[
-    Path, typer.Option("--data", help="Rows to train on: jsonl, csv or tsv of sentence1, [sentence2,] label.")
-]
+TrainRows = Annotated[Path, typer.Option("--data", help=f"Rows to train on: {ROWS_HELP}.")]
 EvalRows = Annotated[Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")]
 TestRows = Annotated[Path | None, typer.Option("--test", help="Rows whose score is reported. Default: another 10 %.")]
 FewShot = Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")]

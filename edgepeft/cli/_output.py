@@ -97,11 +97,11 @@ def print_json(document: Any) -> None:
 
 def json_text(document: Any, indent: int | None = None) -> str:
     """JSON with every character as it is, or escaped where standard output has no encoding for one."""
-    text = json_format.dumps(document, indent=indent, ensure_ascii=False)
+    text = json_format.dumps(document, indent=indent, ensure_ascii=False, default=str)  # dates, of parquet's columns
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # it may be closed, or a test's
     except UnicodeEncodeError:
-        return json_format.dumps(document, indent=indent)
+        return json_format.dumps(document, indent=indent, default=str)
     return text
 
 

@@ -30,7 +30,7 @@ def use_threads(threads: int | None) -> None:
 
 def say_unbeaten(result: CourseResult, other: str) -> None:
     """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
-    from edgepeft.data.course.baselines import LINEAR, unbeaten
+    from edgepeft.data.course.baselines import LINEAR, unbeaten, undecidable
 
     found = dict(unbeaten(result.metrics))
     option, key = (
@@ -39,7 +39,9 @@ def say_unbeaten(result: CourseResult, other: str) -> None:
     rate = result.training[key]
     for sentence in found.values():
         messages().print(f"note: {sentence}.", markup=False, soft_wrap=True)
-    if found:
+    if found and undecidable(result.metrics):
+        messages().print("so few test rows differ that they cannot tell; give more to --test.")
+    elif found:
         cheap = "; --method linear gives that head, and all its tasks answer from one run" if LINEAR in found else ""
         messages().print(
             f"try {option} {10 * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.",

@@ -7,8 +7,17 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import BundleFolder, NoCache, Threads
+from edgepeft.cli._options import (
+    ROWS_HELP,
+    BundleFolder,
+    LabelColumn,
+    NoCache,
+    PairColumn,
+    TextColumn,
+    Threads,
+)
 from edgepeft.cli._output import print_json
+from edgepeft.data.rows import Columns, label_number, read_rows
 from edgepeft.errors import DataError
 
 __all__ = ["command"]
@@ -16,9 +25,12 @@ __all__ = ["command"]
 
 def command(
     bundle: BundleFolder,
-    data: Annotated[Path, typer.Option(help="Labelled rows: jsonl, csv or tsv.")],
+    data: Annotated[Path, typer.Option(help=f"Labelled rows: {ROWS_HELP}.")],
     task: Annotated[str, typer.Option(help="The task to score.")],
     metric: Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson, spearman, ...")] = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32,
     threads: Threads = None,
     no_cache: NoCache = False,
@@ -27,10 +39,9 @@ def command(
     """Score a task of the bundle on labelled data."""
     from edgepeft.backbones.tokens import Text
     from edgepeft.data.metrics import check_metric, compute, default_metric
-    from edgepeft.data.rows import label_number, read_rows
     from edgepeft.runtime.runtime import Runtime, in_batches
 
-    rows = read_rows(data, labels=True)
+    rows = read_rows(data, labels=True, columns=Columns(text_column, pair_column, label_column))
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     entry = runtime.bundle.entry(task)
     name = metric or default_metric(entry.labels is None)

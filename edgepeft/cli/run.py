@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import BundleFolder, NoCache, Threads
+from edgepeft.cli._options import ROWS_HELP, BundleFolder, NoCache, PairColumn, TextColumn, Threads
 from edgepeft.cli._output import json_text, messages, print_json
+from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.printable import printable
 
 if TYPE_CHECKING:
-    from edgepeft.backbones.tokens import Text
-    from edgepeft.data.rows import Row
     from edgepeft.runtime.runtime import RowResult, Runtime
 
 __all__ = ["command"]
@@ -24,12 +24,14 @@ __all__ = ["command"]
 
 def command(
     bundle: BundleFolder,
-    text: Annotated[list[str] | None, typer.Argument(help="Texts to classify.")] = None,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts to classify; - for lines of standard input.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task; may repeat. Without it: every task.")] = None,
     second: Annotated[list[str] | None, typer.Option(help="Second sentence of each TEXT, for pair tasks.")] = None,
     input_file: Annotated[
-        Path | None, typer.Option("--input", help="jsonl, csv or tsv; answers are printed as jsonl.")
+        Path | None, typer.Option("--input", help=f"{ROWS_HELP}; answers are printed as jsonl, with its other columns.")
     ] = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
     task_column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The file's column with each row's task; none: the backbone's embedding."),
@@ -45,15 +47,16 @@ def command(
     """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
     from edgepeft.runtime.runtime import Runtime, in_batches
 
-    source = _Source(text, second, input_file, task_column, skip_unknown, task)
+    columns = Columns(text_column, pair_column)
+    source = _Source(text, second, input_file, columns, task_column, skip_unknown, task)
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
     if task_column is not None:
         _check_tasks(runtime, source)  # in the whole file, before anything runs
         answers = _mixed_answers(runtime, source.rows(), batch_size, strict=not source.skip_unknown)
     else:
-        texts, tasks = source.texts(), _tasks(runtime, task)
-        answers = (answer for batch in in_batches(texts, batch_size) for answer in _answers(runtime, tasks, batch))
+        rows, tasks = source.rows(), _tasks(runtime, task)
+        answers = (answer for batch in in_batches(rows, batch_size) for answer in _answers(runtime, tasks, batch))
     if input_file is not None:
         _print_stream(answers, as_document=as_json)
     elif as_json:
@@ -82,6 +85,7 @@ class _Source:
     text: list[str] | None
     second: list[str] | None
     file: Path | None
+    columns: Columns
     task_column: str | None
     skip_unknown: bool
     task: list[str] | None
@@ -91,27 +95,26 @@ class _Source:
             raise UsageError("give either texts or --input FILE.")
         if self.file is not None and self.second:
             raise UsageError("--second goes with texts; a file has its own column sentence2.")
+        if self.file is None and self.columns != Columns():
+            raise UsageError("--text-column and --pair-column name columns of --input FILE.")
+        if self.task_column is not None and str(self.file) == STDIN:
+            raise UsageError("--task-column reads its rows twice, first to see that each task is there; give a file.")
         if self.task_column is not None and (self.file is None or self.task):
             raise UsageError("--task-column names a column of --input FILE, in place of --task.")
         if self.skip_unknown and self.task_column is None:
             raise UsageError("--skip-unknown goes with --task-column: a task of --task has to be there.")
 
     def rows(self) -> Iterator[Row]:
-        from edgepeft.data.rows import read_rows
-
-        assert self.file is not None
-        return read_rows(self.file, labels=False, task_column=self.task_column)
-
-    def texts(self) -> Iterator[Text]:
-        from edgepeft.backbones.tokens import Text
-
         if self.file is not None:
-            return (Text(row.sentence1, row.sentence2) for row in self.rows())
+            given = {"columns": self.columns, "task_column": self.task_column}
+            return read_rows(self.file, labels=False, keep=True, **given)  # type: ignore[arg-type]
+        if self.text == [STDIN] and not self.second:
+            return (Row(line.rstrip("\r\n"), None, None, STDIN, i) for i, line in enumerate(sys.stdin, start=1))
         firsts = self.text or []
         if self.second and len(self.second) != len(firsts):
             raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
         seconds: list[str] | list[None] = self.second or [None] * len(firsts)
-        return iter([Text(*pair) for pair in zip(firsts, seconds, strict=True)])
+        return (Row(*pair, None, "text", i) for i, pair in enumerate(zip(firsts, seconds, strict=True), start=1))
 
 
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
@@ -123,10 +126,10 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     return tasks
 
 
-def _answers(runtime: Runtime, tasks: list[str], texts: list[Text]) -> Iterator[dict[str, Any]]:
-    by_task = runtime.predict_all(tasks, texts)
-    for i, text in enumerate(texts):
-        yield {**_shown(text), "predictions": [by_task[name][i].as_json() for name in tasks]}
+def _answers(runtime: Runtime, tasks: list[str], rows: list[Row]) -> Iterator[dict[str, Any]]:
+    by_task = runtime.predict_all(tasks, [row[:2] for row in rows])
+    for i, row in enumerate(rows):
+        yield {**_shown(row), "predictions": [by_task[name][i].as_json() for name in tasks]}
 
 
 def _check_tasks(runtime: Runtime, source: _Source) -> None:
@@ -144,16 +147,14 @@ def _check_tasks(runtime: Runtime, source: _Source) -> None:
 
 
 def _mixed_answers(runtime: Runtime, rows: Iterable[Row], batch_size: int, *, strict: bool) -> Iterator[dict[str, Any]]:
-    from edgepeft.backbones.tokens import Text
     from edgepeft.runtime.runtime import in_batches
 
     failed = 0
     for batch in in_batches(rows, batch_size):
-        texts = [Text(row.sentence1, row.sentence2) for row in batch]
-        results = runtime.predict_mixed([row.task for row in batch], texts, strict=strict)
+        results = runtime.predict_mixed([row.task for row in batch], [row[:2] for row in batch], strict=strict)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)
-        for row, text, answer in zip(batch, texts, results, strict=True):
-            yield {**_shown(text), "task": row.task, **_answer(answer)}
+        for row, answer in zip(batch, results, strict=True):
+            yield {**_shown(row), "task": row.task, **_answer(answer)}
     if failed:
         messages().print(f"{failed} row(s) have no answer: their task is unknown or damaged.")
 
@@ -166,8 +167,10 @@ def _answer(answer: RowResult) -> dict[str, Any]:
     return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
 
 
-def _shown(text: Text) -> dict[str, str]:
-    return {"text": text.first} if text.second is None else {"text": text.first, "second": text.second}
+def _shown(row: Row) -> dict[str, Any]:
+    """The row's other columns, and its text; what is ours takes the name where both have one."""
+    second = {} if row.sentence2 is None else {"second": row.sentence2}
+    return {**(row.others or {}), "text": row.sentence1, **second}
 
 
 def _print_lines(answers: Iterator[dict[str, Any]]) -> None:

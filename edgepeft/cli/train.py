@@ -11,16 +11,20 @@ from edgepeft.cli._options import (
     Epochs,
     EvalRows,
     FewShot,
+    LabelColumn,
     MethodSettings,
     MetricName,
+    PairColumn,
     Steps,
     TestRows,
+    TextColumn,
     TorchThreads,
     TrainRows,
     settings_of,
 )
 from edgepeft.cli._output import messages, print_json, table_console
 from edgepeft.cli._run import interruptible, say_unbeaten, use_threads
+from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
 
 if TYPE_CHECKING:
@@ -37,6 +41,9 @@ def command(
     data: TrainRows,
     eval_: EvalRows = None,
     test: TestRows = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
     method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
     set_: MethodSettings = None,
@@ -82,7 +89,8 @@ def command(
     )
     prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
     chosen = method_named(method).from_settings(settings_of(set_))
-    rows = load_data(data, eval_, test, regression=regression, few_shot=few_shot, seed=seed)
+    columns = Columns(text_column, pair_column, label_column)
+    rows = load_data(data, eval_, test, columns, regression=regression, few_shot=few_shot, seed=seed)
     use_threads(threads)
     with interruptible(task) as (watch, stop):
         result = train(backbone, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)

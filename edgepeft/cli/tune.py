@@ -12,14 +12,18 @@ from edgepeft.cli._options import (
     Epochs,
     EvalRows,
     FewShot,
+    LabelColumn,
     MetricName,
+    PairColumn,
     Steps,
     TestRows,
+    TextColumn,
     Threads,
     TrainRows,
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import interruptible, say_unbeaten
+from edgepeft.data.rows import Columns
 
 if TYPE_CHECKING:
     from edgepeft.runtime.tuning.tune import TuneResult
@@ -39,6 +43,9 @@ def command(
     template: Annotated[str | None, typer.Option(help="Start a new task from this template of the bundle.")] = None,
     eval_: EvalRows = None,
     test: TestRows = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
     few_shot: FewShot = None,
     epochs: Epochs = None,
     steps: Steps = None,
@@ -68,27 +75,25 @@ def command(
     from edgepeft.runtime.tuning.subject import Files
     from edgepeft.runtime.tuning.tune import tune
 
+    rates: dict[str, Any] = {"learning_rate": lr, "head_learning_rate": head_lr, "weight_decay": weight_decay}
+    length: dict[str, Any] = {"epochs": epochs, "steps": steps, "patience": patience, "save_every": save_every}
     options = TuneOptions(
-        epochs=epochs,
-        steps=steps,
-        learning_rate=lr,
-        head_learning_rate=head_lr,
-        weight_decay=weight_decay,
+        **rates,
+        **length,
         batch_size=batch_size,
         metric=metric,
         seed=seed,
         few_shot=few_shot,
         dropout=dropout,
-        patience=patience,
-        save_every=save_every,
         prefix_cache=prefix_cache,
         micro_batch=micro_batch,
         profile=profile,
         memory=memory,
     )
+    files = Files(data, eval_, test, Columns(text_column, pair_column, label_column))
     run: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
     with interruptible(task) as (watch, stop):
-        result = tune(bundle, task, Files(data, eval_, test), options, **run, watch=watch, stop=stop, note=_note)
+        result = tune(bundle, task, files, options, **run, watch=watch, stop=stop, note=_note)
     _show(result, bundle, task, as_json)
 
 

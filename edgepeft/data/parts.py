@@ -14,7 +14,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
-from edgepeft.data.rows import Row, label_number, read_rows
+from edgepeft.data.arrow import is_dataset, splits_of
+from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, label_number, read_rows
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
 
@@ -67,16 +68,23 @@ class _Source(NamedTuple):
 
 
 def load_data(
-    train: Path, eval: Path | None = None, test: Path | None = None, **division: Unpack[Division]
+    train: Path,
+    eval: Path | None = None,
+    test: Path | None = None,
+    columns: Columns = SENTENCES,
+    **division: Unpack[Division],
 ) -> TaskData:
-    """Read the files of a run and part them.
+    """Read the files of a run and part them; a dataset's own splits are the parts that no file is given for.
 
     Raises:
         UsageError: a path that is no data file; a test that lies in another part; too many rows wanted.
         DataError: what is wrong in a file, with its line.
     """
+    if train.suffix.lower() not in FORMATS and is_dataset(train):
+        splits = splits_of(train, columns.names[2])
+        train, eval, test = splits.get("train", train), eval or splits.get("eval"), test or splits.get("test")
     given = {name: path for name, path in (("--data", train), ("--eval", eval), ("--test", test)) if path}
-    parts = {name: tuple(read_rows(path, labels=True)) for name, path in given.items()}
+    parts = {name: tuple(read_rows(path, labels=True, columns=columns)) for name, path in given.items()}
     _require_different(given, parts)
     return task_data(parts["--data"], parts.get("--eval"), parts.get("--test"), **division)
 

@@ -1,8 +1,9 @@
-"""Rows of text from jsonl, csv and tsv files: one at a time, each knowing the line it came from.
+"""Rows of text from files, standard input and datasets: one at a time, each knowing the line it came from.
 
-Columns: ``sentence1``, optionally ``sentence2``, where one is wanted ``label`` or a task's; others are ignored.
-jsonl has an object a line, csv is quoted as RFC 4180 says, tsv has no quoting (as GLUE's files: a quotation
-mark is a character of the text).  Files are UTF-8, with or without a byte order mark.
+Columns: ``sentence1``, optionally ``sentence2``, where one is wanted ``label`` or a task's, unless ``Columns`` names
+others.  jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says, tsv has no quoting (as
+GLUE's files: a quotation mark is a character of the text).  Files are UTF-8, with or without a byte order mark.  ``-``
+is standard input, in any of these formats, told by its first character; parquet and datasets are of ``arrow``.
 """
 
 from __future__ import annotations
@@ -10,23 +11,51 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from edgepeft.data.arrow import is_dataset, read_dataset, read_parquet
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["FORMATS", "Row", "label_number", "read_rows"]
+if TYPE_CHECKING:
+    import io
+
+__all__ = ["FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "label_number", "read_rows"]
+
+STDIN = "-"
 
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
 LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
 
 Lines = Iterator[tuple[int, str]]
 Record = tuple[int, dict[str, Any]]
+Reader = Callable[[Path], Iterator[Record]]
+
+
+class Columns(NamedTuple):
+    """What a file calls text, second text and label; a second one that is named has to be there."""
+
+    text: str | None = None
+    pair: str | None = None
+    label: str | None = None
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Of text, second text and label."""
+        return self.text or FIRST, self.pair or SECOND, self.label or LABEL
+
+    def needed(self, labels: bool) -> dict[str, str]:
+        """The columns that must be there, each with the option that names another."""
+        text, pair, label = self.names
+        needed = {text: "--text-column"} | ({pair: "--pair-column"} if self.pair else {})
+        return needed | ({label: "--label-column"} if labels else {})
 
 
 class Row(NamedTuple):
-    """One text or pair, its label as text and its task (None where none was asked for), and where it stands."""
+    """One text or pair, its label as text and its task (None where none was asked for), where it stands, and the other
+    columns (None unless they are kept)."""
 
     sentence1: str
     sentence2: str | None
@@ -34,6 +63,7 @@ class Row(NamedTuple):
     file: str
     line: int
     task: str | None = None
+    others: dict[str, Any] | None = None
 
     @property
     def where(self) -> str:
@@ -41,16 +71,27 @@ class Row(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-def read_rows(path: Path, *, labels: bool, task_column: str | None = None) -> Iterator[Row]:
+SENTENCES = Columns()
+
+
+def read_rows(
+    path: Path, *, labels: bool, columns: Columns = SENTENCES, task_column: str | None = None, keep: bool = False
+) -> Iterator[Row]:
     """Yield the rows of a file in order, in constant memory; ``labels`` says that each must have one.
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
+    ``keep`` keeps the columns that are neither text nor task.
 
     Raises:
         UsageError: no such file, not to be read, or of an unknown extension; raised at once, not at the first row.
         DataError: what is wrong and in which line; while rows are read.
     """
+    wanted = _Wanted(columns, labels, task_column, keep)
+    if str(path) == STDIN:
+        return _rows(path, _read_stdin, wanted)
+    if path.suffix.lower() not in FORMATS and is_dataset(path):
+        return _rows(path, read_dataset, wanted)
     if path.suffix.lower() not in FORMATS:
         known = ", ".join(FORMATS)
         raise UsageError(f"{path} ends in {path.suffix or 'no extension'}; a data file is one of {known}.")
@@ -61,7 +102,7 @@ def read_rows(path: Path, *, labels: bool, task_column: str | None = None) -> It
         path.open("rb").close()
     except OSError as error:
         raise UsageError(f"data file {path} cannot be read ({error.strerror}); let this user read it.") from error
-    return _rows(path, labels, task_column)
+    return _rows(path, FORMATS[path.suffix.lower()], wanted)
 
 
 def label_number(row: Row) -> float:
@@ -79,12 +120,24 @@ def label_number(row: Row) -> float:
     return number
 
 
-def _rows(path: Path, labels: bool, task_column: str | None) -> Iterator[Row]:
-    read = FORMATS[path.suffix.lower()]
+class _Wanted(NamedTuple):
+    """As ``read_rows`` is asked."""
+
+    columns: Columns
+    labels: bool
+    task_column: str | None
+    keep: bool
+
+
+def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
+    columns, labels, task_column, keep = wanted
     pairs: bool | None = None
     for line, record in read(path):
-        _require_columns(path, line, record, labels)
-        row = _row(path, line, record, labels)
+        _require_columns(path, line, record, columns, labels)
+        row = _row(path, line, record, columns, labels)
+        if keep:
+            used = (*columns.names[:2], task_column)
+            row = row._replace(others={name: value for name, value in record.items() if name not in used})
         if task_column is not None:
             row = row._replace(sentence2=row.sentence2 or None, task=_task(path, line, record, task_column))
         elif pairs is not None and pairs != (row.sentence2 is not None):
@@ -93,21 +146,22 @@ def _rows(path: Path, labels: bool, task_column: str | None) -> Iterator[Row]:
         pairs = row.sentence2 is not None
         yield row
     if pairs is None:
-        raise DataError(f"{path} has no rows; expected {_expected(labels)}.")
+        raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
 
 
-def _row(path: Path, line: int, record: dict[str, Any], labels: bool) -> Row:
-    first, second = record[FIRST], record.get(SECOND)
-    for name, text in ((FIRST, first), (SECOND, second)):
-        if not isinstance(text, str) and not (name == SECOND and text is None):
+def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, labels: bool) -> Row:
+    text_column, pair_column, label_column = columns.names
+    first, second = record[text_column], record.get(pair_column)
+    for name, text in ((text_column, first), (pair_column, second)):
+        if not isinstance(text, str) and not (name == pair_column and text is None):
             raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
-    label = _label(path, line, record[LABEL]) if labels else None
+    label = _label(path, line, record[label_column]) if labels else None
     return Row(first, second, label, str(path), line)
 
 
 def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | None:
     """A table's header has to have the column; a JSON object may do without."""
-    if column not in record and path.suffix.lower() != ".jsonl":
+    if column not in record and path.suffix.lower() not in (".jsonl", ".json"):
         raise DataError(f"{path}:{line}: no column {column} for the row's task. Found columns: {', '.join(record)}.")
     value = record.get(column)
     if not isinstance(value, str | None):
@@ -125,28 +179,31 @@ def _label(path: Path, line: int, value: Any) -> str:
     return label
 
 
-def _require_columns(path: Path, line: int, columns: Collection[str], labels: bool) -> None:
-    missing = [name for name in (FIRST, LABEL)[: 1 + labels] if name not in columns]
+def _require_columns(path: Path, line: int, found: Collection[str], columns: Columns, labels: bool) -> None:
+    needed = columns.needed(labels)
+    missing = [name for name in needed if name not in found]
     if missing:
-        names = ", ".join(map(str, columns)) or "none"
+        names = ", ".join(map(str, found)) or "none"
+        options = ", ".join(f"{needed[name]} NAME" for name in missing)
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
-            f"Found columns: {names}. Expected: {_expected(labels)}."
+            f"Found columns: {names}. Expected: {_expected(columns, labels)}; for others: {options}."
         )
 
 
-def _expected(labels: bool) -> str:
-    return f"{FIRST}, optionally {SECOND}, and {LABEL}" if labels else f"{FIRST}, optionally {SECOND}"
+def _expected(columns: Columns, labels: bool) -> str:
+    first, second, label = columns.names
+    return f"{first}, optionally {second}, and {label}" if labels else f"{first}, optionally {second}"
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _lines(path: Path) -> Lines:
     """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
-    with path.open("rb") as file:
+    with sys.stdin.buffer if str(path) == STDIN else path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -167,6 +224,26 @@ def _read_jsonl(path: Path) -> Iterator[Record]:
         yield number, record
 
 
+def _read_json(path: Path) -> Iterator[Record]:
+    """An array of objects; a row's line is its number."""
+    try:
+        records = json.loads("".join(line for _, line in _lines(path)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
+    for number, record in enumerate(records if isinstance(records, list) else [records], start=1):
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
+        yield number, record
+
+
+def _read_stdin(path: Path) -> Iterator[Record]:
+    """jsonl, json, tsv or csv, by how it begins."""
+    start = cast("io.BufferedReader", sys.stdin.buffer).peek().decode("utf-8-sig", "replace").lstrip()
+    if start[:1] in ("{", "["):
+        return _read_jsonl(path) if start[0] == "{" else _read_json(path)
+    return _read_tsv(path) if "\t" in start.partition("\n")[0] else _read_csv(path)
+
+
 def _read_table(path: Path, **form: Any) -> Iterator[Record]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
     reader = csv.reader((line for _, line in _lines(path)), strict=True, **form)
@@ -176,7 +253,6 @@ def _read_table(path: Path, **form: Any) -> Iterator[Record]:
         for cells in reader:
             if cells and not header:
                 header = [name.strip() for name in cells]
-                _require_columns(path, line, header, labels=False)
             elif cells:
                 yield line, _record(path, line, header, cells)
             line = reader.line_num + 1
@@ -198,9 +274,11 @@ def _read_tsv(path: Path) -> Iterator[Record]:
     return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-FORMATS: dict[str, Callable[[Path], Iterator[Record]]] = {
+FORMATS: dict[str, Reader] = {
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
     ".tsv": _read_tsv,
+    ".json": _read_json,
+    ".parquet": read_parquet,
 }
 """Extension -> reader."""

@@ -2,11 +2,14 @@
 
 import errno
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from edgepeft.data.rows import label_number, read_rows
-from edgepeft.errors import DataError, UsageError
+from edgepeft.data.parts import load_data
+from edgepeft.data.rows import Columns, label_number, read_rows
+from edgepeft.errors import DataError, MissingPackage, UsageError
 
 
 def rows_of(tmp_path, content, name="rows.jsonl", labels=True):
@@ -85,7 +88,12 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
             "a.jsonl:1: no column sentence1. Found columns: text, label. Expected",
         ),
         ("a.csv", "sentence1,target\na,b\n", "a.csv:2: no column label. Found columns: sentence1, target."),
-        ("a.csv", "text;label\na;b\n", "a.csv:1: no column sentence1. Found columns: text;label."),
+        (
+            "a.csv",
+            "text;label\na;b\n",
+            "a.csv:2: no column sentence1 and no column label. Found columns: text;label. Expected: sentence1, optionally "
+            "sentence2, and label; for others: --text-column NAME, --label-column NAME.",
+        ),
         ("a.jsonl", "[1, 2]", "a.jsonl:1: expected a JSON object"),
         ("a.jsonl", "[" * 100_000, "a.jsonl:1: not JSON"),
         ("a.jsonl", '{"sentence1": 3, "label": "x"}', "a.jsonl:1: sentence1 must be a text; found 3"),
@@ -138,3 +146,80 @@ def test_a_file_that_this_user_may_not_read_is_refused_at_once(tmp_path, monkeyp
     monkeypatch.setattr("pathlib.Path.open", denied)
     with pytest.raises(UsageError, match=r"data\.jsonl cannot be read \(Permission denied\)"):
         read_rows(path, labels=False)
+
+
+NAMED = Columns("review", "title", "stars")
+
+
+def test_columns_may_have_other_names_and_what_is_neither_text_nor_task_is_kept(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("id,review,title,stars\n7,good,Soup,5\n")
+    (row,) = read_rows(path, labels=True, columns=NAMED, keep=True)
+    assert (row.sentence1, row.sentence2, row.label, row.others) == ("good", "Soup", "5", {"id": "7", "stars": "5"})
+    with pytest.raises(
+        DataError, match=r"no column titel\. Found columns: id, review, title, stars\. .*--pair-column NAME"
+    ):
+        list(read_rows(path, labels=False, columns=Columns("review", "titel")))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"id": "7", "sentence1": "good"}\n{"id": "8", "sentence1": "bad"}\n',
+        '[{"id": "7", "sentence1": "good"},\n {"id": "8", "sentence1": "bad"}]',
+        "id,sentence1\n7,good\n8,bad\n",
+        "\ufeffid\tsentence1\n7\tgood\n8\tbad\n",
+    ],
+)
+def test_standard_input_is_read_in_any_format(monkeypatch, tmp_path, content):
+    (tmp_path / "given").write_text(content)
+    with (tmp_path / "given").open() as given:
+        monkeypatch.setattr("sys.stdin", given)
+        rows = list(read_rows(Path("-"), labels=False, keep=True))
+    assert [(row.sentence1, row.line - rows[0].line, row.others["id"]) for row in rows] == [
+        ("good", 0, "7"),
+        ("bad", 1, "8"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("[1]", ":1: expected a JSON object"), ("[{]", "not JSON"), ("3", ":1: exp")]
+)
+def test_a_json_file_that_is_no_array_of_objects_is_refused(tmp_path, content, message):
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path, content, "rows.json")
+
+
+def test_parquet_gives_the_rows_of_its_table(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet.write_table(pyarrow.table({"review": ["good", "bad"], "stars": [5, 1]}), tmp_path / "rows.parquet")
+    rows = read_rows(tmp_path / "rows.parquet", labels=True, columns=Columns("review", None, "stars"))
+    assert [(row.sentence1, row.label) for row in rows] == [("good", "5"), ("bad", "1")]
+    with pytest.raises(DataError, match="not a parquet file"):
+        rows_of(tmp_path, "no parquet", "broken.parquet")
+
+
+def test_a_dataset_has_its_own_splits_and_the_names_of_its_classes(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"text": datasets.Value("string"), "y": datasets.ClassLabel(names=["ham", "spam"])})
+    parts = {"train": [0, 1] * 10, "validation": [1, 0, 1], "test": [-1, -1]}
+    split = {
+        p: datasets.Dataset.from_dict({"text": [f"{p} {i}" for i in range(len(y))], "y": y}, features)
+        for p, y in parts.items()
+    }
+    datasets.DatasetDict(split).save_to_disk(tmp_path / "saved")
+    data = load_data(tmp_path / "saved", columns=Columns("text", None, "y"))
+    assert data.labels == ("ham", "spam") and [row.label for row in data.eval] == ["spam", "ham", "spam"]
+    assert len(data.test) == 2 and all(row.sentence1.startswith("train") for row in data.test)  # its own has no labels
+    with pytest.raises(UsageError, match="has the splits train, validation, test; name one"):
+        list(read_rows(tmp_path / "saved", labels=False))
+
+
+@pytest.mark.parametrize(("name", "package"), [("rows.parquet", "pyarrow"), ("somebody/something", "datasets")])
+def test_without_the_extra_one_line_says_which(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingPackage, match=rf"needs {package}: pip install 'edgepeft\[data\]'"):
+        list(read_rows(Path(name), labels=False))

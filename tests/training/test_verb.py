@@ -103,10 +103,10 @@ def test_ctrl_c_says_how_to_resume_and_the_resumed_run_ends_as_an_uninterrupted_
 def test_what_a_delta_has_to_beat_stands_beside_its_score_and_is_said_where_it_is_not_beaten(call, tmp_path):
     result = call("--steps", "1")
     metrics = json.loads((tmp_path / "out" / "delta.json").read_text())["metrics"]
-    test = [row for row in map(json.loads, (tmp_path / "moods.jsonl").read_text().splitlines())]
+    labels = [json.loads(row)["label"] for row in (tmp_path / "moods.jsonl").read_text().splitlines()]
     assert set(metrics["baselines"]) == {"majority", "linear head"}
     assert metrics["baselines"]["majority"]["test"] == 4 / 6  # 4 of the 6 test rows are good, as 2 in 3 of all are
-    assert sum(row["label"] == "good" for row in test) == 40
+    assert labels.count("good") == 40
     for name, found in metrics["baselines"].items():
         assert f"{found['test']:.4f}" in result.stdout
         assert (f"not better than the {name} beyond chance" in result.stderr) == (not found["beaten"])

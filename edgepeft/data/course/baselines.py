@@ -18,7 +18,17 @@ from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS, Scored, score_of
 
-__all__ = ["LINEAR", "MAJORITY", "compared", "compared_with", "linear_head", "majority", "mcnemar", "unbeaten"]
+__all__ = [
+    "LINEAR",
+    "MAJORITY",
+    "compared",
+    "compared_with",
+    "linear_head",
+    "majority",
+    "mcnemar",
+    "unbeaten",
+    "undecidable",
+]
 
 MAJORITY, LINEAR = "majority", "linear head"
 MOST_ROWS = 5_000  # that the linear head learns from, and as many to choose its strength: each costs a forward pass
@@ -114,7 +124,7 @@ def mcnemar(only_one: int, only_other: int) -> float:
     """The exact two-sided p-value, from how many rows only one and only the other gets right."""
     n = only_one + only_other
     tail = sum(math.comb(n, k) for k in range(min(only_one, only_other) + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, 2 * tail / (1 << n))
 
 
 def compared(expected: Values, delta: Values, other: Values) -> dict[str, Any]:
@@ -126,6 +136,12 @@ def compared(expected: Values, delta: Values, other: Values) -> dict[str, Any]:
     won, lost = int((wins > 0).sum()), int((wins < 0).sum())
     p = mcnemar(won, lost)
     return {"only_delta": won, "only_this": lost, "p": p, "beaten": won > lost and p < SIGNIFICANT}
+
+
+def undecidable(metrics: Mapping[str, Any]) -> bool:
+    """Whether on so few rows only one of both is right that nothing could follow from them, however they fell."""
+    found = [each for each in metrics["baselines"].values() if not each["beaten"]]
+    return all(mcnemar(0, each["only_delta"] + each["only_this"]) >= SIGNIFICANT for each in found)
 
 
 def unbeaten(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

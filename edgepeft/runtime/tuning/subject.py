@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from edgepeft.backbones.base import Pooling
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.parts import TaskData, load_data
+from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.graph.names import TrainingFacts, training_facts
 from edgepeft.graph.protos import properties
@@ -121,6 +122,7 @@ class Files:
     train: Path
     eval: Path | None = None
     test: Path | None = None
+    columns: Columns = SENTENCES
 
     def load(self, labels: tuple[str, ...] | None, options: TuneOptions, *, regression: bool) -> TaskData:
         """Read them; ``labels`` are those that the head has, None takes the data's."""
@@ -128,6 +130,7 @@ class Files:
             self.train,
             self.eval,
             self.test,
+            self.columns,
             regression=regression,
             few_shot=options.few_shot,
             seed=options.seed,

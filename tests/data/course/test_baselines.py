@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge, RidgeClassifier
 
 from edgepeft.data.course import baselines
-from edgepeft.data.course.baselines import compared, linear_head, majority, mcnemar, unbeaten
+from edgepeft.data.course.baselines import compared, linear_head, majority, mcnemar, unbeaten, undecidable
 
 N, D, LABELS = 90, 6, ("a", "b", "c")
 
@@ -81,4 +81,6 @@ def test_what_is_not_beaten_is_said_with_its_figures():
     }
     ((name, sentence),) = unbeaten(metrics)
     assert name == "majority" and "0.6000 against 0.5000, 3 of 10 test rows right here alone and 2 there" in sentence
+    assert undecidable(metrics)  # five rows: 2 / 2^5 is above 0.05, whoever has them all
+    assert not undecidable({"baselines": {"majority": {**lost, "only_this": 3}}})
     assert not list(unbeaten({"metric": "accuracy"}))  # of a task trained by an earlier version
