@@ -30,6 +30,7 @@ from edgepeft.resources import new_folder, write_json
 
 __all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "pool", "write_tensors"]
 
+ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
 # Of a row with a prompt in front, the first position is the prompt's; the other two leave prompts out.
 READS = {"first_token": Pooling.FIRST, "first_position": Pooling.FIRST, "mean": Pooling.MEAN}

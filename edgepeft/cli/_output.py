@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json as json_format
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,6 +42,7 @@ __all__ = [
     "print_json",
     "result_file",
     "show_bench_result",
+    "show_errors",
     "show_result",
     "shown_steps",
     "stages",
@@ -88,6 +89,21 @@ def bars(*columns: ProgressColumn, **options: Any) -> Progress:
     """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``."""
     first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     return Progress(*first, *columns, console=messages(), **options)
+
+
+def show_errors(errors: Mapping[str, Any]) -> None:
+    """Print a table of the classes or the residuals, and one of the worst rows."""
+    from edgepeft.data.by_class import class_rows
+
+    (first, *numbers), rows = class_rows(errors)
+    table = plain_table(first, numbers=numbers)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    worst = plain_table("worst rows", *(["text"] if "text" in errors["worst"][0] else []), "label", "answer", "loss")
+    for each in errors["worst"]:
+        shown = {**each, "loss": f"{each['loss']:.3f}"}
+        worst.add_row(*(Text(str(value)) for value in shown.values()))
+    table_console().print(table, worst)
 
 
 def print_json(document: Any) -> None:

@@ -14,7 +14,7 @@ __all__ = ["command"]
 
 def command(
     results: Annotated[
-        list[Path], typer.Argument(help="Results of bench, its suites and quickstart.", metavar="RESULT.json...")
+        list[Path], typer.Argument(help="Results of bench, its suites, quickstart and eval.", metavar="RESULT.json...")
     ],
     *,
     out: Annotated[Path, typer.Option(help="The folder to write: index.html, report.md, pictures/.")],

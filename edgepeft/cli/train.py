@@ -22,7 +22,7 @@ from edgepeft.cli._options import (
     TrainRows,
     settings_of,
 )
-from edgepeft.cli._output import messages, print_json, table_console
+from edgepeft.cli._output import messages, print_json, show_errors, table_console
 from edgepeft.cli._run import interruptible, say_unbeaten, use_threads
 from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
@@ -108,6 +108,7 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
         print_json(result.delta.card.model_dump(mode="json"))
     else:
         table_console().print(_table(result, out))
+        show_errors(result.errors)
 
 
 def _table(result: TrainResult, out: Path) -> Table:

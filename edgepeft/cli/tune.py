@@ -116,6 +116,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
                 "task": task,
                 "replaced": entry is not None,
                 "metrics": tuned.metrics,
+                "errors": tuned.errors,
                 "training": tuned.training,
                 "history": tuned.history,
                 "entry": kept,

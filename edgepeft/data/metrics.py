@@ -23,9 +23,11 @@ __all__ = [
     "SCORED_ROWS",
     "Metric",
     "Scored",
+    "averaged",
     "check_metric",
     "compute",
     "default_metric",
+    "losses_of",
     "score_of",
     "score_rows",
 ]
@@ -60,6 +62,16 @@ def check_metric(name: str, *, regression: bool, names: Sequence[str] | None = N
         raise UsageError(f"{name} is no metric of a {kind}; those are {fitting}.")
     if positive is not None and names is not None and positive not in names:
         raise UnknownName("label", positive, names)
+
+
+def averaged(name: str, names: Sequence[str] | None = None) -> str:
+    """How a metric comes to one number, for a task with these labels."""
+    metric, positive = _find(name)
+    if metric.function is not _f1 or names is None:
+        return "share of rows that are right" if metric.function is _accuracy else "over all rows"
+    if positive is None and len(names) > 2:
+        return "macro mean: of the labels' own F1, each counting alike"
+    return f"of the label {positive or _positive(sorted(names))!r} alone"
 
 
 def compute(name: str, labels: Sequence[Any], predictions: Sequence[Any], names: Sequence[str] | None = None) -> float:
@@ -169,7 +181,7 @@ def score_rows(
     outputs, losses = np.empty_like(rows.targets), np.empty(len(rows.targets))
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
         logits = logits_of(chosen)
-        losses[chosen] = _losses(logits, rows.targets[chosen])
+        losses[chosen] = losses_of(logits, rows.targets[chosen])
         outputs[chosen] = logits[:, 0] if labels is None else logits.argmax(1)
         advance(len(chosen))
     return Scored(score_of(metric, rows.targets, outputs, labels), float(losses.mean()), outputs, losses)
@@ -183,7 +195,7 @@ def score_of(metric: str, targets: NDArray[Any], outputs: NDArray[Any], labels: 
     return compute(metric, expected, predicted, labels)
 
 
-def _losses(logits: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
+def losses_of(logits: NDArray[np.float32], targets: NDArray[Any]) -> NDArray[np.float64]:
     """Cross entropy, or squared error of float targets, of each row."""
     exact = logits.astype(np.float64)
     if targets.dtype.kind == "f":

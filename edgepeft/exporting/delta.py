@@ -15,7 +15,7 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta
+from edgepeft.delta import ERRORS, Delta
 from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
@@ -222,12 +222,13 @@ def _properties(delta: Delta) -> dict[str, str]:
         names.PROMPT_LENGTH: str(card.prompt_length),
         names.PLACEHOLDER_ID: str(delta.architecture.placeholder_token_id),
     }
+    metrics = {name: value for name, value in card.metrics.items() if name != ERRORS}
     return {
         "edgepeft.format": "edgepeft.task/1",
         "edgepeft.task": card.task,
         "edgepeft.method": card.method,
         "edgepeft.backbone": card.backbone.source,
         "edgepeft.backbone_sha256": card.backbone.sha256,
-        "edgepeft.card": card.model_dump_json(),
+        "edgepeft.card": card.model_copy(update={"metrics": metrics}).model_dump_json(),
         **(prompt if card.prompt_length else {}),
     }

@@ -1,4 +1,4 @@
-"""What a report is made of: results of bench and quickstart, recognised by their schema."""
+"""What a report is made of: results of bench, quickstart and eval, recognised by their schema."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow
 from edgepeft.errors import DataError
+from edgepeft.report.evaluation import EVAL_SCHEMA, EvalSummary
 from edgepeft.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
 
 __all__ = ["ReportInputs", "TaskFigures", "read_inputs", "row_name"]
@@ -33,11 +34,12 @@ class ReportInputs:
 
     bench: Sequence[tuple[str, BenchResult]]
     quickstarts: Sequence[tuple[str, QuickstartSummary]]
+    evaluations: Sequence[tuple[str, EvalSummary]] = ()
 
     @property
     def names(self) -> list[str]:
         """The file of every document, in the order given within its kind."""
-        return [name for name, _ in (*self.bench, *self.quickstarts)]
+        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations)]
 
     def tasks(self) -> list[TaskFigures]:
         """Tasks of bundles whose manifests describe their training, each once."""
@@ -84,13 +86,16 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
     """
     bench: list[tuple[str, BenchResult]] = []
     quickstarts: list[tuple[str, QuickstartSummary]] = []
+    evaluations: list[tuple[str, EvalSummary]] = []
     for path in paths:
         schema = schema_of(path)
         if schema == RESULT_SCHEMA:
             bench.append((path.name, ResultFile.open(path).document))
         elif schema == QUICKSTART_SCHEMA:
             quickstarts.append((path.name, read_document(path, QuickstartSummary)))
+        elif schema == EVAL_SCHEMA:
+            evaluations.append((path.name, read_document(path, EvalSummary)))
         else:
-            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}"
+            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}, {EVAL_SCHEMA}"
             raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
-    return ReportInputs(bench, quickstarts)
+    return ReportInputs(bench, quickstarts, evaluations)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, ProfiledPass
 from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.report.conditions import conditions_of, figure_kind, model_name, of_mode, warnings_by_kind
+from edgepeft.report.evaluation import evaluations
 from edgepeft.report.inputs import ReportInputs, TaskFigures, row_name
 from edgepeft.report.page import Cell, Section
 
@@ -28,6 +29,7 @@ _MOST_OPERATORS = 10
 def sections(inputs: ReportInputs) -> list[Section]:
     """All sections that these inputs have something for; of equal titles, each names its file."""
     made = [
+        *evaluations(inputs.evaluations),
         *_throughput(inputs),
         *_storage(inputs.tasks()),
         *_parameters(inputs.tasks()),

@@ -18,7 +18,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.data.batches import encode_parts
 from edgepeft.data.course.run import Course, CourseResult, Progress
 from edgepeft.data.parts import TaskData, load_data
-from edgepeft.delta import Delta, new_delta
+from edgepeft.delta import ERRORS, Delta, new_delta
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
@@ -90,7 +90,11 @@ def train(
         course.resume(checkpoint)
     result, delta = course.run(), engine.delta
     result = replace(result, training={**options.plain(), "few_shot": data.few_shot, **result.training})
-    update = {"metrics": result.metrics, "training": result.training, "versions": _versions()}
+    update = {
+        "metrics": {**result.metrics, ERRORS: result.errors},
+        "training": result.training,
+        "versions": _versions(),
+    }
     delta.card = delta.card.model_copy(update=update)
     delta.save(out, force=True)  # the checkpoints go with the old folder
     return TrainResult(**vars(result), delta=delta)

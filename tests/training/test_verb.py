@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from edgepeft.cli._main import app
 from edgepeft.data.course.run import rate_factor
+from edgepeft.delta import Delta
 from edgepeft.errors import DataError, UnknownName, UsageError
+from edgepeft.exporting.delta import export_delta
 
 
 @pytest.fixture
@@ -114,3 +116,15 @@ def test_what_a_delta_has_to_beat_stands_beside_its_score_and_is_said_where_it_i
     alone = call("--steps", "1", method="linear", out="alone")
     assert set(json.loads((tmp_path / "alone" / "delta.json").read_text())["metrics"]["baselines"]) == {"majority"}
     assert alone.exit_code == 0
+
+
+def test_errors_by_class_are_shown_and_stay_in_the_deltas_folder(call, backbone, tmp_path):
+    result = call("--steps", "1")
+    card = json.loads((tmp_path / "out" / "delta.json").read_text())
+    errors = card["metrics"]["errors"]
+    assert {name: of["support"] for name, of in errors["by_class"].items()} == {"bad": 2, "good": 4}
+    assert len(errors["worst"]) == 6 and all(each["row"].startswith("moods.jsonl:") for each in errors["worst"])
+    assert "recall" in result.stdout and errors["worst"][0]["row"] in result.stdout
+    exported = export_delta(Delta.load(tmp_path / "out", backbone), backbone)
+    (kept,) = (json.loads(entry.value) for entry in exported.metadata_props if entry.key == "edgepeft.card")
+    assert kept["metrics"] == {name: value for name, value in card["metrics"].items() if name != "errors"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgepeft.data.batches import Encoded, epoch_batches
+from edgepeft.data.by_class import errors_of, worst_of
 from edgepeft.data.course.baselines import compared_with
 from edgepeft.data.course.checkpoint import Position, load_checkpoint, save_checkpoint
 from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
@@ -49,7 +50,7 @@ class Progress(NamedTuple):
 class CourseResult:
     """The best tensors, their scores and how they came about as a card has them.
 
-    ``truncated`` counts texts that lost tokens.
+    ``truncated`` counts texts that lost tokens; ``errors`` says of the test rows where answers are wrong, by class.
     """
 
     tensors: Arrays
@@ -57,6 +58,7 @@ class CourseResult:
     training: dict[str, Any]
     history: list[dict[str, float]]
     truncated: int
+    errors: dict[str, Any]
 
     @property
     def metric(self) -> str:
@@ -262,7 +264,14 @@ class Course:
         }
         training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
         truncated = sum(rows.truncated for rows in self.rows.values())
-        return CourseResult(position.best_tensors, metrics, training, position.history, truncated)
+        return CourseResult(position.best_tensors, metrics, training, position.history, truncated, self._errors(test))
+
+    def _errors(self, test: Scored) -> dict[str, Any]:
+        labels, targets = self.data.labels, self.rows["test"].targets
+        expected, answers = (v.tolist() if labels is None else [labels[i] for i in v] for v in (targets, test.outputs))
+        columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
+        worst = ({"row": f"{Path(r.file).name}:{r.line}", "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
+        return {**errors_of(expected, answers, labels), "worst": worst_of(worst)}
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
         head_alone = all(name.startswith("head/") for name in self.position.best_tensors)

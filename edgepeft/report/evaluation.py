@@ -1,0 +1,62 @@
+"""Results of ``edgepeft eval``: what each task scored, class by class, and the rows that it did worst."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from edgepeft.bench.result.parts import Part
+from edgepeft.data.by_class import class_rows
+from edgepeft.report.page import Section
+
+__all__ = ["EVAL_SCHEMA", "EvalSummary", "evaluations"]
+
+EVAL_SCHEMA = "edgepeft.eval/1"
+
+
+class ClassFigures(Part):
+    """Of one label; ``support`` is how many rows have it."""
+
+    precision: float
+    recall: float
+    f1: float
+    support: int
+
+
+class WorstRow(Part):
+    """A row, where it stands, and its loss."""
+
+    row: str
+    text: str
+    label: str | float
+    answer: str | float
+    loss: float
+
+
+class EvalSummary(Part):
+    """The whole document; ``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers."""
+
+    schema_name: Literal["edgepeft.eval/1"] = Field(default="edgepeft.eval/1", alias="schema")
+    task: str
+    metric: str
+    averaged: str
+    score: float
+    rows: int
+    by_class: dict[str, ClassFigures] = Field(default_factory=dict)
+    confusion: dict[str, dict[str, int]] = Field(default_factory=dict)
+    residuals: dict[str, float] | None = None
+    worst: tuple[WorstRow, ...] = ()
+
+
+def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Section]:
+    """Two tables for each document."""
+    for number, (name, found) in enumerate(documents):
+        text = f"{name}. {found.metric} {found.score:.4f} on {found.rows} rows ({found.averaged})."
+        header, rows = class_rows(found.model_dump(exclude_none=True))
+        yield Section(f"classes-{number}", f"{found.task}: errors by class", text, tuple(header), rows)
+        listed = [(each.row, each.text, str(each.label), str(each.answer), f"{each.loss:.3f}") for each in found.worst]
+        if listed:
+            head = ("row", "text", "label", "answer", "loss")
+            yield Section(f"worst-{number}", f"{found.task}: worst rows", f"{name}. By their loss.", head, listed)
