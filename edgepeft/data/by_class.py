@@ -22,7 +22,7 @@ Value = str | float
 
 
 def errors_of(expected: Sequence[Value], answers: Sequence[Value], names: Sequence[str] | None) -> dict[str, Any]:
-    """``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, without zeros); or ``residuals``.
+    """``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros); or ``residuals``.
 
     ``names`` are the labels, None for a regression.
     """

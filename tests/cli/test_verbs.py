@@ -166,9 +166,18 @@ def test_eval_scores_the_deployed_artefact(exported, tmp_path):
     wrong = [other[labels[0]], *labels[1:]]
     rows.write_text("sentence1,label\n" + "".join(f"w{7 + i},{label}\n" for i, label in enumerate(wrong)))
     done = edgepeft("eval", exported, "--task", "mood", "--data", rows, "--json")
-    assert json.loads(done.stdout) == {
-        "bundle": str(exported), "task": "mood", "metric": "accuracy", "score": 0.75, "rows": 4,
-    }  # fmt: skip
+    found = json.loads(done.stdout)
+    head = {"schema": "edgepeft.eval/1", "bundle": str(exported), "task": "mood", "metric": "accuracy"}
+    head |= {"averaged": "share of rows that are right", "score": 0.75, "rows": 4}
+    assert {name: found[name] for name in head} == head
+    assert found["confusion"][wrong[0]][labels[0]] == 1
+    assert found["by_class"][labels[0]]["support"] == wrong.count(labels[0])
+    first = found["worst"][0]  # the row whose label was turned round
+    assert (first["row"], first["text"], first["label"], first["answer"]) == (f"{rows}:2", "w7", wrong[0], labels[0])
+    (tmp_path / "eval.json").write_text(done.stdout)
+    edgepeft("report", tmp_path / "eval.json", "--out", tmp_path / "report")
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "accuracy 0.7500 on 4 rows" in report and "| w7 |" in report
 
 
 def test_verify_tells_of_parity_and_exits_3_for_a_changed_file(bundle):
