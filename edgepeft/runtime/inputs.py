@@ -7,15 +7,16 @@ attention over a long row's padding, and that the arena's size follows the pass 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.tokens import Text
 from edgepeft.errors import DataError
 
-__all__ = ["PASS_TOKENS", "Inputs", "check_rows", "checked_inputs", "pad_together", "passes"]
+__all__ = ["PASS_TOKENS", "Inputs", "check_rows", "checked_inputs", "pad_together", "passes", "texts_of"]
 
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
 
@@ -43,6 +44,22 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
         last = architecture.vocab_size - 1
         raise DataError(f"input_ids are {ids.min()} to {ids.max()}; this backbone has embeddings of 0 to {last}.")
     return batch
+
+
+def texts_of(texts: object) -> list[Text]:
+    """What callers give as texts; one text is a list of one, and the second of a pair may be None.
+
+    Raises:
+        DataError: something else; names the first.
+    """
+    given = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+    read = []
+    for row, one in enumerate(given):
+        first, second = one if isinstance(one, (tuple, list)) and len(one) == 2 else (one, None)
+        if not isinstance(first, str) or not isinstance(second, str | None):
+            raise DataError(f"row {row}: a text, or a pair of texts (first, second), is needed; found {one!r:.60}.")
+        read.append(Text(first, second))
+    return read
 
 
 def check_rows(mask: NDArray[np.generic]) -> None:

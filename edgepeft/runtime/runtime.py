@@ -15,11 +15,11 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.tokens import Text, TextEncoder
+from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import Inputs, check_rows, checked_inputs, pad_together, passes
+from edgepeft.runtime.inputs import Inputs, check_rows, checked_inputs, pad_together, passes, texts_of
 from edgepeft.runtime.mixed import MOST_TASKS, Mixer
 from edgepeft.runtime.prediction import Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
@@ -191,15 +191,21 @@ class Runtime:
         for rows, part in passes(inputs, prompt=prompt):
             yield rows, run_session(session, output, part)
 
-    def predict(self, task: str, texts: Sequence[Readable]) -> list[Prediction]:
-        """One answer for each text or pair, in order; longer ones are truncated and counted in ``truncation``."""
-        entry = self.bundle.entry(task)
-        if not texts:
-            return []
-        return predictions(task, entry.labels, self.logits(task, self._encode(texts, entry.max_length)))
+    def predict(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
+        """One answer for each text or pair, in order; longer ones are truncated and counted in ``truncation``.
 
-    def predict_all(self, tasks: Sequence[str], texts: Sequence[Readable]) -> dict[str, list[Prediction]]:
+        Raises:
+            UnknownName, BundleError: as ``session``.
+            DataError: something that is neither text nor pair.
+        """
+        entry, read = self.bundle.entry(task), texts_of(texts)
+        if not read:
+            return []
+        return predictions(task, entry.labels, self.logits(task, self._encode(read, entry.max_length)))
+
+    def predict_all(self, tasks: Sequence[str], texts: str | Sequence[Readable]) -> dict[str, list[Prediction]]:
         """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
+        texts = texts_of(texts)
         if not texts:
             return {task: [] for task in tasks}
         logits: dict[str, NDArray[np.float32]] = {}
@@ -316,7 +322,7 @@ class Runtime:
         return list(pooled)
 
     def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
-        read = [Text(text) if isinstance(text, str) else Text(*text) for text in texts]
+        read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
             self._encoder = self._encoder or self.bundle.encoder()
             batch = self._encoder.encode(read, max_length)

@@ -66,3 +66,18 @@ def test_no_rows_have_no_logits(runtime):
     nothing = {name: values[:0] for name, values in batch().items()}
     assert runtime.logits("pair", nothing).shape == (0, 3)  # its labels are a, b, c
     assert runtime.last_hidden_state(nothing).shape == (0, 9, 32)
+
+
+def test_one_text_has_one_answer_and_a_list_of_it_the_same(runtime):
+    assert runtime.predict("mood", "w7 w8 w9") == runtime.predict("mood", ["w7 w8 w9"])
+    assert runtime.predict_all(["mood"], "w7 w8 w9") == {"mood": runtime.predict("mood", [("w7 w8 w9", None)])}
+    assert len(runtime.predict("mood", "")) == 1 and runtime.predict("mood", []) == []
+
+
+@pytest.mark.parametrize(
+    "texts", [[5], ["w7", None], 5, [("w7", 5)], [("w7", "w8", "w9")], [b"w7"], {"text": 1}.values()]
+)
+def test_what_is_no_text_is_refused_by_its_row(runtime, texts):
+    for read in (lambda: runtime.predict("mood", texts), lambda: runtime.predict_all(["mood", "score"], texts)):
+        with pytest.raises(DataError, match=r"row [01]: a text, or a pair of texts"):
+            read()
