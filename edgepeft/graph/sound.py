@@ -26,6 +26,7 @@ __all__ = ["OPERATORS", "check_sound", "check_standard"]
 OPERATORS = frozenset(
     [
         "Add",
+        "And",
         "ArgMax",
         "Cast",
         "CastLike",
@@ -41,10 +42,12 @@ OPERATORS = frozenset(
         "Exp",
         "Expand",
         "Gather",
+        "GatherElements",
         "GatherND",
         "Gelu",
         "Gemm",
         "Greater",
+        "GreaterOrEqual",
         "Identity",
         "LayerNormalization",
         "LeakyRelu",
