@@ -309,7 +309,7 @@ def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
     for task, template in (("mood", None), ("mine", "lora")):
         with pytest.raises(DataError, match="every label is 'good'"):
             quick(bundle, task, alike, template=template)
-    with pytest.raises(DataError, match="too few"):
+    with pytest.raises(DataError, match="no label has a row more"):
         quick(bundle, "mood", file("three.jsonl", rows[:3]))
     with pytest.raises(UsageError, match=r"--batch-size 64 is more than the 48 rows"):
         quick(bundle, "mood", moods, batch_size=64)
