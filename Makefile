@@ -55,7 +55,7 @@ test-isas: $(INSTALLED)  ## The numerical tests under other instruction sets, on
 	$(BIN)/python tests/isas.py
 
 test-oldest: $(INSTALLED)  ## Graphs from elsewhere, on the oldest onnxruntime that is allowed
-	$(PIP) --no-deps --no-warn-conflicts --upgrade --target build/oldest onnxruntime==$(OLDEST_ORT)
+	$(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) --no-deps --upgrade --target build/oldest onnxruntime==$(OLDEST_ORT)
 	PYTHONPATH=build/oldest $(BIN)/python -m pytest tests/graph/test_sound.py tests/runtime/test_hostile.py $(PYTEST_ARGS)
 
 test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs node and npm

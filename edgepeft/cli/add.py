@@ -29,7 +29,7 @@ def command(
     """Add tasks to a bundle; the backbone is untouched. Exported tasks need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
     from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.tasks import commit_tasks, prepare_exported
+    from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
 
     if all(path.suffix == ".onnx" for path in delta):
         if trainable:
@@ -38,6 +38,7 @@ def command(
                 "<task>.train.onnx beside it. Leave --trainable out."
             )
         opened = Bundle(bundle)
+        require_addable([path.stem for path in delta], opened.manifest.tasks, replace=force)
         manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
     else:
         try:

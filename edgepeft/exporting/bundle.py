@@ -19,7 +19,7 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.delta import Delta
+from edgepeft.delta import Delta, read_card
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.check import check_content, check_texts, data_check
 from edgepeft.exporting.delta import export_delta
@@ -40,8 +40,7 @@ from edgepeft.runtime.manifest import (
     Manifest,
     WeightsDtype,
 )
-from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task
-from edgepeft.task_name import check_new_name
+from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 
 __all__ = ["add_deltas", "export_bundle", "write_backbone"]
 
@@ -82,6 +81,7 @@ def export_bundle(
     """
     if trainable or templates:
         _require_float32(weights, delta_weights if trainable else "fp32")
+    require_addable(_names([*map(Path, deltas)]), ())
     data = None if data is None else Path(data)
     texts = check_texts(data) if texts is None else texts
     methods = [method_of(template) for template in templates]
@@ -120,6 +120,7 @@ def add_deltas(
         BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
+    require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
     texts = check_texts(data) if texts is None else texts
     if trainable:
         _require_float32(bundle.manifest.backbone.weights_dtype, delta_weights)
@@ -127,6 +128,11 @@ def add_deltas(
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
     tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
+
+
+def _names(deltas: Sequence[Path]) -> list[str]:
+    """What the tasks will be called."""
+    return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
 
 
 def _require_float32(weights: WeightsDtype, delta_weights: DeltaDtype) -> None:
@@ -218,17 +224,12 @@ class _Exporter:
         for path in deltas:
             with stage(path.name):
                 prepared.append(self._one(path))
-        names = [task.name for task in prepared]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise UsageError(f"two of the deltas are called {twice!r}; a task's name must be its own.")
         return prepared
 
     def _one(self, path: Path) -> PreparedTask:
         if path.suffix == ".onnx":
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
-        check_new_name(delta.card.task)
         if self.trainable:
             refuse_generated(delta)
         exported = export_delta(delta, self.backbone)

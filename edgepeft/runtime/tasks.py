@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,15 @@ from edgepeft.runtime.verify import DataCheck, allowed_for, read_check, replay, 
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
 from edgepeft.task_name import check_new_name, check_task_name
 
-__all__ = ["PreparedTask", "commit_tasks", "prepare_exported", "prepare_task", "remove_task", "roll_back"]
+__all__ = [
+    "PreparedTask",
+    "commit_tasks",
+    "prepare_exported",
+    "prepare_task",
+    "remove_task",
+    "require_addable",
+    "roll_back",
+]
 
 _FLOAT_BYTES = 4  # an override is float32, whatever it replaces
 
@@ -152,13 +160,24 @@ def _held(bundle: Bundle) -> Iterator[None]:
         yield
 
 
+def require_addable(names: Sequence[str], present: Collection[str], *, replace: bool = False) -> None:
+    """See that tasks of these names may stand beside those that are ``present``, before the work that makes them.
+
+    Raises:
+        UsageError: one is there and ``replace`` is not given, two are called alike, or a name cannot be a new task's.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two of the deltas are called {name!r}; a task's name must be its own.")
+        if name in present and not replace:
+            raise UsageError(f"the bundle has a task {name!r} already; remove it first, or give --force.")
+        if name not in present:
+            check_new_name(name, [*present, *names])
+
+
 def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Manifest:
     folder, entries = bundle.folder / TASKS_FOLDER, dict(bundle.manifest.tasks)
-    for task in tasks:
-        if task.name in entries and not replace:
-            raise UsageError(f"the bundle has a task {task.name!r} already; remove it first, or give --force.")
-        if task.name not in entries:
-            check_new_name(task.name, [*entries, *(other.name for other in tasks)])
+    require_addable([task.name for task in tasks], entries, replace=replace)
     for task in tasks:
         before = entries.get(task.name)
         entries[task.name] = task.entry
