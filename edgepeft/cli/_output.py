@@ -64,6 +64,20 @@ class _Console(Console):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
 
 
+class _Table(Table):
+    """Escapes its cells before they are measured: what the console escapes later would be cut at the cell's width."""
+
+    def add_row(self, *cells: RenderableType | None, **options: Any) -> None:
+        """As rich's."""
+        super().add_row(*map(_escaped, cells), **options)
+
+
+def _escaped(cell: RenderableType | None) -> RenderableType | None:
+    if isinstance(cell, Text) and (shown := printable(cell.plain)) != cell.plain:
+        return Text(shown, style=cell.style)
+    return printable(cell) if isinstance(cell, str) else cell
+
+
 def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
     return _Console(stderr=True, highlight=False)
@@ -82,7 +96,7 @@ def plain_table(
     """A table with a rule below its head; ``numbers`` name further columns, aligned to the right."""
     columns = [*headers, *(Column(name, justify="right") for name in numbers)]
     shown = None if title is None else Text(title)
-    return Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
+    return _Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
 
 
 def bars(*columns: ProgressColumn, **options: Any) -> Progress:

@@ -1,0 +1,125 @@
+"""``edgepeft info``: what a bundle or a trained delta holds, how good it is and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Column
+from rich.text import Text
+
+from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.errors import EdgepeftError, MissingPackage, UsageError
+
+if TYPE_CHECKING:
+    from edgepeft.runtime.bundle import Bundle
+
+__all__ = ["command"]
+
+
+def command(
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE|DELTA", help="A bundle, or a folder that train wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.manifest import MANIFEST_FILE
+
+    if (path / MANIFEST_FILE).is_file():
+        document = _of_bundle(Bundle(path))
+    elif (path / "delta.json").is_file():
+        document = _of_delta(path)
+    else:
+        raise UsageError(f"{path} is neither a bundle ({MANIFEST_FILE}) nor a trained delta (delta.json).")
+    if as_json:
+        print_json({"schema": "edgepeft.info/1", "path": str(path), **document})
+    else:
+        _show(path, document)
+
+
+def _of_bundle(bundle: Bundle) -> dict[str, Any]:
+    backbone = bundle.manifest.backbone
+    stored = backbone.model_dump(mode="json", include={"family", "model_type", "source", "weights_dtype"})
+    return {
+        "kind": "bundle",
+        "backbone": stored | {"bytes": bundle.weights.stat().st_size, "sha256": backbone.sha256.weights},
+        "tasks": [_of_task(bundle, name) for name in bundle.manifest.tasks],
+        "templates": {name: entry.method for name, entry in bundle.manifest.templates.items()},
+    }
+
+
+def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
+    entry = bundle.entry(name)
+    facts = entry.model_dump(
+        mode="json",
+        include={"method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics"},
+    )
+    tunable, why = True, ""
+    if bundle.manifest.backbone.weights_dtype != "fp32":
+        tunable, why = False, "the backbone has 8-bit weights"
+    elif entry.weights_dtype != "fp32":
+        tunable, why = False, "it is stored in half precision"
+    elif entry.train_sha256 is None:
+        tunable, why = False, "it was exported without --trainable"
+    try:
+        bundle.delta_graph(name)
+    except EdgepeftError as error:
+        problem = str(error)
+    else:
+        problem = ""
+    return {"task": name, **facts, "bytes": entry.n_bytes, "tunable": tunable, "untunable": why, "problem": problem}
+
+
+def _of_delta(folder: Path) -> dict[str, Any]:
+    try:
+        from edgepeft.delta import read_card
+    except ImportError as error:
+        raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
+    card = read_card(folder).model_dump(mode="json")
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    names = ("task", "method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
+    return {"kind": "delta", "backbone": card["backbone"], "tasks": [{n: card[n] for n in names} | {"bytes": size}]}
+
+
+def _show(path: Path, document: Mapping[str, Any]) -> None:
+    backbone, tasks = document["backbone"], document["tasks"]
+    weights = f", {backbone['weights_dtype']}, {backbone['bytes'] / 1e6:,.1f} MB" if "bytes" in backbone else ""
+    title = f"{document['kind']} {path} on {backbone['source']} ({backbone['model_type']}{weights})"
+    columns = ("task", "method", Column("answers", overflow="fold"), "of", "score")
+    numbers = ("trained parameters", "MB")
+    table = plain_table(*columns, numbers=numbers, title=title)
+    if document["kind"] == "bundle":
+        table.add_column("can be tuned")
+    for task in tasks:
+        cells = [task["task"], task["method"], _answers(task["labels"]), "pairs" if task["pairs"] else "texts"]
+        cells += [_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
+        cells += [] if "tunable" not in task else ["yes" if task["tunable"] else f"no: {task['untunable']}"]
+        table.add_row(*map(Text, cells))
+    table_console().print(table)
+    for name, method in document.get("templates", {}).items():
+        messages().print(f"template {name}: tune starts new tasks of method {method} from it.", markup=False)
+    for task in tasks:
+        if task.get("problem"):
+            messages().print(f"task {task['task']} cannot be run: {task['problem']}", markup=False)
+
+
+def _answers(labels: list[str] | None) -> str:
+    if labels is None:
+        return "a number"
+    return ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."
+
+
+def _score(metrics: Mapping[str, Any]) -> str:
+    """The score on the test rows beside those of the baselines; a dash where the task was not trained by us."""
+    score, metric = metrics.get("test"), metrics.get("metric")
+    if not isinstance(score, (int, float)) or not isinstance(metric, str):
+        return "-"
+    others = metrics.get("baselines")
+    beside = [
+        f"{name} {each['test']:.4f}"
+        for name, each in (others.items() if isinstance(others, dict) else ())
+        if isinstance(each, dict) and isinstance(each.get("test"), (int, float))
+    ]
+    return f"{metric} {score:.4f}" + (f" ({', '.join(beside)})" if beside else "")
