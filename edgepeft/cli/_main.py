@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from typing import Any, NoReturn
 
 # ONNX Runtime >= 1.29 sends telemetry on Linux unless this is set before its import.
@@ -57,6 +58,7 @@ def main(command: typer.Typer = app) -> None:
     """Run a command line, by default ``edgepeft``'s; expected errors become one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
+    warnings.showwarning = lambda message, *_, **__: print(f"note: {printable(str(message))}", file=sys.stderr)
     try:
         code = command(standalone_mode=False)
     except EdgepeftError as error:

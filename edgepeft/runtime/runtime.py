@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
@@ -59,6 +60,7 @@ class Runtime:
         self._lock = RLock()  # of everything above; runs themselves need none
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
         self._closed = False
+        self._warned: dict[str, set[str]] = {}  # by task
 
     def __enter__(self) -> Self:
         return self
@@ -201,20 +203,28 @@ class Runtime:
         entry, read = self.bundle.entry(task), texts_of(texts)
         if not read:
             return []
-        return predictions(task, entry.labels, self.logits(task, self._encode(read, entry.max_length)))
+        return self._predictions(task, read, self.logits(task, self._encode(read, entry.max_length)))
 
     def predict_all(self, tasks: Sequence[str], texts: str | Sequence[Readable]) -> dict[str, list[Prediction]]:
         """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
-        texts = texts_of(texts)
-        if not texts:
+        read = texts_of(texts)
+        if not read:
             return {task: [] for task in tasks}
         logits: dict[str, NDArray[np.float32]] = {}
         by_length: dict[int, list[str]] = {}
         for task in dict.fromkeys(tasks):
             by_length.setdefault(self.bundle.entry(task).max_length, []).append(task)
         for max_length, alike in by_length.items():
-            logits |= self._logits_of_all(alike, self._encode(texts, max_length, answers=len(alike)))
-        return {task: predictions(task, self.bundle.entry(task).labels, logits[task]) for task in tasks}
+            logits |= self._logits_of_all(alike, self._encode(read, max_length, answers=len(alike)))
+        return {task: self._predictions(task, read, logits[task]) for task in tasks}
+
+    def _predictions(self, task: str, texts: Sequence[Text], logits: NDArray[np.float32]) -> list[Prediction]:
+        """The answers, after a warning, once for each task, where texts are not of the kind that it was trained on."""
+        answers = predictions(task, self.bundle.entry(task), texts, logits)
+        for note in {answer.note for answer in answers} - {"", *self._warned.get(task, ())}:
+            self._warned.setdefault(task, set()).add(note)
+            warnings.warn(f"task {task}: {note}.", UserWarning, stacklevel=3)
+        return answers
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
         if len(tasks) == 1:
@@ -289,11 +299,12 @@ class Runtime:
         if len(named) == 1:
             return [answer for task, rows in named.items() for answer in self.predict(task, rows)]
         entries = [self.bundle.entry(task) for task in named]
-        encoded = [self._encode(rows, entry.max_length) for entry, rows in zip(entries, named.values(), strict=True)]
+        read = [texts_of(rows) for rows in named.values()]
+        encoded = [self._encode(rows, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
         inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
         logits = self._logits_mixed(list(named), np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
-        answers = zip(named, entries, logits, strict=True)
-        return [answer for task, entry, rows in answers for answer in predictions(task, entry.labels, rows)]
+        answers = (self._predictions(*of_task) for of_task in zip(named, read, logits, strict=True))
+        return [answer for of_task in answers for answer in of_task]
 
     def _logits_mixed(self, tasks: Sequence[str], slots: NDArray[np.intp], inputs: Inputs) -> list[NDArray[np.float32]]:
         """[its rows, its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``, ascending."""

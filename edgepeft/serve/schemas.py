@@ -102,13 +102,17 @@ class TuneRequest(_Asked):
 
 
 class PredictionBody(BaseModel):
-    """A label with its probability and those of all labels; ``value`` where the task is a number."""
+    """A label with its probability and those of all labels; ``value`` where the task is a number.
+
+    ``note`` is there where the text is of another kind than those that the task was trained on.
+    """
 
     task: str
     label: str | None = None
     score: float | None = None
     scores: dict[str, float] | None = None
     value: float | None = None
+    note: str | None = None
 
 
 class Predictions(BaseModel):

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import onnx
@@ -11,6 +12,7 @@ import pytest
 import torch
 from deltas import TEXTS
 from tolerance import require_alike
+from verbs import edgepeft
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -123,6 +125,7 @@ def test_an_exported_task_moves_between_bundles_without_torch(bundle, exported):
     code = f"""
 import sys
 import threading
+import warnings
 from pathlib import Path
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task, roll_back
@@ -258,3 +261,55 @@ def test_manifest_versions_name_what_made_the_bundle(exported):
     assert versions["torch"].startswith(torch.__version__.split("+")[0]) and {"edgepeft", "onnx", "onnxruntime"} <= set(
         versions
     )
+
+
+def trained(bundle, task):
+    """The bundle with a manifest that says that the task was trained here, so what it was trained on is known."""
+    document = json.loads((bundle / "edgepeft.json").read_bytes())
+    document["tasks"][task]["training"] = {"epochs": 1}
+    (bundle / "edgepeft.json").write_text(json.dumps(document))
+    return bundle
+
+
+SINGLE, PAIR = "one text was given", "a pair was given"
+
+
+def test_a_text_of_another_kind_than_the_task_was_trained_on_is_answered_with_a_note_and_one_warning(bundle):
+    with Runtime(trained(bundle, "mood")) as runtime:
+        with pytest.warns(UserWarning, match="task pair: .*pairs of texts, and one text was given") as warned:
+            first, second = runtime.predict("pair", ["w5", ("w5", "w6")])
+            runtime.predict("pair", ["w7"])
+        assert len(warned) == 1
+        assert SINGLE in first.note
+        assert SINGLE in first.as_json()["note"]
+        assert (second.note, "note" in second.as_json()) == ("", False)
+        with pytest.warns(UserWarning, match="task mood: .*single texts, and a pair was given"):
+            assert PAIR in runtime.predict("mood", [("w5", "w6")])[0].note
+        with pytest.warns(UserWarning, match="task mood: the text is empty"):
+            notes = [answer.note for answer in runtime.predict("mood", ["", "w5", " \n"])]
+        assert notes == ["the text is empty", "", "the text is empty"]
+
+
+def test_mixed_and_joint_answers_have_the_notes_of_their_rows(bundle):
+    tasks, texts = ["mood", "pair", "score", "pair"], [("w5", "w6"), "w5", "", ("w5", "w6")]
+    with Runtime(trained(bundle, "mood")) as runtime, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mixed = [answer.note for answer in runtime.predict_mixed(tasks, texts)]
+        joint = runtime.predict_all(["mood", "pair"], ["w5", ("w5", "w6")])
+    assert [PAIR in mixed[0], SINGLE in mixed[1], mixed[2], mixed[3]] == [True, True, "the text is empty", ""]
+    assert [[bool(answer.note) for answer in joint[task]] for task in ("mood", "pair")] == [
+        [False, True],
+        [True, False],
+    ]
+
+
+def test_of_a_task_from_elsewhere_nobody_knows_that_it_was_trained_on_single_texts(exported):
+    with Runtime(exported) as runtime, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert runtime.predict("mood", [("w5", "w6")])[0].note == ""
+
+
+def test_the_command_line_says_it_once_on_standard_error(bundle):
+    done = edgepeft("run", bundle, "--task", "pair", "w5", "w6")
+    assert done.stderr.count("note: task pair: the task was trained on pairs of texts, and one text was given.\n") == 1
+    assert len(done.stdout.splitlines()) == 2

@@ -47,6 +47,9 @@ function answerCard(task, answer) {
   } else {
     card.append(scoreList(answer.prediction.scores));
   }
+  if (answer.prediction?.note) {
+    card.append(make("p", answer.prediction.note));
+  }
   return card;
 }
 
