@@ -81,12 +81,12 @@ def export_bundle(
     """
     if trainable or templates:
         _require_float32(weights, delta_weights if trainable else "fp32")
-    require_addable(_names([*map(Path, deltas)]), ())
     data = None if data is None else Path(data)
     texts = check_texts(data) if texts is None else texts
     methods = [method_of(template) for template in templates]
     with new_folder(Path(out), force=force) as new:
         backbone = open_backbone(backbone)
+        require_addable(_names([*map(Path, deltas)]), ())
         with stage("backbone"):
             write_backbone(backbone, new, weights)
         exporter = _Exporter(Bundle(new), backbone, texts, trainable, delta_weights, data)
