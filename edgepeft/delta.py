@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Pooling
-from edgepeft.backbones.hooks import attached
+from edgepeft.backbones.hooks import attached, pool
 from edgepeft.backbones.source import Backbone
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method, method_named
 from edgepeft.resources import new_folder, write_json
 
-__all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "pool", "write_tensors"]
+__all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "write_tensors"]
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
@@ -217,8 +217,7 @@ class Delta(nn.Module):
 
     def write(self, folder: Path) -> None:
         """Write both files into an existing folder."""
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors().items()}
-        write_tensors(tensors, folder / TENSORS_FILE)
+        write_tensors({name: t.detach().contiguous() for name, t in self.tensors().items()}, folder / TENSORS_FILE)
         write_json(folder / CARD_FILE, self.card.model_dump(mode="json"))
 
     def read(self, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -230,9 +229,7 @@ class Delta(nn.Module):
         own = self.tensors()
         if set(own) != set(tensors):
             odd = sorted(set(own) ^ set(tensors))
-            raise BundleError(
-                f"{where} does not hold the tensors that {self.card.method} has; they differ in {odd[0]}."
-            )
+            raise BundleError(f"{where} does not hold the tensors of {self.card.method}; they differ in {odd[0]}.")
         for name, tensor in own.items():
             if tensor.shape != tensors[name].shape:
                 stored, wanted = list(tensors[name].shape), list(tensor.shape)
@@ -339,15 +336,6 @@ def new_delta(
     method.start(delta.site_modules, lambda name: _copied(backbone, name).detach())
     delta.card = card.model_copy(update={"trainable_parameters": sum(delta.n_parameters().values())})
     return delta
-
-
-def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones."""
-    if pooling is Pooling.FIRST:
-        first = mask.to(torch.int64).argmax(dim=1)
-        return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
-    weights = mask.to(hidden.dtype).unsqueeze(-1)
-    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from edgepeft.backbones.base import Site
+from edgepeft.backbones.base import Pooling, Site
 from edgepeft.backbones.source import Backbone
 from edgepeft.errors import BundleError
 
-__all__ = ["attached", "load_model", "needs"]
+__all__ = ["attached", "load_model", "needs", "pool"]
 
 
 def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
@@ -89,3 +89,12 @@ def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], nam
         seen[name] = args[index] if index < len(args) else list(kwargs.values())[index - len(args)]
 
     return model.get_submodule(path).register_forward_pre_hook(keep, with_kwargs=True)
+
+
+def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones."""
+    if pooling is Pooling.FIRST:
+        first = mask.to(torch.int64).argmax(dim=1)
+        return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
+    weights = mask.to(hidden.dtype).unsqueeze(-1)
+    return (hidden * weights).sum(1) / weights.sum(1)

@@ -23,9 +23,10 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from edgepeft.backbones.hooks import pool
 from edgepeft.data.batches import sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS
-from edgepeft.delta import Delta, pool
+from edgepeft.delta import Delta
 from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.methods.spartan import Memory
 from edgepeft.training.engine import torch_batch

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edgepeft.backbones.hooks import pool
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS
-from edgepeft.delta import Delta, pool
+from edgepeft.delta import Delta
 
 __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
 

@@ -18,9 +18,9 @@ from tiny import ragged
 from tolerance import Exact, exact_logits
 from torch import Tensor, nn
 
-from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.hooks import load_model, pool
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta, new_delta, pool
+from edgepeft.delta import Delta, new_delta
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import Method
