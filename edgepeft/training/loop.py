@@ -67,8 +67,7 @@ def train(
         EdgepeftError: the loss or a gradient became infinite; no space left.
         Interrupted: ``stop`` returned True; a checkpoint is in ``out``.
     """
-    out = Path(out)
-    checkpoint = prepare_output(out, resume=resume, force=force)
+    checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)
     if not isinstance(data, TaskData):
         data = load_data(Path(data), regression=options.regression, seed=options.seed)
@@ -90,11 +89,8 @@ def train(
         course.resume(checkpoint)
     result, delta = course.run(), engine.delta
     result = replace(result, training={**options.plain(), "few_shot": data.few_shot, **result.training})
-    update = {
-        "metrics": {**result.metrics, ERRORS: result.errors},
-        "training": result.training,
-        "versions": _versions(),
-    }
+    metrics, training = {**result.metrics, ERRORS: result.errors}, result.training
+    update = {"metrics": metrics, "training": training, "versions": _versions()}
     delta.card = delta.card.model_copy(update=update)
     delta.save(out, force=True)  # the checkpoints go with the old folder
     return TrainResult(**vars(result), delta=delta)
