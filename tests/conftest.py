@@ -97,3 +97,18 @@ def bundle(exported: Path, tmp_path: Path) -> Path:
     import shutil
 
     return Path(shutil.copytree(exported, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def given_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], int]:
+    """Makes a folder another user's: root gives it away, anybody else becomes another. The owner's number."""
+    import os
+
+    def give(folder: Path) -> int:
+        if os.getuid() == 0:
+            os.chown(folder, 4242, 4242)
+        else:
+            monkeypatch.setattr("os.geteuid", lambda: 4242)
+        return folder.stat().st_uid
+
+    return give

@@ -198,13 +198,12 @@ def test_new_files_have_the_mode_of_this_processs_files_and_its_umask_is_never_c
     assert modes == [0o666 & ~umask, 0o777 & ~umask, 0o666 & ~umask]
 
 
-def test_a_private_folder_is_closed_to_others_and_refused_where_it_is_theirs(tmp_path, monkeypatch):
+def test_a_private_folder_is_closed_to_others_and_refused_where_it_is_theirs(tmp_path, given_away):
     (tmp_path / "own").mkdir(mode=0o755)
     assert private_folder(tmp_path / "own").stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr("os.geteuid", lambda: 12345)
     (tmp_path / "theirs").mkdir()
-    os.chown(tmp_path / "theirs", 4242, 4242) if os.getuid() == 0 else pytest.skip("giving a folder away needs root")
-    with pytest.raises(OSError, match="user 4242"):
+    owner = given_away(tmp_path / "theirs")
+    with pytest.raises(OSError, match=f"user {owner}"):
         private_folder(tmp_path / "theirs")
 
 
