@@ -30,10 +30,10 @@ from edgepeft.errors import UsageError
 from edgepeft.exporting.step import Step, TensorsByName
 from edgepeft.exporting.tracing import mark, number_nodes, quiet, traced
 from edgepeft.graph import names
-from edgepeft.graph.names import TRAINING, TrainingFacts
 from edgepeft.graph.protos import replace
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
+from edgepeft.graph.training import TRAINING, TrainingFacts
 
 __all__ = ["export_training_graph", "refuse_generated"]
 

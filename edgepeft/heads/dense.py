@@ -1,22 +1,15 @@
-"""Heads of a fresh dense layer, an activation, and a linear layer, as transformers has them for three families.
-
-DistilBERT's has ReLU (Sanh et al., 2019), ELECTRA's the exact GELU (Clark et al., 2020), RoBERTa's tanh (Liu et al.,
-2019).
-"""
+"""The form of three families' heads: a fresh dense layer, an activation, and a linear layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["DenseHead", "DistilBert", "Electra", "Roberta"]
+__all__ = ["DenseHead"]
 
 
 class DenseHead(Head):
@@ -45,33 +38,3 @@ class DenseHead(Head):
         """d d + d + d C + C."""
         d = architecture.hidden_size
         return d * d + d + d * outputs + outputs
-
-
-class DistilBert(DenseHead):
-    """logits = W dropout(relu(W_d pooled + b_d)) + b."""
-
-    kind: ClassVar[str] = "distilbert"
-    source: ClassVar[str] = "DistilBertForSequenceClassification of transformers"
-    places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
-    drops_first: ClassVar[bool] = False
-    activation = staticmethod(functional.relu)
-
-
-class Electra(DenseHead):
-    """logits = W dropout(gelu(W_d dropout(pooled) + b_d)) + b."""
-
-    kind: ClassVar[str] = "electra"
-    source: ClassVar[str] = "ElectraForSequenceClassification of transformers"
-    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    drops_first: ClassVar[bool] = True
-    activation = staticmethod(functional.gelu)
-
-
-class Roberta(DenseHead):
-    """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b."""
-
-    kind: ClassVar[str] = "roberta"
-    source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
-    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
-    drops_first: ClassVar[bool] = True
-    activation = staticmethod(torch.tanh)

@@ -1,18 +1,16 @@
-"""One linear layer on the pooled value, after dropout (Devlin et al., 2019, section 4.1), or on BERT's pooler."""
+"""One linear layer on the pooled value, after dropout (Devlin et al., 2019, section 4.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["BertPooler", "Linear"]
+__all__ = ["Linear"]
 
 
 class Linear(Head):
@@ -35,16 +33,3 @@ class Linear(Head):
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
         """d C + C."""
         return architecture.hidden_size * outputs + outputs
-
-
-class BertPooler(Linear):
-    """logits = W dropout(tanh(W_p pooled + b_p)) + b; W_p and b_p are the backbone's."""
-
-    kind: ClassVar[str] = "bert-pooler"
-    source: ClassVar[str] = "BertForSequenceClassification of transformers"
-    reads: ClassVar[tuple[str, ...]] = ("pooler.dense.weight", "pooler.dense.bias")
-
-    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
-        """[batch, d], pooler's [d, d] and [d] -> [batch, outputs]."""
-        weight, bias = weights
-        return super().forward(torch.tanh(functional.linear(pooled, weight, bias)))

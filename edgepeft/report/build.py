@@ -8,7 +8,8 @@ from pathlib import Path
 
 from edgepeft.errors import DataError, MissingPackage
 from edgepeft.report.inputs import ReportInputs, read_inputs
-from edgepeft.report.page import Cell, Section, page, plain_svg
+from edgepeft.report.page import page
+from edgepeft.report.pictures import Cell, Section, plain_svg
 from edgepeft.report.sections import sections
 from edgepeft.resources import new_folder
 

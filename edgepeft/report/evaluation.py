@@ -9,7 +9,7 @@ from pydantic import Field
 
 from edgepeft.bench.result.parts import Part
 from edgepeft.data.by_class import class_rows
-from edgepeft.report.page import Section
+from edgepeft.report.pictures import Section
 
 __all__ = ["EVAL_SCHEMA", "EvalSummary", "evaluations"]
 

@@ -12,7 +12,7 @@ from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.report.conditions import conditions_of, figure_kind, model_name, of_mode, warnings_by_kind
 from edgepeft.report.evaluation import evaluations
 from edgepeft.report.inputs import ReportInputs, TaskFigures, row_name
-from edgepeft.report.page import Cell, Section
+from edgepeft.report.pictures import Cell, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,7 @@ from edgepeft.graph.shapes import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import checked_length, example_inputs
-from edgepeft.runtime.inputs import PASS_TOKENS
+from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.tuning.memory import demand_of, matrices_read, most_within, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template

@@ -1,13 +1,8 @@
-"""A batch of token ids: what is wrong with one that a model cannot read, and passes that fit the caches.
-
-A pass has rows of like length together, about a thousand real tokens at a time.  The graph is packed, so a pass loses
-nothing to its neighbours; what it gains is that activations stay in cache between operators, that short rows pay no
-attention over a long row's padding, and that the arena's size follows the pass instead of the batch.
-"""
+"""A batch of token ids: what a model reads, and what is wrong with a batch that it cannot read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +11,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text
 from edgepeft.errors import DataError
 
-__all__ = ["PASS_TOKENS", "Inputs", "check_rows", "checked_inputs", "pad_together", "passes", "texts_of"]
+__all__ = ["Inputs", "check_rows", "checked_inputs", "pad_together", "texts_of"]
 
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
 
@@ -82,31 +77,3 @@ def pad_together(batches: Sequence[Inputs], pad_token_id: int) -> dict[str, NDAr
         return np.pad(values, ((0, 0), (0, longest - values.shape[1])), constant_values=fill)
 
     return {name: np.concatenate([padded(name, batch[name]) for batch in batches]) for name in batches[0]}
-
-
-# roberta-base, 32 rows of 128, 2 cores with 1 MB of L2 each: 3.93 s in one pass, 3.71 s by 2048, 3.62 s by 1024,
-# 3.55 s by 512; smaller passes pay more for each operator's start where rows are short.
-PASS_TOKENS = 1024
-
-
-def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
-    """Yield the rows of each pass and their inputs [rows, longest]; a single pass keeps the batch as it is.
-
-    ``inputs`` holds attention_mask and its like, all [batch, length]; ``prompt`` counts the tokens that the
-    graph puts in front of each row.  Columns are dropped at the end only: padding on the left may carry position.
-    """
-    mask = inputs["attention_mask"] != 0
-    if not len(mask):
-        return
-    counts = mask.sum(1) + prompt
-    n_passes = min(max(1, round(counts.sum() / tokens)), len(counts))
-    if n_passes <= 1:
-        yield np.arange(len(counts)), inputs
-        return
-    order = np.argsort(counts, kind="stable")
-    before = np.cumsum(counts[order]) - counts[order]  # real tokens in shorter rows
-    cuts = np.searchsorted(before, counts.sum() * np.arange(1, n_passes) / n_passes)
-    for rows in np.split(order, cuts):
-        if rows.size:
-            used = int(np.flatnonzero(mask[rows].any(0))[-1]) + 1
-            yield rows, {name: values[rows, :used] for name, values in inputs.items()}

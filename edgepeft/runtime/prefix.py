@@ -13,7 +13,7 @@ from edgepeft.backbones.base import Architecture, Role
 from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import passes
+from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
 from edgepeft.runtime.weights import TaskSession

@@ -20,8 +20,9 @@ from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import Inputs, check_rows, checked_inputs, pad_together, passes, texts_of
+from edgepeft.runtime.inputs import Inputs, check_rows, checked_inputs, pad_together, texts_of
 from edgepeft.runtime.mixed import MOST_TASKS, Mixer
+from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import return_free_memory, run_session

@@ -17,8 +17,8 @@ from edgepeft.errors import BundleError
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime import runtime as runtime_module
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import passes
 from edgepeft.runtime.merge import merge_task
+from edgepeft.runtime.passes import passes
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tasks import prepare_exported
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
     from edgepeft.data.course.engine import Arrays
-    from edgepeft.graph.names import TrainingFacts
+    from edgepeft.graph.training import TrainingFacts
 
 __all__ = ["LEARNING_RATE", "labels_of", "prepare"]
 

@@ -16,7 +16,7 @@ __all__ = ["prepare"]
 def prepare(job: Job) -> Prepared:
     """Open the session; profiling begins with the first run."""
     from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.inputs import passes
+    from edgepeft.runtime.passes import passes
     from edgepeft.runtime.session import open_session, session_options
 
     bundle, target = Bundle(Path(job.bundle)), Path(job.settings["trace"])

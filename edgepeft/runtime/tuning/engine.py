@@ -17,7 +17,7 @@ from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngi
 from edgepeft.graph.cut import below
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import passes
+from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.hidden import HiddenStates

@@ -25,7 +25,7 @@ from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
 from edgepeft.graph.names import LABELS, N_LABELS, dropout
 from edgepeft.graph.shapes import Spec, sized
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import passes
+from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
 from edgepeft.runtime.tuning.subject import TuningSubject, given_names
 

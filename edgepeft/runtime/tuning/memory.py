@@ -26,7 +26,7 @@ from edgepeft.graph.shapes import Spec, sized
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import PASS_TOKENS as PASS
+from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.runtime.tuning.hidden import SplitGraphs, split_at_lowest
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph

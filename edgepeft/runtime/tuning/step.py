@@ -11,7 +11,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, TrainingFacts, dropout, gradient, training_facts
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
+from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.session import failing_as, session_options
 
 __all__ = ["StepResult", "TrainingStep"]

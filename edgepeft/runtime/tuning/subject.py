@@ -17,10 +17,10 @@ from edgepeft.data.course.engine import Arrays
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import BundleError, DataError, UsageError
-from edgepeft.graph.names import TrainingFacts, training_facts
 from edgepeft.graph.protos import properties
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
+from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.verify import read_check

@@ -19,8 +19,8 @@ from edgepeft.data.course.run import Interrupted
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.exporting.bundle import export_bundle
-from edgepeft.graph.names import TRAINING
 from edgepeft.graph.prune import prune
+from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden

@@ -1,0 +1,44 @@
+"""A batch in passes that fit the caches: rows of like length together, about a thousand real tokens at a time.
+
+The graph is packed, so a pass loses nothing to its neighbours; what it gains is that activations stay
+in cache between operators, that short rows pay no attention over a long row's padding, and that the
+arena's size follows the pass instead of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.runtime.inputs import Inputs
+
+__all__ = ["PASS_TOKENS", "passes"]
+
+# roberta-base, 32 rows of 128, 2 cores with 1 MB of L2 each: 3.93 s in one pass, 3.71 s by 2048, 3.62 s by 1024,
+# 3.55 s by 512; smaller passes pay more for each operator's start where rows are short.
+PASS_TOKENS = 1024
+
+
+def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
+    """Yield the rows of each pass and their inputs [rows, longest]; a single pass keeps the batch as it is.
+
+    ``inputs`` holds attention_mask and its like, all [batch, length]; ``prompt`` counts the tokens that the
+    graph puts in front of each row.  Columns are dropped at the end only: padding on the left may carry position.
+    """
+    mask = inputs["attention_mask"] != 0
+    if not len(mask):
+        return
+    counts = mask.sum(1) + prompt
+    n_passes = min(max(1, round(counts.sum() / tokens)), len(counts))
+    if n_passes <= 1:
+        yield np.arange(len(counts)), inputs
+        return
+    order = np.argsort(counts, kind="stable")
+    before = np.cumsum(counts[order]) - counts[order]  # real tokens in shorter rows
+    cuts = np.searchsorted(before, counts.sum() * np.arange(1, n_passes) / n_passes)
+    for rows in np.split(order, cuts):
+        if rows.size:
+            used = int(np.flatnonzero(mask[rows].any(0))[-1]) + 1
+            yield rows, {name: values[rows, :used] for name, values in inputs.items()}
