@@ -62,7 +62,7 @@ class Trials:
         remaining = [task for task, (key, _) in keys.items() if key not in self._answered]
         before = len(self._answered)
         while remaining:
-            for task, outcome in zip(tuple(remaining), self._outcomes(remaining), strict=False):
+            for task, outcome in self._outcomes(tuple(remaining)):
                 remaining.remove(task)
                 key, other = keys[task]
                 if outcome == _ANSWERED:
@@ -73,8 +73,8 @@ class Trials:
             with contextlib.suppress(OSError, EdgepeftError):
                 write_json(_kept(), [*sorted(_read() - self._answered), *sorted(self._answered)][-_MOST_KEPT:])
 
-    def _outcomes(self, tasks: list[str | None]) -> Iterator[str]:
-        """How each task ended, in order, until one ends the process."""
+    def _outcomes(self, tasks: tuple[str | None, ...]) -> Iterator[tuple[str | None, str]]:
+        """Each task and how it ended, in order, until one ends the process."""
         with subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -84,13 +84,13 @@ class Trials:
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(json.dumps(tasks))
                     process.stdin.close()
-                for _ in tasks:
+                for task in tasks:
                     line = lines.get(timeout=self._seconds).strip()
-                    yield line or f"ended a process of its own ({_how(process.wait())})."
+                    yield task, line or f"ended a process of its own ({_how(process.wait())})."
                     if not line:
                         return
             except queue.Empty:
-                yield f"did not end within {self._seconds:g} s."
+                yield task, f"did not end within {self._seconds:g} s."
             finally:
                 process.kill()
 
