@@ -65,7 +65,8 @@ def test_nothing_of_a_manifest_from_elsewhere_becomes_markup_or_front_matter_of_
     manifest = Manifest.read(bundle)
     hostile = "a/b\nlicense: mit\n<script>|*x*"
     backbone = manifest.backbone.model_copy(update={"source": hostile, "model_type": hostile})
-    tasks = {name: entry.model_copy(update={"method": hostile}) for name, entry in manifest.tasks.items()}
+    odd = {"method": hostile, "metrics": {"metric": hostile, "test": 1, "baselines": {hostile: {"test": 0}}}}
+    tasks = {name: entry.model_copy(update=odd) for name, entry in manifest.tasks.items()}
     page = model_card(
         manifest.model_copy(update={"backbone": backbone, "tasks": tasks, "versions": {hostile: hostile}})
     )
@@ -73,4 +74,4 @@ def test_nothing_of_a_manifest_from_elsewhere_becomes_markup_or_front_matter_of_
     assert "base_model" not in page
     assert "<script>" not in page.replace("\\<", "")
     rows = [line for line in page.splitlines() if line.startswith(("| mood", "| pair", "| score"))]
-    assert [row.replace("\\|", "").count("|") for row in rows] == [7, 7, 7]
+    assert [row.replace("\\|", "").count("|") for row in rows] == [8, 8, 8]

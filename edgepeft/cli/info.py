@@ -12,6 +12,7 @@ from rich.text import Text
 
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
 from edgepeft.errors import EdgepeftError, MissingPackage, UsageError
+from edgepeft.runtime.model_card import stated_score
 
 if TYPE_CHECKING:
     from edgepeft.runtime.bundle import Bundle
@@ -94,7 +95,7 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
         table.add_column("can be tuned")
     for task in tasks:
         cells = [task["task"], task["method"], _answers(task["labels"]), "pairs" if task["pairs"] else "texts"]
-        cells += [_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
+        cells += [stated_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
         cells += [] if "tunable" not in task else ["yes" if task["tunable"] else f"no: {task['untunable']}"]
         table.add_row(*map(Text, cells))
     table_console().print(table)
@@ -109,17 +110,3 @@ def _answers(labels: list[str] | None) -> str:
     if labels is None:
         return "a number"
     return ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."
-
-
-def _score(metrics: Mapping[str, Any]) -> str:
-    """The score on the test rows beside those of the baselines; a dash where the task was not trained by us."""
-    score, metric = metrics.get("test"), metrics.get("metric")
-    if not isinstance(score, (int, float)) or not isinstance(metric, str):
-        return "-"
-    others = metrics.get("baselines")
-    beside = [
-        f"{name} {each['test']:.4f}"
-        for name, each in (others.items() if isinstance(others, dict) else ())
-        if isinstance(each, dict) and isinstance(each.get("test"), (int, float))
-    ]
-    return f"{metric} {score:.4f}" + (f" ({', '.join(beside)})" if beside else "")

@@ -24,6 +24,7 @@ from edgepeft.cli._options import (
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import interruptible, say_unbeaten
 from edgepeft.data.rows import Columns
+from edgepeft.runtime.model_card import stated_score
 
 if TYPE_CHECKING:
     from edgepeft.runtime.tuning.tune import TuneResult
@@ -124,11 +125,9 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         )
         return
     metrics, training = tuned.metrics, tuned.training
-    baselines = ", ".join(f"{each['test']:.4f} {name}" for name, each in metrics["baselines"].items())
     typer.echo(
-        f"{task}: {metrics['metric']} {metrics['test']:.4f} on {metrics['n_test']} test rows ({baselines}), "
-        f"{metrics['eval']:.4f} on {metrics['n_eval']} eval rows, after step {training['best_step']} of "
-        f"{training['steps']}"
+        f"{task}: {stated_score(metrics)} on {metrics['n_test']} test rows, {metrics['eval']:.4f} on "
+        f"{metrics['n_eval']} eval rows, after step {training['best_step']} of {training['steps']}"
     )
     if entry is None:
         started = training["template"] is not None

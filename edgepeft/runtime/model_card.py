@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from edgepeft.printable import markdown_cell
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "stated_score"]
 
 
 def model_card(manifest: Manifest) -> str:
@@ -19,10 +21,11 @@ def model_card(manifest: Manifest) -> str:
     lines = [*front, "---", "", "# An edgepeft bundle", ""]
     what = hub_name or markdown_cell(manifest.backbone.model_type)
     lines.append(f"One frozen backbone ({what}), {len(manifest.tasks)} task(s).")
-    lines += ["", "| task | method | kind | trained parameters | bytes | largest logit difference to PyTorch |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines += ["", "| task | method | kind | score | trained parameters | bytes | largest logit difference to PyTorch |"]
+    lines.append("|---|---|---|---|---|---|---|")
     lines += [_row(name, entry) for name, entry in manifest.tasks.items()]
     first = next(iter(manifest.tasks), "TASK")
+    lines += ["", "Scores are of test rows, which neither trained nor chose a checkpoint."]
     lines += ["", "```", f"edgepeft run . --task {first} 'some text'", "edgepeft verify .", "```", ""]
     lines.append(
         "Made with "
@@ -32,10 +35,23 @@ def model_card(manifest: Manifest) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stated_score(metrics: Mapping[str, Any]) -> str:
+    """The score on the test rows, beside it those before tuning and of the baselines; a dash where none is stated."""
+    score, metric, others = metrics.get("test"), metrics.get("metric"), metrics.get("baselines")
+    if not isinstance(score, (int, float)) or not isinstance(metric, str):
+        return "-"
+    beside = {"before": metrics.get("before")}
+    for name, each in others.items() if isinstance(others, dict) else ():
+        beside[name] = each.get("test") if isinstance(each, dict) else None
+    known = [f"{name} {value:.4f}" for name, value in beside.items() if isinstance(value, (int, float))]
+    return f"{metric} {score:.4f}" + (f" ({', '.join(known)})" if known else "")
+
+
 def _row(name: str, entry: TaskEntry) -> str:
     kind = "regression" if entry.labels is None else f"{len(entry.labels)} labels"
     parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
     if entry.verification is not None and entry.verification.reference != "pytorch":
         parity += f" (to its {entry.verification.reference})"
-    cells = (name, markdown_cell(entry.method), kind, f"{entry.trainable_parameters:,}", f"{entry.n_bytes:,}", parity)
+    told = (markdown_cell(entry.method), kind, markdown_cell(stated_score(entry.metrics)))
+    cells = (name, *told, f"{entry.trainable_parameters:,}", f"{entry.n_bytes:,}", parity)
     return f"| {' | '.join(cells)} |"

@@ -10,6 +10,8 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
+
 from edgepeft import __version__
 from edgepeft.data.batches import encode_parts
 from edgepeft.data.course.options import BATCH
@@ -77,6 +79,8 @@ class TuningRun:
     def finish(self) -> CourseResult:
         """Every step that is left; the best tensors, and their score on rows that chose nothing.
 
+        Where a task of the bundle was tuned, the metric ``before`` is its own score on those rows.
+
         Raises:
             EdgepeftError, Interrupted: as ``Course.run``.
         """
@@ -90,7 +94,20 @@ class TuningRun:
             **self.layout.plain(),
             **result.training,
         }
-        return replace(result, training=training)
+        before = {} if self.subject.template else {"before": self._score_before(result)}
+        return replace(result, training=training, metrics={**result.metrics, **before})
+
+    def _score_before(self, result: CourseResult) -> float:
+        """Score what the bundle holds on the test rows; last, for a session beside a step's would take memory."""
+        there = self.subject.tensors()
+        said = self.subject.card["metrics"].get("before")
+        same = all(np.array_equal(there[name], after) for name, after in result.tensors.items())
+        if result.improved and same and isinstance(said, float):
+            return said  # the run was killed when this very result was in force already
+        self.engine.finish(there)
+        score = self.course.score("test").score
+        self.engine.finish(result.tensors)
+        return score
 
     def _optimizer(self) -> AdamW:
         rate, head_rate = self.rates.values()

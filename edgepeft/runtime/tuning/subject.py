@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -57,10 +58,14 @@ class TuningSubject:
         )
 
     @property
+    def card(self) -> dict[str, Any]:
+        """What the delta graph says of the task: its method, its scores and more."""
+        return {"metrics": {}, **json.loads(properties(self.delta).get("edgepeft.card", "{}"))}
+
+    @property
     def pooling(self) -> Pooling:
         """What of the backbone a linear head in place of the task's would read."""
-        card = json.loads(properties(self.delta).get("edgepeft.card", "{}"))
-        return Pooling.MEAN if card.get("head_reads") == "mean" else Pooling.FIRST
+        return Pooling.MEAN if self.card.get("head_reads") == "mean" else Pooling.FIRST
 
     @property
     def n_outputs(self) -> int:

@@ -184,6 +184,7 @@ def test_a_new_task_from_a_template_has_the_labels_of_its_data(bundle, tmp_path)
     quick(bundle, "mine", data, template="lora")
     entry = Bundle(bundle).entry("mine")
     assert (entry.labels, entry.pairs, entry.training["template"]) == (("bad", "good", "some"), True, "lora")
+    assert "before" not in entry.metrics
     assert Runtime(bundle).predict("mine", [Text("w5", "w6")])[0].scores.keys() == {"bad", "good", "some"}
     assert sound(bundle)
     quick(bundle, "yours", data, template="lora", seed=1)
@@ -273,6 +274,26 @@ def test_a_run_that_is_killed_twice_ends_with_the_weights_of_one_that_was_not(bu
     assert sha(bundle, task) == sha(other, task)
 
 
+def test_the_score_before_is_that_of_the_task_that_was_there_on_the_same_rows(bundle, moods, tmp_path):
+    """Told by the command, its JSON, the card in the bundle and the bundle's page; counted here with the runtime."""
+    test = write_moods(tmp_path / "test.jsonl", 50, seed=7)
+    rows = list(read_rows(test, labels=True))
+
+    def right():
+        answers = Runtime(bundle, threads=1).predict("mood", [Text(row.sentence1) for row in rows])
+        return sum(answer.label == row.label for answer, row in zip(answers, rows, strict=True)) / len(rows)
+
+    asked = ["--task", "mood", "--data", moods, "--test", test, "--lr", 1e-2, "--head-lr", 5e-2, "--threads", 1]
+    before = right()
+    document = json.loads(edgepeft("tune", bundle, *asked, "--steps", 20, "--json").stdout)
+    metrics = document["metrics"]
+    assert document["replaced"] and metrics["before"] == before and metrics["test"] == right() > before
+    assert Bundle(bundle).entry("mood").metrics == metrics
+    assert f"accuracy {metrics['test']:.4f} (before {before:.4f}, majority" in (bundle / "README.md").read_text()
+    shown = edgepeft("tune", bundle, *asked, "--steps", 2)
+    assert f"(before {metrics['test']:.4f}, majority" in shown.stdout, shown.stderr
+
+
 def test_where_no_step_is_better_the_task_stays_as_it_was(bundle, moods):
     quick(bundle, "mood", moods)
     before = sha(bundle, "mood")
@@ -327,12 +348,13 @@ def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_task_without_training_graph_names_the_command(bundle, moods):
+def test_a_task_without_training_graph_names_the_command_before_rows_are_looked_for(bundle, tmp_path):
     manifest = Bundle(bundle).manifest
     entry = manifest.task("mood").model_copy(update={"train_sha256": None})
     manifest.model_copy(update={"tasks": {**manifest.tasks, "mood": entry}}).write(bundle)
+    (bundle / "model.safetensors").unlink()  # nor is this one read
     with pytest.raises(UsageError, match="edgepeft export --trainable"):
-        quick(bundle, "mood", moods)
+        quick(bundle, "mood", tmp_path / "nowhere.csv")
 
 
 def test_a_second_run_on_a_task_is_refused_and_one_on_another_is_not(bundle, moods, tmp_path):
