@@ -39,11 +39,17 @@ LabelColumn = Annotated[str | None, typer.Option(help="That of labels. Default: 
 
 # What a run learns from, and for how long.
 TrainRows = Annotated[Path, typer.Option("--data", help=f"Rows to train on: {ROWS_HELP}.")]
-EvalRows = Annotated[Path | None, typer.Option("--eval", help="Rows that choose the checkpoint. Default: 10 %.")]
-TestRows = Annotated[Path | None, typer.Option("--test", help="Rows whose score is reported. Default: another 10 %.")]
+_SHARE = "a file, or a share of --data to hold out (0.2, 20%)"
+EvalRows = Annotated[
+    Path | None, typer.Option("--eval", help=f"Rows that choose the checkpoint: {_SHARE}. Default: 10%.")
+]
+TestRows = Annotated[
+    Path | None, typer.Option("--test", help=f"Rows whose score is reported: {_SHARE}. Default: another 10%.")
+]
 FewShot = Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")]
 Steps = Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")]
+Patience = Annotated[int | None, typer.Option(help="Stop after N evaluations without a better score.")]
 MetricName = Annotated[
     str | None, typer.Option(help="accuracy, f1, f1:LABEL, matthews; pearson, spearman, pearson_spearman.")
 ]
@@ -60,6 +66,18 @@ def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
         if "=" not in pair:
             raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def rows_or_share(option: str, given: Path | float | None) -> Path | float | None:
+    """A file of rows as it is; what reads as a number or a percentage, and is no file, is a share to hold out.
+
+    Raises:
+        UsageError: a number that is no share.
+    """
+    text = str(given)
+    if given is None or not text.removesuffix("%").replace(".", "", 1).isdigit() or Path(text).exists():
+        return given
+    return share_of(option, text)
 
 
 def share_of(option: str, text: str) -> float:

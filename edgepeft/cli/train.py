@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,14 +16,16 @@ from edgepeft.cli._options import (
     MethodSettings,
     MetricName,
     PairColumn,
+    Patience,
     Steps,
     TestRows,
     TextColumn,
     TorchThreads,
     TrainRows,
+    rows_or_share,
     settings_of,
 )
-from edgepeft.cli._output import messages, print_json, show_errors, table_console
+from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
 from edgepeft.cli._run import interruptible, say_unbeaten, use_threads
 from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
@@ -50,6 +53,7 @@ def command(
     few_shot: FewShot = None,
     epochs: Epochs = None,
     steps: Steps = None,
+    patience: Patience = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: the method's.")] = None,
     head_lr: Annotated[
         float | None, typer.Option(help="That of the head. Default: 0.02 on a mean of tokens, else as --lr.")
@@ -57,9 +61,11 @@ def command(
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
     regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers to predict.")] = False,
+    balanced: Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False,
     metric: MetricName = None,
     seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
     head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,
+    curve: Annotated[bool, typer.Option("--curve", help="Train on 10, 20, 40 and 70 % of the rows too.")] = False,
     threads: TorchThreads = None,
     out: Annotated[Path, typer.Option(help="The delta's folder, new.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
@@ -78,19 +84,23 @@ def command(
         task=task,
         epochs=epochs,
         steps=steps,
+        patience=patience,
         learning_rate=lr,
         head_learning_rate=head_lr,
         batch_size=batch_size,
         max_length=max_length,
         regression=regression,
+        balanced=balanced,
         metric=metric,
         seed=seed,
         head=head,
+        curve=curve,
     )
     prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
     chosen = method_named(method).from_settings(settings_of(set_))
     columns = Columns(text_column, pair_column, label_column)
-    rows = load_data(data, eval_, test, columns, regression=regression, few_shot=few_shot, seed=seed)
+    parts = rows_or_share("--eval", eval_), rows_or_share("--test", test)
+    rows = load_data(data, *parts, columns, regression=regression, few_shot=few_shot, seed=seed)
     use_threads(threads)
     with interruptible(task) as (watch, stop):
         result = train(backbone, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
@@ -109,24 +119,46 @@ def _show(result: TrainResult, out: Path, as_json: bool) -> None:
     else:
         table_console().print(_table(result, out))
         show_errors(result.errors)
+        if "curve" in result.metrics:
+            table_console().print(_curve(result.metrics))
+            messages().print(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}", markup=False)
 
 
 def _table(result: TrainResult, out: Path) -> Table:
     from rich.table import Table
+
+    from edgepeft.data.metrics import averaged
 
     card, training = result.delta.card, result.training
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
     table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
     rows = {
-        f"{result.metric}, test rows": f"{result.test_score:.4f}",
+        f"{result.metric}, test rows": f"{result.test_score:.4f} ({averaged(result.metric, card.labels)})",
         **{f"of the {name}": f"{each['test']:.4f}" for name, each in result.metrics["baselines"].items()},
         f"{result.metric}, eval rows": f"{result.metrics['eval']:.4f} {after}",
         "rows": result.metrics["split"],
-        "labels": "numbers" if card.labels is None else ", ".join(card.labels),
+        "labels": _labels(card.labels, training.get("class_weights")),
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
         "written": str(out),
     }
     for name, value in rows.items():
         table.add_row(name, value)
+    return table
+
+
+def _labels(labels: tuple[str, ...] | None, weights: Mapping[str, float] | None) -> str:
+    if labels is None:
+        return "numbers"
+    return ", ".join(label if weights is None else f"{label} (weighs {weights[label]:.3g})" for label in labels)
+
+
+def _curve(metrics: Mapping[str, Any]) -> Table:
+    """A row for each size; a dash where a run diverged at once."""
+    points = metrics["curve"]
+    names = list(points[-1]["baselines"])
+    table = plain_table(numbers=("training rows", f"{metrics['metric']}, test rows", "eval rows", *names))
+    for point in points:
+        scores = [point["test"], point["eval"], *(point["baselines"].get(name) for name in names)]
+        table.add_row(f"{point['rows']:,}", *("-" if score is None else f"{score:.4f}" for score in scores))
     return table

@@ -15,11 +15,13 @@ from edgepeft.cli._options import (
     LabelColumn,
     MetricName,
     PairColumn,
+    Patience,
     Steps,
     TestRows,
     TextColumn,
     Threads,
     TrainRows,
+    rows_or_share,
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import interruptible, say_unbeaten
@@ -50,7 +52,7 @@ def command(
     few_shot: FewShot = None,
     epochs: Epochs = None,
     steps: Steps = None,
-    patience: Annotated[int | None, typer.Option(help="Stop after N evaluations without a better score.")] = None,
+    patience: Patience = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of the delta. Default: as it was trained.")] = None,
     head_lr: Annotated[float | None, typer.Option(help="That of the head. Default: as it was trained.")] = None,
     weight_decay: Annotated[float, typer.Option(help="AdamW's, of every trained tensor.")] = 0.0,
@@ -91,7 +93,8 @@ def command(
         profile=profile,
         memory=memory,
     )
-    files = Files(data, eval_, test, Columns(text_column, pair_column, label_column))
+    parts = rows_or_share("--eval", eval_), rows_or_share("--test", test)
+    files = Files(data, *parts, Columns(text_column, pair_column, label_column))
     run: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
     with interruptible(task) as (watch, stop):
         result = tune(bundle, task, files, options, **run, watch=watch, stop=stop, note=_note)

@@ -8,6 +8,7 @@ all be among those that train or choose; how many rows two parts share is writte
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -19,10 +20,13 @@ from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, label_number, r
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
 
-__all__ = ["PARTS", "Division", "TaskData", "load_data", "targets_of", "task_data"]
+__all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "targets_of", "task_data"]
 
 PARTS = ("train", "eval", "test")
-HELD_OUT = 0.1  # of the training file, for each part without a file of its own
+HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
+
+Given = Path | float | None
+"""A file, or a share of the training rows; None is a tenth."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,12 @@ class TaskData:
     def pairs(self) -> bool:
         """Whether rows are pairs of sentences."""
         return self.train[0].sentence2 is not None
+
+    @property
+    def class_weights(self) -> dict[str, float]:
+        """n / (k n_c) of each of k labels: the rows of every label weigh as much together."""
+        counts = Counter(row.label for row in self.train)
+        return {label: len(self.train) / (len(counts) * counts[label]) for label in self.labels or ()}
 
     @property
     def sha256(self) -> str:
@@ -69,12 +79,12 @@ class _Source(NamedTuple):
 
 def load_data(
     train: Path,
-    eval: Path | None = None,
-    test: Path | None = None,
+    eval: Given = None,
+    test: Given = None,
     columns: Columns = SENTENCES,
     **division: Unpack[Division],
 ) -> TaskData:
-    """Read the files of a run and part them; a dataset's own splits are the parts that no file is given for.
+    """Read the files of a run and part them; a dataset's own splits are the parts that nothing is given for.
 
     Raises:
         UsageError: a path that is no data file; a test that lies in another part; too many rows wanted.
@@ -82,33 +92,38 @@ def load_data(
     """
     if train.suffix.lower() not in FORMATS and is_dataset(train):
         splits = splits_of(train, columns.names[2])
-        train, eval, test = splits.get("train", train), eval or splits.get("eval"), test or splits.get("test")
-    given = {name: path for name, path in (("--data", train), ("--eval", eval), ("--test", test)) if path}
+        train = splits.get("train", train)
+        eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
+    asked = {"--data": train, "--eval": eval, "--test": test}
+    given = {name: path for name, path in asked.items() if isinstance(path, Path)}
     parts = {name: tuple(read_rows(path, labels=True, columns=columns)) for name, path in given.items()}
     _require_different(given, parts)
-    return task_data(parts["--data"], parts.get("--eval"), parts.get("--test"), **division)
+    chosen = parts["--eval"] if isinstance(eval, Path) else eval
+    tested = parts["--test"] if isinstance(test, Path) else test
+    return task_data(parts["--data"], chosen, tested, **division)
 
 
 def task_data(
     train: Sequence[Row],
-    eval: Sequence[Row] | None = None,
-    test: Sequence[Row] | None = None,
+    eval: Sequence[Row] | float | None = None,
+    test: Sequence[Row] | float | None = None,
     *,
     regression: bool = False,
     few_shot: int | None = None,
     seed: int = 0,
     labels: tuple[str, ...] | None = None,
 ) -> TaskData:
-    """The same from rows in memory.
+    """The same from rows in memory; a number is a share of ``train`` to hold out, None a tenth.
 
     Raises:
         UsageError: more or fewer rows wanted than can be taken.
         DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
     """
     seen = None if regression else _labels(train)
+    given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     if labels is not None:
-        _require_known([*train, *(eval or ()), *(test or ())], labels)
-    for rows in (train, eval or (), test or ()):
+        _require_known([row for rows in given for row in rows], labels)
+    for rows in given:
         _check(rows, train[0], labels or seen)
     labels = labels or seen
     left = tuple(train)
@@ -170,13 +185,20 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 def _held_out(
-    rows: tuple[Row, ...], given: Sequence[Row] | None, name: str, n_all: int, stratify: bool
+    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, stratify: bool
 ) -> tuple[tuple[Row, ...], _Source]:
-    """What is left to train on, and the part called ``name``: as given, or held out."""
-    if given is not None:
+    """What is left to train on, and the part called ``name``: as given, or held out, the asked share of all rows."""
+    if given is not None and not isinstance(given, float):
         return rows, _Source(tuple(given), f"{len(given)} rows of {_name(given)}")
-    n = max(1, round(HELD_OUT * n_all))
+    n = max(1, round((given or HELD_OUT) * n_all))
+    if given is not None and not 0 < given < 1:
+        raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
     taken, left = part(rows, n, f"held out: {name}", stratify=stratify, spare=1)
+    if given is not None and len(taken) < n:
+        raise UsageError(
+            f"--{name} {given:g} of {n_all} rows is {n}, and {len(taken)} can be held out: a row of every label stays "
+            "to train on. Give smaller shares, or more rows."
+        )
     if not taken:
         lack = "no label has a row more than the one that stays to train on" if stratify else "too few to share"
         raise DataError(

@@ -24,12 +24,23 @@ __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_b
 
 
 class PyTorchEngine(TrainingEngine):
-    """A delta on its frozen model; AdamW has two rates, the delta's own and its head's."""
+    """A delta on its frozen model; AdamW has two rates, the delta's own and its head's.
+
+    ``weights`` [labels] multiply the rows' losses by their labels; None weighs all alike.
+    """
 
     def __init__(
-        self, delta: Delta, model: nn.Module, rows: Mapping[str, Encoded], rates: tuple[float, float], clip_norm: float
+        self,
+        delta: Delta,
+        model: nn.Module,
+        rows: Mapping[str, Encoded],
+        rates: tuple[float, float],
+        clip_norm: float,
+        *,
+        weights: Sequence[float] | None = None,
     ) -> None:
         self.delta, self.model, self.rows, self.clip_norm = delta.eval(), model, rows, clip_norm
+        self.weights = None if weights is None else torch.tensor(weights)
         self.optimizer = _adamw(delta, rates)
         self.kept: dict[str, Tensor] = {}  # [rows, d] by part: what a head that is trained alone reads
 
@@ -55,7 +66,7 @@ class PyTorchEngine(TrainingEngine):
             return features * torch.from_numpy(masks(next(numbers), probability, features.shape))
 
         with replaced_dropout(self.delta, drop):
-            loss = loss_of(self._logits("train", chosen), targets)
+            loss = loss_of(self._logits("train", chosen), targets, self.weights)
         if not math.isfinite(loss.item()):
             return StepOutcome(loss.item(), math.nan)
         self.optimizer.zero_grad()
@@ -157,11 +168,14 @@ def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[in
     return logits
 
 
-def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of [batch, labels] and int64 [batch], or squared error of [batch, 1] and float32 [batch]."""
+def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Cross entropy of [batch, labels] and int64 [batch], or squared error of [batch, 1] and float32 [batch].
+
+    ``weights`` [labels] make the mean over the batch a weighted one.
+    """
     if targets.is_floating_point():
         return functional.mse_loss(logits.squeeze(-1), targets)
-    return functional.cross_entropy(logits, targets)
+    return functional.cross_entropy(logits, targets, weights)
 
 
 def _adamw(delta: Delta, rates: tuple[float, float]) -> torch.optim.AdamW:

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.data.batches import encode_parts
+from edgepeft.data.course.checkpoint import latest
+from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Course, CourseResult, Progress
 from edgepeft.data.parts import TaskData, load_data
 from edgepeft.delta import ERRORS, Delta, new_delta
 from edgepeft.methods.base import Method, method_of
+from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
@@ -64,60 +67,130 @@ def train(
     Raises:
         UsageError: options that this backbone, method or data cannot have; ``out`` exists.
         BundleError: ``start`` is of another method or number of labels.
-        EdgepeftError: the loss or a gradient became infinite; no space left.
+        Diverged: the loss or a gradient is not finite, or the losses are far above their start; ``out`` holds the best
+            tensors so far where there was an evaluation.
+        EdgepeftError: no space left.
         Interrupted: ``stop`` returned True; a checkpoint is in ``out``.
     """
     checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)
     if not isinstance(data, TaskData):
         data = load_data(Path(data), regression=options.regression, seed=options.seed)
-    options = options.resolved(backbone, method)
-    engine = _engine(backbone, method, data, options, start)
-    course = Course(
-        engine,
-        data,
-        engine.rows,
-        options,
-        batch_size=options.batch_size,
-        folder=out / FOLDER,
-        asked=_asked(backbone, method, data, options),
-        remedy=f"Lower --lr ({options.learning_rate:g}) or --head-lr ({options.head_learning_rate:g}).",
-        watch=watch,
-        stop=stop,
-    )
+    run = _Run(backbone, method, options.resolved(backbone, method), start, watch, stop)
+    engine = run.engine(data)
+    course = run.course(engine, data, out / FOLDER)
     if checkpoint is not None:
         course.resume(checkpoint)
-    result, delta = course.run(), engine.delta
-    result = replace(result, training={**options.plain(), "few_shot": data.few_shot, **result.training})
-    metrics, training = {**result.metrics, ERRORS: result.errors}, result.training
-    update = {"metrics": metrics, "training": training, "versions": _versions()}
-    delta.card = delta.card.model_copy(update=update)
+    result, diverged = _outcome(course)
+    if options.curve and diverged is None:
+        result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
+    result = replace(result, training={**run.account(data), **result.training})
+    update = {"metrics": {**result.metrics, ERRORS: result.errors}, "training": result.training}
+    delta = engine.delta
+    delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
     delta.save(out, force=True)  # the checkpoints go with the old folder
+    if CURVE in result.metrics:
+        draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
+    if diverged is not None:
+        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}; the next run there takes --force.")
     return TrainResult(**vars(result), delta=delta)
 
 
-def _engine(
-    backbone: Backbone, method: Method, data: TaskData, options: TrainOptions, start: Mapping[str, Tensor] | None
-) -> PyTorchEngine:
-    options.metric_for(data.labels)  # a wrong one is refused before anything is loaded
-    longest = options.max_length or 0
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(options.seed)
-        delta = new_delta(
-            backbone, method, options.task, data.labels, pairs=data.pairs, head=options.head, max_length=longest
+@dataclass(frozen=True)
+class _Run:
+    """What a run on all training rows and those of its learning curve have in common."""
+
+    backbone: Backbone
+    method: Method
+    options: TrainOptions
+    start: Mapping[str, Tensor] | None
+    watch: Callable[[Progress], None]
+    stop: Callable[[], bool]
+
+    def engine(self, data: TaskData, model: nn.Module | None = None) -> PyTorchEngine:
+        """A fresh delta on the frozen model, with the rows as tokens."""
+        backbone, options = self.backbone, self.options
+        options.metric_for(data.labels)  # a wrong one is refused before anything is loaded
+        longest = options.max_length or 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            delta = new_delta(
+                backbone,
+                self.method,
+                options.task,
+                data.labels,
+                pairs=data.pairs,
+                head=options.head,
+                max_length=longest,
+            )
+            model = model or load_model(backbone)  # transformers draws what the checkpoint lacks
+        if self.start is not None:
+            delta.read(self.start, "the start")
+        rows = encode_parts(data, backbone.encoder(), longest, backbone.architecture.pad_token_id)
+        rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
+        weights = list(data.class_weights.values()) if options.balanced else None
+        return PyTorchEngine(delta, model, rows, rates, options.clip_norm, weights=weights)
+
+    def course(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> Course:
+        """Not begun; ``folder`` is of its checkpoints, ``what`` is said beside its phases."""
+        backbone, method, options = self.backbone, self.method, self.options
+        trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
+        return Course(
+            engine,
+            data,
+            engine.rows,
+            options,
+            batch_size=options.batch_size,
+            folder=folder,
+            asked={**trained, "data": data.sha256, **options.plain()},  # what a resumed run must have too
+            remedy=f"Lower --lr ({options.learning_rate:g}) or --head-lr ({options.head_learning_rate:g}).",
+            watch=lambda progress: self.watch(progress._replace(phase=progress.phase + what)),
+            stop=self.stop,
         )
-        model = load_model(backbone)  # transformers draws what the checkpoint lacks
-    if start is not None:
-        delta.read(start, "the start")
-    rows = encode_parts(data, backbone.encoder(), longest, backbone.architecture.pad_token_id)
-    rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
-    return PyTorchEngine(delta, model, rows, rates, options.clip_norm)
+
+    def with_curve(
+        self, whole: CourseResult, data: TaskData, model: nn.Module, folder: Path, *, resume: bool
+    ) -> CourseResult:
+        """The result with the scores of runs on fewer training rows, each with a folder of checkpoints."""
+
+        def run(few: TaskData) -> CourseResult | None:
+            n = len(few.train)
+            own = folder / f"{CURVE}-{n}"
+            course = self.course(self.engine(few, model), few, own, f" on {n} rows")
+            checkpoint = latest(own) if resume else None
+            if checkpoint is not None:
+                course.resume(checkpoint)
+            try:
+                return _outcome(course)[0]
+            except Diverged:
+                return None
+
+        return replace(whole, metrics={**whole.metrics, CURVE: curve_of(data, self.options.seed, whole, run)})
+
+    def account(self, data: TaskData) -> dict[str, Any]:
+        """What the card says of the run beside its outcome."""
+        weights = {"class_weights": data.class_weights} if self.options.balanced else {}
+        return {**self.options.plain(), "few_shot": data.few_shot, **weights}
 
 
-def _asked(backbone: Backbone, method: Method, data: TaskData, options: TrainOptions) -> dict[str, Any]:
-    """What a resumed run must have too."""
-    trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
-    return {**trained, "data": data.sha256, **options.plain()}
+def _outcome(course: Course) -> tuple[CourseResult, Diverged | None]:
+    """The result; of a run that diverged that of its best evaluation, and why it ended.
+
+    Raises:
+        Diverged: before an evaluation.
+        Interrupted: as ``Course.run``.
+    """
+    try:
+        return course.run(), None
+    except Diverged as diverged:
+        if course.position.best is None:
+            raise
+        result = course.result()
+        return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
+
+
+def _best(result: CourseResult) -> str:
+    return f"of step {result.training['best_step']} ({result.metric} {result.metrics['eval']:.4f} on the eval rows)"
 
 
 def _versions() -> dict[str, str]:

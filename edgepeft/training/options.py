@@ -18,22 +18,30 @@ if TYPE_CHECKING:
 __all__ = ["TrainOptions"]
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
+_NOT_OF_THE_RUN = ("curve",)  # a resumed run may differ in them
 MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainOptions(CourseOptions):
-    """A course's numbers, and what a new delta needs."""
+    """A course's numbers, and what a new delta needs.
+
+    ``balanced`` weighs rows in the loss so that all labels weigh alike; ``curve`` trains on parts of the rows too.
+    """
 
     task: str
     batch_size: int = BATCH
     max_length: int | None = None
     regression: bool = False
+    balanced: bool = False
     head: str | None = None
+    curve: bool = False
 
     def __post_init__(self) -> None:
         check_new_name(self.task)
         super().__post_init__()
+        if self.balanced and self.regression:
+            raise UsageError("--balanced weighs classes, and a --regression has none; leave one of them out.")
         self.require_at_least({"max_length": 3})  # a token between two special ones
 
     def resolved(self, backbone: Backbone, method: Method) -> TrainOptions:
@@ -68,4 +76,4 @@ class TrainOptions(CourseOptions):
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
-        return dataclasses.asdict(self)
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_OF_THE_RUN}

@@ -12,7 +12,8 @@ from edgepeft.resources import refuse_mount_point
 __all__ = ["FOLDER", "prepare_output"]
 
 FOLDER = "checkpoint"
-OURS = {CARD_FILE, TENSORS_FILE, FOLDER}
+PICTURES = {"curve.png", "curve.svg"}  # of a learning curve
+OURS = {CARD_FILE, TENSORS_FILE, FOLDER, *PICTURES}
 
 
 def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:

@@ -27,16 +27,19 @@ _SUFFIX = ".safetensors"
 
 @dataclasses.dataclass
 class Position:
-    """Steps done, and the best evaluation: (score, minus its loss), its step and its tensors."""
+    """Steps done, and the best evaluation: (score, minus its loss), its step and its tensors; losses of the first and
+    the last steps."""
 
     step: int = 0
     best: tuple[float, float] | None = None
     best_step: int = 0
     history: list[dict[str, float]] = dataclasses.field(default_factory=list)
     best_tensors: Arrays = dataclasses.field(default_factory=dict)
+    first_losses: list[float] = dataclasses.field(default_factory=list)
+    recent_losses: list[float] = dataclasses.field(default_factory=list)
 
 
-_PLAIN = ("step", "best", "best_step", "history")
+_PLAIN = ("step", "best", "best_step", "history", "first_losses", "recent_losses")
 
 
 def latest(folder: Path) -> Path | None:
@@ -84,7 +87,8 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
     for name, tensor in stored.items():
         part, _, rest = name.partition(":")
         parts[part][rest] = tensor
-    position = Position(**{name: facts[name] for name in _PLAIN}, best_tensors=parts["best"])
+    known = {name: facts[name] for name in _PLAIN if name in facts}  # an earlier version kept no losses
+    position = Position(**known, best_tensors=parts["best"])
     position.best = position.best and (position.best[0], position.best[1])  # JSON has lists only
     return position, parts["state"]
 
@@ -96,10 +100,11 @@ def _of_another_format(path: Path, name: str | None) -> BundleError:
 
 
 def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    # An option that an earlier version did not have was at its default, which is nothing or no.
     differing = [
         f"{name} (then {_shown(before.get(name))}, now {_shown(now.get(name))})"
         for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
+        if (before.get(name) or None) != (now.get(name) or None)
     ]
     if differing:
         raise UsageError(

@@ -12,7 +12,7 @@ __all__ = ["BATCH", "EPOCHS", "CourseOptions"]
 
 EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
 BATCH = 16  # the same
-_LEAST = {"epochs": 1, "steps": 1, "batch_size": 1, "save_every": 1, "seed": 0}
+_LEAST = {"epochs": 1, "steps": 1, "patience": 1, "batch_size": 1, "save_every": 1, "seed": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,10 +20,12 @@ class CourseOptions:
     """Numbers of one run; None means a default that depends on method, task or data.
 
     ``epochs`` and ``steps`` exclude each other; ``warmup`` is the part of the steps in which the rate rises.
+    ``patience`` is after how many evaluations without a better score the run ends; None never ends it early.
     """
 
     epochs: int | None = None
     steps: int | None = None
+    patience: int | None = None
     learning_rate: float | None = None
     head_learning_rate: float | None = None
     batch_size: int | None = None

@@ -18,11 +18,11 @@ from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.data.by_class import errors_of, worst_of
 from edgepeft.data.course.baselines import compared_with
 from edgepeft.data.course.checkpoint import Position, load_checkpoint, save_checkpoint
+from edgepeft.data.course.divergence import Diverged, ignorant_loss, most_loss, record_loss, risen
 from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
 from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import TaskData
-from edgepeft.errors import EdgepeftError
 
 __all__ = ["Course", "CourseResult", "Interrupted", "Progress", "evaluation_interval", "rate_factor", "warmup_steps"]
 
@@ -112,7 +112,6 @@ class Course:
         asked: Mapping[str, Any],
         remedy: str,
         scores_start: bool = False,
-        patience: int | None = None,
         watch: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -128,14 +127,14 @@ class Course:
             asked: what makes the run what it is; a resumed run must have the same.
             remedy: what to do about a run that diverges, as sentences.
             scores_start: whether the start is a candidate for the best tensors.
-            patience: evaluations without a better score that end the run; None never ends it early.
             watch: gets each progress.
             stop: whether to write a checkpoint and end; called after every step.
         """
         self.engine, self.data, self.rows, self.options = engine, data, rows, options
         self.folder, self.asked, self.remedy, self.watch, self.stop = folder, asked, remedy, watch, stop
-        self.batch_size, self.scores_start, self.patience = batch_size, scores_start, patience
+        self.batch_size, self.scores_start = batch_size, scores_start
         self.metric = options.metric_for(data.labels)
+        self.ignorant = ignorant_loss(rows["train"].targets, data.labels)
         self.per_epoch = math.ceil(len(data.train) / batch_size)
         self.total = options.total_steps(self.per_epoch)
         self.interval = evaluation_interval(self.per_epoch, self.total)
@@ -156,7 +155,7 @@ class Course:
         """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows.
 
         Raises:
-            EdgepeftError: the loss or a gradient is not finite.
+            Diverged: the loss or a gradient is not finite, or the losses are far above their start.
             Interrupted: ``stop`` returned True; a checkpoint is written.
         """
         if not self.over:
@@ -172,13 +171,14 @@ class Course:
                 if self.over:
                     break
                 self.step(chosen)
-        return self._result()
+        return self.result()
 
     @property
     def over(self) -> bool:
         """Whether no step is left, or the last evaluations brought nothing."""
         later = [entry for entry in self.position.history if entry["step"] > self.position.best_step]
-        return self.position.step == self.total or (self.patience is not None and len(later) >= self.patience)
+        patience = self.options.patience
+        return self.position.step == self.total or (patience is not None and len(later) >= patience)
 
     def step(self, chosen: list[int]) -> None:
         """One update, and what is due after it."""
@@ -189,7 +189,8 @@ class Course:
         if evaluating:
             self.evaluate()
         stopping = self.stop()
-        if evaluating or stopping or position.step % self.options.save_every == 0:
+        good = self.loss is None or self.loss <= most_loss(position, self.ignorant)
+        if stopping or (good and (evaluating or position.step % self.options.save_every == 0)):
             self.save()
         if stopping:
             raise self._interrupted()
@@ -198,14 +199,18 @@ class Course:
         """Loss, gradients and AdamW on these rows.
 
         Raises:
-            EdgepeftError: the loss or a gradient is not finite; nothing was changed.
+            Diverged: the loss or a gradient is not finite, and nothing was changed; or the losses are far above
+                their start.
         """
         step, seed = self.position.step, self.options.seed
         factor = rate_factor(step, self.warmup, self.total)
         self.loss, norm = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))
         if not (math.isfinite(self.loss) and math.isfinite(norm)):
             what = "the gradients are not finite" if math.isfinite(self.loss) else f"the loss became {self.loss}"
-            raise EdgepeftError(f"{what} in step {step + 1}: the training diverged. {self.remedy}")
+            raise self._diverged(what)
+        record_loss(self.position, self.loss)
+        if what := risen(self.position, self.ignorant):
+            raise self._diverged(what)
         self.position.step += 1
 
     def evaluate(self) -> None:
@@ -247,7 +252,11 @@ class Course:
     def _interrupted(self) -> Interrupted:
         return Interrupted(f"stopped after step {self.position.step} of {self.total}")
 
-    def _result(self) -> CourseResult:
+    def _diverged(self, what: str) -> Diverged:
+        return Diverged(f"{what} in step {self.position.step + 1}: the training diverged. {self.remedy}")
+
+    def result(self) -> CourseResult:
+        """The best tensors so far, scored on the test rows; there was an evaluation.  No step can follow."""
         position, data = self.position, self.data
         assert position.best is not None
         self.engine.finish(position.best_tensors)

@@ -16,7 +16,6 @@ __all__ = ["TuneOptions"]
 class TuneOptions(CourseOptions):
     """A course's numbers; None means what the training graph or the metric says.
 
-    ``patience`` is after how many evaluations without a better score the run ends; None never ends it early.
     ``weight_decay`` and ``dropout`` hold for what has them.  ``prefix_cache`` and ``micro_batch`` (None: what fits
     ``memory`` and the ``profile``'s) change how a step is computed, and its result in the last digits only.
     """
@@ -24,7 +23,6 @@ class TuneOptions(CourseOptions):
     weight_decay: float = 0.0
     few_shot: int | None = None
     dropout: bool = True
-    patience: int | None = None
     save_every: int = 20
     prefix_cache: bool = True
     micro_batch: int | None = None
@@ -33,7 +31,7 @@ class TuneOptions(CourseOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require_at_least({"patience": 1, "micro_batch": 1})
+        self.require_at_least({"micro_batch": 1})
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise UsageError(f"--weight-decay must be a number of at least 0; found {self.weight_decay}.")
 

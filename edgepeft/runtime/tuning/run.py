@@ -71,7 +71,6 @@ class TuningRun:
             asked={**entry, **options.plain(), **self.layout.plain(), **self.rates},
             remedy=self._remedy(),
             scores_start=True,
-            patience=options.patience,
             watch=watch,
             stop=stop,
         )

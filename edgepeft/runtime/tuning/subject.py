@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.data.course.engine import Arrays
-from edgepeft.data.parts import TaskData, load_data
+from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.graph.protos import properties
@@ -122,11 +122,11 @@ def deployed_graph(bundle: Bundle, subject: TuningSubject) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class Files:
-    """Rows to train on, to choose by and to report; the last two are held out where no file is given."""
+    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given."""
 
     train: Path
-    eval: Path | None = None
-    test: Path | None = None
+    eval: Given = None
+    test: Given = None
     columns: Columns = SENTENCES
 
     def load(self, labels: tuple[str, ...] | None, options: TuneOptions, *, regression: bool) -> TaskData:

@@ -75,7 +75,8 @@ class Line(TrainingEngine):
 def course(tmp_path):
     def course(outcome=None, *, folder="run", asked=None, steps=18, **more):
         rows = {part: encoded(getattr(DATA, part)) for part in PARTS}
-        options = CourseOptions(steps=steps, metric="pearson", save_every=4, seed=more.pop("seed", 0))
+        asked_too = {name: more.pop(name) for name in ("seed", "patience") if name in more}
+        options = CourseOptions(steps=steps, metric="pearson", save_every=4, **asked_too)
         return Course(
             Line(rows, outcome),
             DATA,

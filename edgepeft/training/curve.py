@@ -1,0 +1,68 @@
+"""A learning curve: what the same run scores on parts of its training rows; the other rows are the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgepeft.data.course.run import CourseResult
+from edgepeft.data.parts import TaskData
+from edgepeft.data.sampling import part
+from edgepeft.errors import requiring
+
+__all__ = ["CURVE", "curve_of", "draw_curve", "smaller"]
+
+CURVE = "curve"  # of a card's metrics
+LOOKS = ("o-", "s--", "^:")
+SHARES = (0.1, 0.2, 0.4, 0.7)  # of the training rows; the run itself has all
+
+
+def smaller(data: TaskData, seed: int) -> Iterator[TaskData]:
+    """The data with fewer and fewer of its training rows left out, every label among them; each holds those before."""
+    least = len(data.labels or "1")
+    for n in sorted({max(least, round(share * len(data.train))) for share in SHARES} - {len(data.train)}):
+        taken = part(data.train, n, f"curve {seed}", stratify=data.labels is not None, least=1).taken
+        yield replace(data, train=taken)
+
+
+def curve_of(
+    data: TaskData, seed: int, whole: CourseResult, run: Callable[[TaskData], CourseResult | None]
+) -> list[dict[str, Any]]:
+    """Rows and scores of every size, the whole run's last; the scores of a run that diverged at once are None."""
+    runs = [(len(each.train), run(each)) for each in smaller(data, seed)]
+    return [_point(rows, result) for rows, result in [*runs, (len(data.train), whole)]]
+
+
+def _point(rows: int, result: CourseResult | None) -> dict[str, Any]:
+    if result is None:
+        return {"rows": rows, "eval": None, "test": None, "baselines": {}}
+    metrics = result.metrics
+    baselines = {name: found["test"] for name, found in metrics["baselines"].items()}
+    return {"rows": rows, "eval": metrics["eval"], "test": metrics["test"], "baselines": baselines}
+
+
+def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
+    """Draw a card's ``metrics`` as ``curve.png`` and ``curve.svg`` in a folder.
+
+    Raises:
+        MissingPackage: matplotlib is not installed.
+    """
+    with requiring("train", "the picture of a learning curve"):
+        from edgepeft import drawing
+
+    points = metrics[CURVE]
+    lines = {"this delta": [point["test"] for point in points]}
+    for name in points[-1]["baselines"]:
+        lines[name] = [point["baselines"].get(name) for point in points]
+    with drawing.styled():
+        figure, axes = drawing.one(6.4, 4.2)
+        for (name, scores), look in zip(lines.items(), LOOKS, strict=False):
+            known = [(point["rows"], score) for point, score in zip(points, scores, strict=True) if score is not None]
+            axes.plot(*zip(*known, strict=True), look, label=name)
+        axes.set_xlabel("training rows")
+        axes.set_ylabel(metrics["metric"])
+        axes.legend(frameon=False)
+        drawing.title(axes, title, f"on the same {metrics['n_test']} test rows at every size")
+        drawing.save(figure, folder, CURVE)
