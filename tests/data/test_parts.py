@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from moods import rows
 
@@ -42,6 +43,36 @@ def test_a_file_for_one_part_leaves_the_other_held_out():
     assert (len(with_test.train), len(with_test.eval), len(with_test.test)) == (90, 10, 20)
     assert with_test.test == tuple(other)
     assert "test: 20 rows of other.jsonl" in with_test.split
+
+
+def test_a_share_says_how_much_is_held_out_and_the_labels_keep_their_proportion():
+    data = task_data(rows(300), 0.2, 0.05)
+    assert [len(part) for part in (data.train, data.eval, data.test)] == [225, 60, 15]
+    assert [[row.label for row in part].count("bad") for part in (data.eval, data.test)] == [20, 5]  # a third
+    assert task_data(rows(300), 0.1, 0.1) == task_data(rows(300))
+    assert {row.line for part in (data.train, data.eval, data.test) for row in part} == set(range(1, 301))
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ((0.0, None), "--eval 0: a share to hold out lies between 0 and 1"),
+        ((None, 1.5), "--test 1.5: a share to hold out"),
+        ((0.5, 0.5), "--eval 0.5 of 60 rows is 30, and 28 can be held out: a row of every label stays"),
+    ],
+)
+def test_shares_that_leave_nothing_are_refused(shares, message):
+    with pytest.raises(UsageError, match=message):
+        task_data(rows(60), *shares)
+
+
+def test_class_weights_are_those_of_scikit_learn():
+    weights = pytest.importorskip("sklearn.utils.class_weight", reason="pip install edgepeft[train]")
+    data = task_data([*rows(80), *(Row(f"text {i}", None, "other", "memory.jsonl", 100 + i) for i in range(7))])
+    labels = [row.label for row in data.train]
+    expected = weights.compute_class_weight("balanced", classes=np.array(data.labels), y=np.array(labels))
+    assert list(data.class_weights) == list(data.labels) and len(data.labels) == 3
+    np.testing.assert_allclose(list(data.class_weights.values()), expected, rtol=1e-15)
 
 
 def test_few_shots_are_a_number_in_all_and_differ_by_seed_while_the_scored_rows_do_not():

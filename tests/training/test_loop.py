@@ -6,15 +6,18 @@ import multiprocessing
 import signal
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from killed import train_until_killed
 from moods import rows, texts
+from tolerance import error_of_sums, exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.data.batches import encode
+from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Interrupted
 from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import task_data
@@ -22,6 +25,7 @@ from edgepeft.data.rows import Row
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.methods.base import method_named
+from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of
 from edgepeft.training.loop import train
 from edgepeft.training.options import TrainOptions
@@ -271,6 +275,86 @@ def test_an_interrupted_replacement_leaves_the_old_delta_whole(run, tmp_path):
 def test_a_run_that_diverges_says_which_rates_to_lower(run):
     with pytest.raises(EdgepeftError, match=r"Lower --lr \(1e\+30\)"):
         run(options=replace(OPTIONS, learning_rate=1e30, epochs=3))
+
+
+def test_a_run_that_diverges_after_an_evaluation_leaves_its_best_tensors(run, backbone, tmp_path, monkeypatch):
+    def broken(logits, targets, _weights):
+        broken.steps += 1
+        return loss_of(logits, targets) * (float("nan") if broken.steps > 8 else 1.0)
+
+    broken.steps = 0
+    run("six", options=replace(OPTIONS, epochs=None, steps=6))
+    monkeypatch.setattr("edgepeft.training.engine.loss_of", broken)
+    with pytest.raises(
+        Diverged, match=r"nan in step 9: .* Lower --lr .*out holds its best tensors, of step 6 \(accuracy"
+    ):
+        run()
+    card = Delta.load(tmp_path / "out", backbone).card
+    assert (card.training["best_step"], card.training["steps"]) == (6, 8)
+    assert "the loss became nan in step 9" in card.training["diverged"]
+    assert card.metrics["n_test"] == 6
+    with pytest.raises(UsageError, match="--force"):
+        run()
+
+
+def test_patience_ends_a_run_that_brings_nothing_more(run):
+    still = replace(OPTIONS, epochs=9, learning_rate=1e-12, head_learning_rate=1e-12, patience=2)
+    result = run(options=still)
+    assert (result.training["best_step"], result.training["steps"]) == (6, 18)  # scored alike after 6, 12 and 18
+
+
+def test_a_balanced_loss_is_the_mean_of_rows_weighed_by_their_labels(run, backbone, monkeypatch):
+    data, seen = task_data(rows()), []
+    monkeypatch.setattr("edgepeft.training.loop.new_delta", partial(new_delta, head_dropout=0.0))
+    torch.manual_seed(1)
+    start = new_delta(backbone, HOULSBY, "mood", data.labels, max_length=32)
+    torch.nn.init.normal_(start.head.classifier.weight)  # a fresh head answers all rows alike, whatever they weigh
+    balanced = replace(OPTIONS, epochs=None, steps=1, batch_size=48, balanced=True)
+    watch = {"watch": lambda p: seen.append(p.loss) if p.phase == "train" else None, "start": start.tensors()}
+    result = run(data=data, options=balanced, **watch)
+    encoded = encode(data.train, data.labels, backbone.encoder(), 32, 0)
+    inputs, targets = encoded.batch(range(48))
+    logits = exact_logits(start, load_model(backbone), inputs)
+    losses = np.log(np.exp(logits.value).sum(1)) - logits.value[np.arange(48), targets]
+    weights = np.array([48 / (2 * 16), 48 / (2 * 32)])[targets]  # a third are bad
+    error = 2 * logits.error + error_of_sums(48, np.abs(losses))  # a loss moves by at most two logits' errors
+    assert result.training["class_weights"] == {"bad": 1.5, "good": 0.75}
+    assert seen[0] == pytest.approx((weights * losses).sum() / weights.sum(), rel=0, abs=error)
+    assert abs(losses.mean() - seen[0]) > 10 * error
+    assert "class_weights" not in run("plain", options=replace(balanced, balanced=False)).training
+
+
+def test_a_learning_curve_scores_growing_parts_of_the_rows_and_leaves_the_delta_as_it_would_be(run, tmp_path):
+    data = task_data(rows())
+    whole = run("whole", data=data)
+    result = run("curve", data=data, options=replace(OPTIONS, curve=True))
+    curve = result.metrics["curve"]
+    assert [point["rows"] for point in curve] == [5, 10, 19, 34, 48]
+    assert curve[-1]["test"] == whole.test_score and set(curve[0]["baselines"]) == {"majority", "linear head"}
+    parts = [*smaller(data, 0), data]
+    lines = [{row.line for row in each.train} for each in parts]
+    assert all(one < other for one, other in pairwise(lines))
+    assert all({row.label for row in each.train} == {"bad", "good"} for each in parts)
+    alone = run("alone", data=parts[1])
+    assert {**curve[1], "baselines": None} == {
+        "rows": 10, "eval": alone.metrics["eval"], "test": alone.test_score, "baselines": None
+    }  # fmt: skip
+    written = content(tmp_path / "curve")
+    assert set(written) == {"delta.json", "delta.safetensors", "curve.png", "curve.svg"}
+    assert written["delta.safetensors"] == content(tmp_path / "whole")["delta.safetensors"]
+    assert b"training rows" in written["curve.svg"] and b"linear head" in written["curve.svg"]
+
+
+def test_a_run_that_is_stopped_in_its_curve_resumes_to_the_same_bytes(run, tmp_path):
+    options = replace(OPTIONS, curve=True)
+    run("whole", options=options)
+    with pytest.raises(Interrupted, match="after step 1 of 4"):  # 12 steps on all rows, 2 on five, 1 of ten
+        run("stopped", options=options, stop=after(15))
+    assert "delta.json" not in content(tmp_path / "stopped")
+    phases = []
+    run("stopped", options=options, resume=True, watch=lambda progress: phases.append(progress.phase))
+    assert content(tmp_path / "stopped") == content(tmp_path / "whole")
+    assert "train" not in phases and "train on 5 rows" not in phases and "train on 10 rows" in phases
 
 
 def test_a_gradient_that_is_not_finite_is_never_taken_for_the_best_step(run, tmp_path, monkeypatch):

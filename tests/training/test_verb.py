@@ -46,6 +46,18 @@ def test_the_options_reach_the_run(call, tmp_path):
     assert [found[name] for name in names] == list(asked.values())
 
 
+def test_shares_and_a_learning_curve_reach_the_card_and_the_table(call, tmp_path):
+    result = call("--epochs", "1", "--eval", "0.2", "--test", "10%", "--curve", "--balanced", "--patience", "3")
+    assert result.exit_code == 0, result.stderr
+    card = json.loads((tmp_path / "out" / "delta.json").read_text())
+    assert [card["metrics"][f"n_{part}"] for part in ("train", "eval", "test")] == [42, 12, 6]
+    assert (card["training"]["patience"], card["training"]["class_weights"]) == (3, {"bad": 1.5, "good": 0.75})
+    shown = " ".join(result.stdout.split())
+    for point in card["metrics"]["curve"]:
+        assert f"{point['rows']} {point['test']:.4f} {point['eval']:.4f}" in shown
+    assert "share of rows that are right" in shown and "bad (weighs 1.5)" in shown
+
+
 def test_truncated_texts_are_mentioned_once(call):
     result = call("--steps", "1", "--max-length", "4")
     assert result.stderr.count("lost their ends") == 1
@@ -68,6 +80,12 @@ def test_truncated_texts_are_mentioned_once(call):
         (["--set", "bottleneck"], UsageError, "name=value"),
         (["--set", "botleneck=3"], UnknownName, "Did you mean 'bottleneck'"),
         (["--head", "liner"], UnknownName, "Did you mean 'linear'"),
+        (["--patience", "0"], UsageError, "--patience must be at least 1"),
+        (["--balanced", "--regression"], UsageError, "--balanced weighs classes"),
+        (["--eval", "120%"], UsageError, "--eval '120%': give a share such as 5% or 0.05, under 100%"),
+        (["--test", "20"], UsageError, "--test '20': give a share"),
+        (["--eval", "0.6", "--test", "0.6"], UsageError, "can be held out"),
+        (["--eval", "0.2.csv"], UsageError, "0.2.csv does not exist"),
         (["--resume"], UsageError, "nothing to resume"),
         (["--resume", "--force"], UsageError, "exclude each other"),
         (["--data", "none.jsonl"], UsageError, "none.jsonl does not exist"),

@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.checkpoint import latest
+from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.engine import StepOutcome, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
 from edgepeft.data.course.run import Course, Interrupted
@@ -44,6 +45,8 @@ class Line(TrainingEngine):
 
     def step(self, chosen, factor, masks):
         self.factors.append(factor)
+        if isinstance(self.outcome, list):
+            return StepOutcome(self.outcome[len(self.factors) - 1], 1.0)
         if self.outcome is not None:
             return self.outcome
         x = self.features("train", chosen) * masks(0, 0.5, (len(chosen), 2))
@@ -157,6 +160,29 @@ def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
 def test_a_course_that_diverges_names_the_step_and_the_remedy(course, outcome, named):
     with pytest.raises(EdgepeftError, match=rf"{named} in step 1: the training diverged\. Lower it\."):
         course(outcome).run()
+
+
+def test_a_course_whose_losses_stay_far_above_their_start_ends_and_its_checkpoint_is_from_before(course, tmp_path):
+    """The labels 0 to 6 have a variance of 4, so three times that is far; ten of the last 20 steps are more."""
+    rising = [2.0] * 30 + [50.0] * 30
+    with pytest.raises(Diverged, match=r"the loss rose from 2 to 26 \(median of 20 steps\) in step 40: .* Lower it\."):
+        course(rising, steps=60).run()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["30.safetensors"]
+
+
+@pytest.mark.parametrize("losses", [[2.0, 2.0, 2.0, 900.0] * 15, [2.0] * 30 + [11.0] * 30, [20.0] * 30 + [50.0] * 30])
+def test_outliers_and_losses_near_the_start_or_near_those_of_one_answer_for_all_end_no_course(course, losses):
+    assert course(losses, steps=60).run().training["steps"] == 60
+
+
+def test_a_course_that_is_stopped_while_its_losses_rise_ends_where_it_would_have_ended(course, tmp_path):
+    rising = [2.0] * 30 + [50.0] * 30
+    with pytest.raises(Interrupted, match="after step 35"):
+        course(rising, steps=60, stop=after(2 + 35)).run()
+    resumed = course(rising[35:], steps=60)
+    resumed.resume(latest(tmp_path / "run"))
+    with pytest.raises(Diverged, match="in step 40"):
+        resumed.run()
 
 
 def test_masks_are_a_function_of_seed_step_and_place_and_keep_the_mean():
