@@ -209,8 +209,8 @@ class Course:
             what = "the gradients are not finite" if math.isfinite(self.loss) else f"the loss became {self.loss}"
             raise self._diverged(what)
         record_loss(self.position, self.loss)
-        if what := risen(self.position, self.ignorant):
-            raise self._diverged(what)
+        if rise := risen(self.position, self.ignorant):
+            raise self._diverged(rise)
         self.position.step += 1
 
     def evaluate(self) -> None:
