@@ -3,8 +3,8 @@
     python tests/faults/attack.py [BUNDLE] [--only NAME ...]
 
 Beside each attack of ``attacks.py`` health checks are sent every 20 ms on connections of their own; after it every task is asked.
-Then bundles with a task that cannot be opened, and SIGTERM while a native call hangs.  Prints one JSON document; exit 1 where a
-limit did not hold.  Without BUNDLE: a tiny random backbone.  Linux only: the peak of memory is read from /proc.
+Then bundles with a task that cannot be opened, SIGTERM while a native call hangs, and bundles that name a file of the host.
+Prints one JSON document; exit 1 where a limit did not hold.  Without BUNDLE: a tiny random backbone.  Linux only: the peak of memory is read from /proc.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import re
 import sys
 import tempfile
 import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from attacks import ATTACKS, Attack
 from bad_tasks import arriving, at_start, hung
+from hostile import naming_files
 from service import start
 from subject import subject
 
@@ -110,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", type=Path, nargs="?")
     parser.add_argument("--only", nargs="*", help="attacks by name")
-    parser.add_argument("--http-only", action="store_true", help="leave out the bundles with a bad task")
+    parser.add_argument("--http-only", action="store_true", help="leave out the bundles")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="edgepeft-attack."))
     bundle = asked.bundle or subject(folder / "subject")
@@ -131,7 +133,9 @@ def main() -> None:
         code = process.wait(60)
     if not asked.http_only:
         tiny = subject(folder / "subject")
-        for case in (*at_start(tiny, folder), *arriving(tiny, folder), hung(tiny, folder)):
+        for case in chain(
+            at_start(tiny, folder), arriving(tiny, folder), [hung(tiny, folder)], naming_files(tiny, folder)
+        ):
             rows.append(case)
             print(json.dumps(case), file=sys.stderr)
     print(json.dumps({"at_rest_mb": rest_mb, "exit_code": code, "attacks": rows}, indent=2))

@@ -7,84 +7,17 @@ import hashlib
 import json
 import shutil
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from hostile import FILES, NAMING, SECRET, alter, initializer
+from onnx import TensorProto
 
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.runtime import Runtime
 
-SECRET = "what only this host's owner may read......"
-
-
-def outside(location):
-    """A tensor that lies in another file; 4 bytes a value."""
-    tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[10], data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", str(location)), ("offset", "0"), ("length", "40")):
-        tensor.external_data.add(key=key, value=value)
-    return tensor
-
-
-def of_a_function(graph, location):
-    node = helper.make_node("Constant", [], ["y"])
-    node.attribute.append(onnx.AttributeProto(name="value", ref_attr_name="a", type=onnx.AttributeProto.TENSOR))
-    function = helper.make_function("own", "F", [], ["y"], [node], [helper.make_opsetid("", 20)])
-    function.attribute_proto.append(helper.make_attribute("a", outside(location)))
-    graph.functions.append(function)
-    graph.opset_import.append(helper.make_opsetid("own", 1))
-    graph.graph.node.append(helper.make_node("F", [], ["stolen"], domain="own"))
-
-
-def named_twice(graph, location):
-    tensor = next((t for t in graph.graph.initializer if t.external_data), None)
-    if tensor is None:
-        tensor = graph.graph.initializer.add()
-        tensor.CopyFrom(outside("model.safetensors"))
-    tensor.external_data.add(key="location", value=str(location))
-
-
-def of_a_branch(graph, location):
-    branch = helper.make_graph([], "branch", [], [helper.make_tensor_value_info("w", 1, [10])], [outside(location)])
-    graph.graph.initializer.append(helper.make_tensor("always", TensorProto.BOOL, [], [True]))
-    node = helper.make_node("If", ["always"], ["stolen"], then_branch=branch, else_branch=branch)
-    graph.graph.node.append(node)
-
-
-def initializer(graph, location):
-    graph.graph.initializer.append(outside(location))
-
-
-def of_a_constant(graph, location):
-    graph.graph.node.append(helper.make_node("Constant", [], ["stolen"], value=outside(location)))
-
-
-ATTACKS = [of_a_function, named_twice, of_a_branch, initializer, of_a_constant]
-FILES = {
-    "backbone.onnx": ("backbone", "sha256", "graph"),
-    "tasks/mood.onnx": ("tasks", "mood", "sha256"),
-    "tasks/mood.train.onnx": ("tasks", "mood", "train_sha256"),
-}
-
-
-def alter(bundle, name, change):
-    """Change one graph, and make the manifest's hash of it right."""
-    path = bundle / name
-    # Where there is no training graph, the delta's stands for it: it is read like one, though never run.
-    graph = onnx.load(path if path.exists() else bundle / "tasks/mood.onnx", load_external_data=False)
-    change(graph)
-    content = graph.SerializeToString()
-    path.write_bytes(content)
-    document = json.loads((bundle / "edgepeft.json").read_bytes())
-    holder = document
-    for key in FILES[name][:-1]:
-        holder = holder[key]
-    holder[FILES[name][-1]] = hashlib.sha256(content).hexdigest()
-    (bundle / "edgepeft.json").write_text(json.dumps(document))
-
 
 @pytest.mark.parametrize("absolute", [True, False])
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", NAMING)
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_of_the_host_is_read_whatever_in_a_graph_names_it(bundle, tmp_path, name, attack, absolute):
     (tmp_path / "secret").write_text(SECRET)
