@@ -133,9 +133,10 @@ def _answers(runtime: Runtime, tasks: list[str], rows: list[Row]) -> Iterator[di
 
 
 def _check_tasks(runtime: Runtime, source: _Source) -> None:
-    named = False
+    named, found = False, dict.fromkeys(source.columns.names[:1])
     for row in source.rows():
         named |= row.task is not None
+        found |= dict.fromkeys(row.others or ())
         if row.task is None or source.skip_unknown:
             continue
         try:
@@ -143,7 +144,10 @@ def _check_tasks(runtime: Runtime, source: _Source) -> None:
         except UnknownName as error:
             raise UsageError(f"{row.where}: {error} --skip-unknown answers the other rows.") from None
     if not named:
-        raise UsageError(f"no row of {source.file} names a task in {source.task_column!r}.")
+        raise UsageError(
+            f"no row of {source.file} names a task in {source.task_column!r}. Found columns: {', '.join(found)}; "
+            "--task-column names the one with each row's task."
+        )
 
 
 def _mixed_answers(runtime: Runtime, rows: Iterable[Row], batch_size: int, *, strict: bool) -> Iterator[dict[str, Any]]:

@@ -4,13 +4,16 @@ import errno
 import json
 import subprocess
 import sys
+from typing import Annotated
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 from verbs import ENTRY, edgepeft, process
 
 from edgepeft.backbones.tokens import Text
-from edgepeft.cli._main import main
+from edgepeft.cli._main import app, main
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -211,7 +214,7 @@ def test_remove_and_add_an_exported_task(bundle, exported):
         (("run", "BUNDLE", "--input", "COLUMNS", "--task", "mood", "--task-column", "klass"), 2, "in place of --task"),
         (("run", "BUNDLE", "--input", "COLUMNS", "--skip-unknown"), 2, "goes with --task-column"),
         (("run", "BUNDLE", "--input", "COLUMNS", "--task-column", "task"), 1, "no column task"),
-        (("run", "BUNDLE", "--input", "LABELS", "--task-column", "task"), 2, "names a task in 'task'"),
+        (("run", "BUNDLE", "--input", "LABELS", "--task-column", "task"), 2, "Found columns: sentence1, label;"),
         (("run", "nowhere", "w7"), 2, "not a bundle"),
         (("run", "BUNDLE", "w7", "--batch-size", "0"), 2, "batch-size"),
         (("remove", "BUNDLE", "nothing"), 2, "Known: mood, pair, score"),
@@ -270,3 +273,31 @@ def test_what_the_system_refuses_is_one_line(capsys, error, line):
         main(refused)
     printed = capsys.readouterr().err
     assert (end.value.code, printed.startswith(line), printed.count("\n")) == (1, True, 1), printed
+
+
+def swallowed(app):
+    """What options and verbs of an app say of themselves and its --help does not show."""
+    flat = str.maketrans(dict.fromkeys("│╭╮╰╯─\n", " "))
+    for name, verb in typer.main.get_command(app).commands.items():
+        shown = " ".join(CliRunner().invoke(app, [name, "--help"], prog_name="").output.translate(flat).split())
+        for said in (verb.help, *(getattr(each, "help", None) for each in verb.params)):
+            if " ".join((said or "").split()) not in shown:
+                yield name, said
+
+
+def test_every_help_shows_all_that_it_says(monkeypatch):
+    """Rich takes words in brackets for its own markup: ``sentence1[,sentence2]`` lost half of itself."""
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
+    monkeypatch.setenv("COLUMNS", "1000")
+    planted = typer.Typer()
+
+    @planted.command()
+    def other():
+        """Do what needs [brackets] and what does not."""
+
+    @planted.command()
+    def verb(data: Annotated[str, typer.Option(help="A csv of sentence1[sentence2,]label.")] = ""):
+        """Take rows."""
+
+    assert [name for name, _ in swallowed(planted)] == ["other", "verb"]
+    assert list(swallowed(app)) == []
