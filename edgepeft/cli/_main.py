@@ -16,6 +16,7 @@ import typer
 
 from edgepeft import __version__
 from edgepeft.cli._output import INTERRUPTED
+from edgepeft.cli._progress import signs_of_life
 from edgepeft.errors import EdgepeftError
 from edgepeft.printable import printable
 from edgepeft.registry import modules_of
@@ -60,7 +61,8 @@ def main(command: typer.Typer = app) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # a text or path that the terminal has no characters for
     warnings.showwarning = lambda message, *_, **__: print(f"note: {printable(str(message))}", file=sys.stderr)
     try:
-        code = command(standalone_mode=False)
+        with signs_of_life(" ".join(["edgepeft", *sys.argv[1:2]])):
+            code = command(standalone_mode=False)
     except EdgepeftError as error:
         _fail(str(error), error.exit_code)
     except _Refused as error:

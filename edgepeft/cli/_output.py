@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json as json_format
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -35,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INTERRUPTED",
-    "bars",
     "json_text",
     "messages",
     "plain_table",
@@ -44,8 +32,6 @@ __all__ = [
     "show_bench_result",
     "show_errors",
     "show_result",
-    "shown_steps",
-    "stages",
     "table_console",
 ]
 
@@ -99,12 +85,6 @@ def plain_table(
     return _Table(*columns, title=shown, title_justify="center" if centred else "left", box=box.SIMPLE_HEAD)
 
 
-def bars(*columns: ProgressColumn, **options: Any) -> Progress:
-    """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``."""
-    first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*first, *columns, console=messages(), **options)
-
-
 def show_errors(errors: Mapping[str, Any]) -> None:
     """Print a table of the classes or the residuals, and one of the worst rows."""
     from edgepeft.data.by_class import class_rows
@@ -133,22 +113,6 @@ def json_text(document: Any, indent: int | None = None) -> str:
     except UnicodeEncodeError:
         return json_format.dumps(document, indent=indent, default=str)
     return text
-
-
-@contextlib.contextmanager
-def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-    """A progress bar over ``total`` named steps; yields what is entered around each."""
-    console = messages()
-    with bars(TimeElapsedColumn(), SpinnerColumn(), transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=total)
-
-        @contextlib.contextmanager
-        def stage(name: str) -> Iterator[None]:
-            progress.update(bar, description=name)
-            yield
-            progress.advance(bar)
-
-        yield stage
 
 
 def result_file(json: str | None) -> Path | None:
@@ -186,12 +150,3 @@ def show_bench_result(result: BenchResult, json: str | None) -> None:
     if result.instructions_skipped:
         messages().print(f"instructions were not counted: {result.instructions_skipped}", markup=False)
     show_result(result, json, bench_table)
-
-
-@contextlib.contextmanager
-def shown_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error; the callback takes what is being done, how many are done, and of how many."""
-    # Redrawn when a step ends: a redrawing thread would take time from what is measured.
-    with bars(TimeElapsedColumn(), transient=True, auto_refresh=False) as bar:
-        current = bar.add_task("starting", total=None)
-        yield lambda what, done, total: bar.update(current, description=what, completed=done, total=total, refresh=True)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from edgepeft.cli._output import INTERRUPTED, bars, messages
+from edgepeft.cli._output import INTERRUPTED, messages
+from edgepeft.cli._progress import bars
 
 if TYPE_CHECKING:
     from edgepeft.data.course.run import CourseResult, Progress

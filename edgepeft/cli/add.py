@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder, DeltaWeights, Trainable, VerifyRows
-from edgepeft.cli._output import messages, print_json, stages
+from edgepeft.cli._output import messages, print_json
+from edgepeft.cli._progress import stages
 from edgepeft.errors import MissingPackage, UsageError
 
 __all__ = ["command"]

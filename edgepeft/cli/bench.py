@@ -11,7 +11,8 @@ import typer
 
 from edgepeft.cli import _bench_options as options
 from edgepeft.cli._options import NoCache, settings_of, share_of
-from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result, shown_steps
+from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result
+from edgepeft.cli._progress import shown_steps
 from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from edgepeft.cli._options import (
     Threads,
 )
 from edgepeft.cli._output import print_json, show_errors
+from edgepeft.cli._progress import shown_steps
 from edgepeft.data.rows import Columns, Row, label_number, read_rows
 from edgepeft.errors import DataError
 
@@ -57,16 +58,18 @@ def command(
     expected: list[str | float] = []
     predicted: list[str | float] = []
     worst: list[dict[str, Any]] = []
-    for batch in in_batches(rows, batch_size):
-        for row in batch:
-            if entry.labels is not None and row.label not in entry.labels:
-                known = ", ".join(entry.labels)
-                raise DataError(f"{row.where}: task {task} has no label {row.label!r}. Known: {known}.")
-            expected.append(label_number(row) if entry.labels is None else row.label or "")
-        texts = [Text(row.sentence1, row.sentence2) for row in batch]
-        answers = runtime.predict(task, texts)
-        predicted += [answer.value for answer in answers]
-        worst = worst_of([*worst, *_losses(batch, targets_of(batch, entry.labels), answers)])
+    with shown_steps() as show:
+        for batch in in_batches(rows, batch_size):
+            for row in batch:
+                if entry.labels is not None and row.label not in entry.labels:
+                    known = ", ".join(entry.labels)
+                    raise DataError(f"{row.where}: task {task} has no label {row.label!r}. Known: {known}.")
+                expected.append(label_number(row) if entry.labels is None else row.label or "")
+            texts = [Text(row.sentence1, row.sentence2) for row in batch]
+            answers = runtime.predict(task, texts)
+            predicted += [answer.value for answer in answers]
+            worst = worst_of([*worst, *_losses(batch, targets_of(batch, entry.labels), answers)])
+            show(f"{task}: rows", len(expected), None)
     score, how = compute(name, expected, predicted, entry.labels), averaged(name, entry.labels)
     errors = {**errors_of(expected, predicted, entry.labels), "worst": worst}
     if as_json:

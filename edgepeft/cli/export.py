@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edgepeft.cli._options import DeltaWeights, Replace, Trainable, VerifyRows
-from edgepeft.cli._output import messages, print_json, stages
+from edgepeft.cli._output import messages, print_json
+from edgepeft.cli._progress import stages
 from edgepeft.errors import UsageError, requiring
 
 if TYPE_CHECKING:

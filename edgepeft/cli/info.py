@@ -12,7 +12,6 @@ from rich.text import Text
 
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
 from edgepeft.errors import EdgepeftError, MissingPackage, UsageError
-from edgepeft.runtime.model_card import stated_score
 
 if TYPE_CHECKING:
     from edgepeft.runtime.bundle import Bundle
@@ -85,6 +84,8 @@ def _of_delta(folder: Path) -> dict[str, Any]:
 
 
 def _show(path: Path, document: Mapping[str, Any]) -> None:
+    from edgepeft.runtime.model_card import stated_score
+
     backbone, tasks = document["backbone"], document["tasks"]
     weights = f", {backbone['weights_dtype']}, {backbone['bytes'] / 1e6:,.1f} MB" if "bytes" in backbone else ""
     title = f"{document['kind']} {path} on {backbone['source']} ({backbone['model_type']}{weights})"

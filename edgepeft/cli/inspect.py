@@ -11,7 +11,8 @@ import typer
 from rich.progress import TaskID, TextColumn, TimeRemainingColumn
 
 from edgepeft.cli._options import TorchThreads
-from edgepeft.cli._output import bars, print_json, table_console
+from edgepeft.cli._output import print_json, table_console
+from edgepeft.cli._progress import bars
 from edgepeft.cli._run import use_threads
 from edgepeft.errors import requiring
 

@@ -12,6 +12,7 @@ import typer
 
 from edgepeft.cli._options import ROWS_HELP, BundleFolder, NoCache, PairColumn, TextColumn, Threads
 from edgepeft.cli._output import json_text, messages, print_json
+from edgepeft.cli._progress import no_longer
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.printable import printable
@@ -49,6 +50,8 @@ def command(
 
     columns = Columns(text_column, pair_column)
     source = _Source(text, second, input_file, columns, task_column, skip_unknown, task)
+    if STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
+        no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
     if task_column is not None:

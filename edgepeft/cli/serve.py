@@ -9,6 +9,7 @@ import typer
 
 from edgepeft.cli._options import BundleFolder, NoCache, Threads
 from edgepeft.cli._output import messages
+from edgepeft.cli._progress import no_longer
 from edgepeft.errors import requiring
 
 __all__ = ["command"]
@@ -75,7 +76,9 @@ def command(
         limits=limits,
     )
     log_to_stderr()
-    shown = line(str(bundle))
-    run_server(
-        settings, lambda address: messages().print(f"serving {shown} on {address}", markup=False, soft_wrap=True)
-    )
+
+    def started(address: str) -> None:
+        no_longer()
+        messages().print(f"serving {line(str(bundle))} on {address}", markup=False, soft_wrap=True)
+
+    run_server(settings, started)

@@ -26,7 +26,6 @@ from edgepeft.cli._options import (
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._run import interruptible, say_unbeaten
 from edgepeft.data.rows import Columns
-from edgepeft.runtime.model_card import stated_score
 
 if TYPE_CHECKING:
     from edgepeft.runtime.tuning.tune import TuneResult
@@ -106,6 +105,8 @@ def _note(line: str) -> None:
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
+    from edgepeft.runtime.model_card import stated_score
+
     tuned, entry = result.tuned, result.entry
     if tuned.truncated:
         messages().print(

@@ -30,6 +30,8 @@ from structured import json_document, onnx_graph, safetensors_header
 from subject import subject
 from targets import Target, targets
 
+from edgepeft.cli._progress import shown_steps
+
 HANG_S = 2.0
 _ROOTS_HOME = f"{Path('~root').expanduser()}/"
 # Share of the cases.  Opening a session takes ten times what reading a manifest does.
@@ -54,6 +56,7 @@ SHARES = {
     "session": 0.02,
 }
 ALTERED_SHARE = 0.008
+_SHOWN_EVERY = 100  # cases
 _WORDS = [b"../", b"/etc/passwd", b"\x00", b"\xff", b"null", b"-1", b"1e999", b"NaN", b"[" * 500, b'{"a":' * 200, b"\\ud800", b"9" * 400, b"true", b'""', b"%2e%2e%2f"]  # fmt: skip
 
 
@@ -159,7 +162,15 @@ def _guided(report: Callable[[bytes], None], seeds: Sequence[bytes], cases: int,
     atheris.Fuzz()
 
 
-def run_target(name: str, bundle: Path, folder: Path, cases: int, seed: int, engine: str) -> dict[str, Any]:
+def run_target(
+    name: str,
+    bundle: Path,
+    folder: Path,
+    cases: int,
+    seed: int,
+    engine: str,
+    show: Callable[[str, int, int | None], None] = lambda *_: None,
+) -> dict[str, Any]:
     """All cases of one target, with a new child after each one that died."""
     context = multiprocessing.get_context("spawn")
     outcomes: Counter[str] = Counter()
@@ -188,6 +199,8 @@ def run_target(name: str, bundle: Path, folder: Path, cases: int, seed: int, eng
                     findings.append(_finding(folder, name, case, outcome))
                     outcome = "finding"
                 outcomes[outcome] += 1
+                if done % _SHOWN_EVERY == 0:
+                    show(name, done, cases)
         except EOFError:
             process.join()
             if engine == "atheris" and process.exitcode == 0:
@@ -228,7 +241,8 @@ def main() -> None:
     for name in names:
         cases = max(1, round(asked.cases * shares[name] / sum(shares.values())))
         begin = time.monotonic()
-        found[name] = run_target(name, bundle, folder, cases, asked.seed, asked.engine)
+        with shown_steps() as show:
+            found[name] = run_target(name, bundle, folder, cases, asked.seed, asked.engine, show)
         found[name]["seconds"] = round(time.monotonic() - begin, 1)
         print(f"{name}: {found[name]['cases']} cases, {len(found[name]['findings'])} findings", file=sys.stderr)
     total = sum(each["cases"] for each in found.values())

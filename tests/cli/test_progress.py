@@ -1,0 +1,122 @@
+"""Long work is never silent: a bar on a terminal, a line every ten seconds elsewhere; with a clock of our own."""
+
+import io
+import threading
+
+import pytest
+import typer
+from rich.console import Console
+from verbs import edgepeft
+
+from edgepeft.cli import _progress
+from edgepeft.cli._main import main
+from edgepeft.cli._output import messages
+
+
+class Clock(threading.Event):
+    """Time passes when ``tick`` is called, and is over for whoever waits when it returns."""
+
+    now = 0.0
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.waiting, self.passed = None, threading.Semaphore(0), threading.Semaphore(0)
+
+    def wait(self, timeout=None):
+        self.asked = timeout
+        self.waiting.release()
+        self.passed.acquire()
+        return self.is_set()
+
+    def set(self):
+        super().set()
+        self.passed.release()
+
+    def tick(self):
+        assert self.waiting.acquire(timeout=60)
+        Clock.now += self.asked
+        self.passed.release()
+        assert self.waiting.acquire(timeout=60)  # what was to be said is said
+        self.waiting.release()
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """The clocks that were waited for, in order."""
+    made = []
+
+    class Threading:
+        Thread = threading.Thread
+
+        @staticmethod
+        def Event():
+            made.append(Clock())
+            return made[-1]
+
+    Clock.now = 0.0
+    monkeypatch.setattr(_progress, "threading", Threading)
+    monkeypatch.setattr(_progress, "monotonic", lambda: Clock.now)
+    return made
+
+
+def test_a_verb_that_takes_long_says_every_ten_seconds_what_it_does(clocks, monkeypatch, capsys):
+    """Where it has no bar of its own, where it has one, and where a bar is full; the bars are none on a pipe."""
+    app = typer.Typer()
+
+    @app.command()
+    def verb():
+        (clock,) = clocks
+        clock.tick()
+        with _progress.bars() as shown:
+            bar = shown.add_task("mood: loading", total=None)
+            clock.tick()
+            shown.update(bar, description="mood: train", completed=1200, total=4000, state="loss 0.512")
+            clock.tick()
+            shown.update(bar, completed=4000)
+            clock.tick()
+        with _progress.stages(2) as stage, stage("backbone"):
+            clock.tick()
+        with _progress.shown_steps() as show:
+            show("rows", 64, None)
+            clock.tick()
+
+    app.command("other")(verb)
+    monkeypatch.setattr("sys.argv", ["edgepeft", "verb"])
+    with pytest.raises(SystemExit) as end:
+        main(app)
+    assert end.value.code == 0
+    assert [clock.asked for clock in clocks] == [10.0]
+    assert capsys.readouterr().err.splitlines() == [
+        "edgepeft verb, 10 s",
+        "mood: loading, 20 s",
+        "mood: train, 1,200 of 4,000, loss 0.512, 30 s",
+        "edgepeft verb, 40 s",
+        "backbone, 0 of 2, 50 s",
+        "rows, 64, 60 s",
+    ]
+
+
+def test_what_waits_for_others_says_nothing(clocks, capsys):
+    with _progress.signs_of_life("edgepeft serve"):
+        clocks[0].tick()
+        _progress.no_longer()
+    assert capsys.readouterr().err == "edgepeft serve, 10 s\n"
+
+
+def test_a_terminals_bar_is_gone_when_an_error_is_told_and_says_no_lines(clocks, capsys):
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=80, _environ={})
+    with pytest.raises(ValueError, match="wrong"), _progress.bars(console=terminal) as shown:
+        shown.add_task("mood: train", total=4)
+        clocks[0].tick()
+        raise ValueError("wrong")
+    drawn = terminal.file.getvalue()
+    assert "mood: train" in drawn
+    assert drawn.rpartition("\x1b[2K")[2].replace("\x1b[?25h", "") == "", "the last line drawn is erased"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_gets_no_bar(exported):
+    done = edgepeft("verify", exported)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert not messages().is_terminal
