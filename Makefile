@@ -25,7 +25,7 @@ GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --determinis
 # The oldest onnxruntime that pyproject.toml allows on this kind of machine.
 OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-isas test-oldest lock test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -50,6 +50,9 @@ test: $(INSTALLED)  ## The tests, a few minutes (PYTEST_ARGS=...)
 
 test-slow: $(INSTALLED)  ## The tests that take minutes each
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-gpu: $(INSTALLED)  ## The tests that need a GPU; skipped, and said, where PyTorch finds none
+	$(BIN)/python -m pytest -m gpu -rs $(PYTEST_ARGS)
 
 test-isas: $(INSTALLED)  ## The numerical tests under other instruction sets, one thread and two
 	$(BIN)/python tests/isas.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -66,6 +66,10 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
     head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Train on 10, 20, 40 and 70 % of the rows too.")] = False,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto: a GPU where there is one.")
+    ] = "auto",
+    bf16: Annotated[bool, typer.Option("--bf16", help="A step's forward in bfloat16; what is trained is not.")] = False,
     threads: TorchThreads = None,
     out: Annotated[Path, typer.Option(help="The delta's folder, new.")],
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run in --out.")] = False,
@@ -76,6 +80,7 @@ def command(
     with requiring("train", "training"):
         from edgepeft.data.parts import load_data
         from edgepeft.methods.base import method_named
+        from edgepeft.training.devices import device_of
         from edgepeft.training.loop import train
         from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output
@@ -95,7 +100,10 @@ def command(
         seed=seed,
         head=head,
         curve=curve,
+        device=device,
+        bf16=bf16,
     )
+    device_of(device)
     prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
     chosen = method_named(method).from_settings(settings_of(set_))
     columns = Columns(text_column, pair_column, label_column)
@@ -140,6 +148,7 @@ def _table(result: TrainResult, out: Path) -> Table:
         "rows": result.metrics["split"],
         "labels": _labels(card.labels, training.get("class_weights")),
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
+        "computed on": f"{training['device']}, {training['precision']}",
         "written": str(out),
     }
     for name, value in rows.items():

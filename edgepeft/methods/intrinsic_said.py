@@ -12,7 +12,9 @@ A tensor with fewer entries than theta reads theta's first ones only, as many as
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -39,7 +41,7 @@ class Projected(Generator):
         self.shapes, self.seed = dict(shapes), seed
         self.theta = nn.Parameter(torch.zeros(dimension - len(shapes)))  # zero, so that a fresh delta is the identity
         self.scales = nn.Parameter(torch.ones(len(shapes)))
-        self._tables: list[_Table] | None = None
+        self._tables: nn.ModuleList | None = None
         self._last: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None
 
     @property
@@ -55,7 +57,9 @@ class Projected(Generator):
     def forward(self, pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """theta_i of every tensor."""
         if torch.is_grad_enabled():
-            self._last, self._tables = None, self._tables or list(self._made())  # the tables stay for the next step
+            if self._tables is None:
+                self._tables = nn.ModuleList(self._made())  # for the next step
+            self._last = None
             updates = self._updates(self._tables)
         else:
             updates = self._remembered()
@@ -64,30 +68,41 @@ class Projected(Generator):
     def _remembered(self) -> dict[str, Tensor]:
         """lambda_i P_i theta, computed anew only when theta or a scale has changed: evaluation asks batch by batch."""
         last = self._last
-        if last is None or not (torch.equal(last[0], self.theta) and torch.equal(last[1], self.scales)):
+        moved = last is not None and last[0].device != self.theta.device
+        if last is None or moved or not (torch.equal(last[0], self.theta) and torch.equal(last[1], self.scales)):
             updates = self._updates(self._tables or self._made())
             last = self._last = (self.theta.detach().clone(), self.scales.detach().clone(), updates)
         return last[2]
 
-    def _updates(self, tables: Iterable[_Table]) -> dict[str, Tensor]:
+    def _updates(self, tables: Iterable[nn.Module]) -> dict[str, Tensor]:
         parts = zip(tables, self.scales, self.shapes.items(), strict=True)
-        return {name: (table.project(self.theta) * scale).view(shape) for table, scale, (name, shape) in parts}
+        kind = self.theta.device.type
+        half = torch.amp.is_autocast_available(kind)  # under autocast, sums of thousands of terms stay float32
+        with torch.autocast(kind, enabled=False) if half else contextlib.nullcontext():
+            return {name: (table(self.theta) * scale).view(shape) for table, scale, (name, shape) in parts}
 
     def _made(self) -> Iterator[_Table]:
         width = len(self.theta)
         projections = (Fastfood(self.seed, i, math.prod(shape), width) for i, shape in enumerate(self.shapes.values()))
-        return ahead(_Table, projections, torch.get_num_threads())
+        for table in ahead(_Table, projections, torch.get_num_threads()):
+            yield table.to(self.theta.device)
 
 
-class _Table:
-    """P as torch computes it; the tables take 8 bytes for each of the LL entries."""
+class _Table(nn.Module):
+    """P as torch computes it; the tables take 8 bytes for each of the LL entries, and are saved nowhere."""
+
+    index: Tensor
+    gaussian: Tensor
+    signs: Tensor
 
     def __init__(self, fastfood: Fastfood) -> None:
+        super().__init__()
         index, gaussian, self.denominator = fastfood.table()
-        self.index, self.gaussian = torch.from_numpy(index), torch.from_numpy(gaussian)  # [LL]
-        self.signs, self.size = torch.from_numpy(fastfood.signs()), fastfood.size  # [w]
+        for name, values in {"index": index, "gaussian": gaussian, "signs": fastfood.signs()}.items():
+            self.register_buffer(name, torch.from_numpy(values), persistent=False)  # [LL], [LL], [w]
+        self.size = fastfood.size
 
-    def project(self, theta: Tensor) -> Tensor:
+    def forward(self, theta: Tensor) -> Tensor:
         """P theta, [D]."""
         period = len(self.signs)
         padded = functional.pad(theta[:period], (0, max(0, period - len(theta))))
@@ -101,7 +116,7 @@ def _walsh_hadamard(values: Tensor) -> Tensor:
     length, inner = len(values), 1
     while inner < length:
         radix = min(_RADIX, length // inner)
-        matrix = torch.from_numpy(hadamard(radix)).to(values.dtype)
+        matrix = _hadamard(radix, values.dtype, values.device)
         if inner == 1:
             values = values.view(-1, radix) @ matrix
         else:
@@ -109,6 +124,12 @@ def _walsh_hadamard(values: Tensor) -> Tensor:
             values = torch.bmm(matrix.expand(len(stacked), -1, -1), stacked)
         inner *= radix
     return values.view(-1)
+
+
+@functools.cache
+def _hadamard(radix: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # else what an evaluation has kept could not be trained through
+        return torch.from_numpy(hadamard(radix)).to(device, dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -22,11 +22,15 @@ from edgepeft.delta import Delta
 
 __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
 
+CPU = torch.device("cpu")
+
 
 class PyTorchEngine(TrainingEngine):
     """A delta on its frozen model; AdamW has two rates, the delta's own and its head's.
 
-    ``weights`` [labels] multiply the rows' losses by their labels; None weighs all alike.
+    ``weights`` [labels] multiply the rows' losses by their labels; None weighs all alike.  Both modules move to
+    ``device``.  With ``bf16`` a step's forward is under autocast; what is trained, its gradients and AdamW's moments
+    are float32 all the same, whose exponents bfloat16 has, so no loss is scaled.  Evaluations are float32.
     """
 
     def __init__(
@@ -38,9 +42,12 @@ class PyTorchEngine(TrainingEngine):
         clip_norm: float,
         *,
         weights: Sequence[float] | None = None,
+        device: torch.device = CPU,
+        bf16: bool = False,
     ) -> None:
-        self.delta, self.model, self.rows, self.clip_norm = delta.eval(), model, rows, clip_norm
-        self.weights = None if weights is None else torch.tensor(weights)
+        self.delta, self.model, self.rows, self.clip_norm = delta.eval().to(device), model.to(device), rows, clip_norm
+        self.weights = None if weights is None else torch.tensor(weights, device=device)
+        self.device, self.bf16 = device, bf16
         self.optimizer = _adamw(delta, rates)
         self.kept: dict[str, Tensor] = {}  # [rows, d] by part: what a head that is trained alone reads
 
@@ -59,14 +66,7 @@ class PyTorchEngine(TrainingEngine):
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Forward, backward, clip, AdamW."""
-        targets = torch.from_numpy(self.rows["train"].targets[list(chosen)])
-        numbers = count()
-
-        def drop(features: Tensor, probability: float) -> Tensor:
-            return features * torch.from_numpy(masks(next(numbers), probability, features.shape))
-
-        with replaced_dropout(self.delta, drop):
-            loss = loss_of(self._logits("train", chosen), targets, self.weights)
+        loss = self._loss(chosen, masks)
         if not math.isfinite(loss.item()):
             return StepOutcome(loss.item(), math.nan)
         self.optimizer.zero_grad()
@@ -78,47 +78,62 @@ class PyTorchEngine(TrainingEngine):
             self.optimizer.step()
         return StepOutcome(loss.item(), norm)
 
+    def _loss(self, chosen: Sequence[int], masks: Masks) -> Tensor:
+        targets = torch.from_numpy(self.rows["train"].targets[list(chosen)]).to(self.device)
+        numbers = count()
+
+        def drop(features: Tensor, probability: float) -> Tensor:
+            mask = torch.from_numpy(masks(next(numbers), probability, features.shape))  # the same on every device
+            return features * mask.to(self.device)
+
+        precision = torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+        with replaced_dropout(self.delta, drop), precision:
+            logits = self._logits("train", chosen)
+        return loss_of(logits.float(), targets, self.weights)
+
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs]."""
         with torch.inference_mode():
-            logits: NDArray[np.float32] = self._logits(part, chosen).numpy()
+            logits: NDArray[np.float32] = self._logits(part, chosen).cpu().numpy()
         return logits
 
     def _logits(self, part: str, chosen: Sequence[int]) -> Tensor:
         if self.kept:
-            return self.delta.read_out(self.kept[part][list(chosen)])
-        return self.delta.logits(self.model, torch_batch(self.rows[part], chosen)[0])
+            return self.delta.read_out(self.kept[part][list(chosen)].to(self.device))
+        return self.delta.logits(self.model, torch_batch(self.rows[part], chosen, self.device)[0])
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, d] of the bare backbone."""
-        inputs, _ = torch_batch(self.rows[part], chosen)
+        inputs, _ = torch_batch(self.rows[part], chosen, self.device)
         with torch.inference_mode():
             hidden = self.model(**inputs).last_hidden_state
-            states: NDArray[np.float32] = pool(hidden, inputs["attention_mask"], self.delta.card.pooling).numpy()
+            states: NDArray[np.float32] = pool(hidden, inputs["attention_mask"], self.delta.card.pooling).cpu().numpy()
         return states
 
     def tensors(self) -> Arrays:
         """Copies by name."""
-        return {name: tensor.detach().numpy().copy() for name, tensor in self.delta.tensors().items()}
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.delta.tensors().items()}
 
     def state(self) -> Arrays:
         """``delta:<tensor>``, and ``optimizer:<tensor>:<what AdamW keeps of it>``."""
         named: Arrays = {}
         for name, parameter in self.delta.tensors().items():
-            named[f"delta:{name}"] = parameter.detach().contiguous().numpy()
+            named[f"delta:{name}"] = parameter.detach().cpu().contiguous().numpy()
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                named[f"optimizer:{name}:{key}"] = value.contiguous().numpy()
+                named[f"optimizer:{name}:{key}"] = value.cpu().contiguous().numpy()
         return named
 
     def load_state(self, state: Arrays) -> None:
-        """Put parameters and AdamW where they were."""
+        """Put parameters and AdamW where they were, be the device another one than then."""
         tensors = {name: torch.from_numpy(value) for name, value in state.items()}
         self.delta.read({name[6:]: t for name, t in tensors.items() if name.startswith("delta:")}, "the checkpoint")
         for name, parameter in self.delta.tensors().items():
             start = f"optimizer:{name}:"
             kept = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-            if kept:
-                self.optimizer.state[parameter] = kept
+            if kept:  # AdamW counts its steps on the CPU, whatever the device
+                self.optimizer.state[parameter] = {
+                    key: t if key == "step" else t.to(parameter.device) for key, t in kept.items()
+                }
 
     def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Take the best tensors."""
@@ -155,10 +170,11 @@ def replaced_dropout(delta: Delta, apply: Callable[[Tensor, float], Tensor]) -> 
             setattr(parent, name, child)
 
 
-def torch_batch(rows: Encoded, chosen: Sequence[int]) -> tuple[dict[str, Tensor], Tensor]:
+def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU) -> tuple[dict[str, Tensor], Tensor]:
     """The model's inputs [batch, longest] and targets [batch] of those rows."""
     inputs, targets = rows.batch(chosen)
-    return {name: torch.from_numpy(values) for name, values in inputs.items()}, torch.from_numpy(targets)
+    on_device = {name: torch.from_numpy(values).to(device) for name, values in inputs.items()}
+    return on_device, torch.from_numpy(targets).to(device)
 
 
 def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:

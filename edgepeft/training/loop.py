@@ -23,6 +23,7 @@ from edgepeft.data.parts import TaskData, load_data
 from edgepeft.delta import ERRORS, Delta, new_delta
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
+from edgepeft.training.devices import device_named, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
@@ -69,24 +70,27 @@ def train(
         BundleError: ``start`` is of another method or number of labels.
         Diverged: the loss or a gradient is not finite, or the losses are far above their start; ``out`` holds the best
             tensors so far where there was an evaluation.
-        EdgepeftError: no space left.
+        DoesNotFit: the device has no memory left.
+        EdgepeftError: no space left on the disk.
         Interrupted: ``stop`` returned True; a checkpoint is in ``out``.
     """
     checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)
     if not isinstance(data, TaskData):
         data = load_data(Path(data), regression=options.regression, seed=options.seed)
-    run = _Run(backbone, method, options.resolved(backbone, method), start, watch, stop)
-    engine = run.engine(data)
-    course = run.course(engine, data, out / FOLDER)
-    if checkpoint is not None:
-        course.resume(checkpoint)
-    result, diverged = _outcome(course)
-    if options.curve and diverged is None:
-        result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
+    device, options = device_of(options.device), options.resolved(backbone, method)
+    run = _Run(backbone, method, options, device, start, watch, stop)
+    with fitting(device, options):
+        engine = run.engine(data)
+        course = run.course(engine, data, out / FOLDER)
+        if checkpoint is not None:
+            course.resume(checkpoint)
+        result, diverged = _outcome(course)
+        if options.curve and diverged is None:
+            result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
     result = replace(result, training={**run.account(data), **result.training})
     update = {"metrics": {**result.metrics, ERRORS: result.errors}, "training": result.training}
-    delta = engine.delta
+    delta = engine.delta.cpu()
     delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
     delta.save(out, force=True)  # the checkpoints go with the old folder
     if CURVE in result.metrics:
@@ -103,6 +107,7 @@ class _Run:
     backbone: Backbone
     method: Method
     options: TrainOptions
+    device: torch.device
     start: Mapping[str, Tensor] | None
     watch: Callable[[Progress], None]
     stop: Callable[[], bool]
@@ -129,7 +134,8 @@ class _Run:
         rows = encode_parts(data, backbone.encoder(), longest, backbone.architecture.pad_token_id)
         rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
         weights = list(data.class_weights.values()) if options.balanced else None
-        return PyTorchEngine(delta, model, rows, rates, options.clip_norm, weights=weights)
+        how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16}
+        return PyTorchEngine(delta, model, rows, rates, options.clip_norm, **how)
 
     def course(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> Course:
         """Not begun; ``folder`` is of its checkpoints, ``what`` is said beside its phases."""
@@ -169,8 +175,9 @@ class _Run:
 
     def account(self, data: TaskData) -> dict[str, Any]:
         """What the card says of the run beside its outcome."""
-        weights = {"class_weights": data.class_weights} if self.options.balanced else {}
-        return {**self.options.plain(), "few_shot": data.few_shot, **weights}
+        facts = {**self.options.plain(), "few_shot": data.few_shot, "device": device_named(self.device)}
+        facts["precision"] = "bfloat16" if facts.pop("bf16") else "float32"
+        return {**facts, "class_weights": data.class_weights} if self.options.balanced else facts
 
 
 def _outcome(course: Course) -> tuple[CourseResult, Diverged | None]:

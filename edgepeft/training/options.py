@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainOptions"]
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
-_NOT_OF_THE_RUN = ("curve",)  # a resumed run may differ in them
+_NOT_OF_THE_RUN = ("curve", "device")  # a resumed run may differ in them
 MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
 
 
@@ -27,6 +27,7 @@ class TrainOptions(CourseOptions):
     """A course's numbers, and what a new delta needs.
 
     ``balanced`` weighs rows in the loss so that all labels weigh alike; ``curve`` trains on parts of the rows too.
+    ``device`` is auto, cpu, cuda or mps; ``bf16`` has a step's forward in bfloat16.
     """
 
     task: str
@@ -36,6 +37,8 @@ class TrainOptions(CourseOptions):
     balanced: bool = False
     head: str | None = None
     curve: bool = False
+    device: str = "auto"
+    bf16: bool = False
 
     def __post_init__(self) -> None:
         check_new_name(self.task)

@@ -1,0 +1,61 @@
+"""Where a run computes: the CPU, or the accelerator that PyTorch finds (``torch.accelerator``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from edgepeft.errors import DoesNotFit, UnknownName, UsageError
+from edgepeft.training.options import TrainOptions
+
+__all__ = ["KINDS", "device_named", "device_of", "fitting"]
+
+KINDS = ("auto", "cpu", "cuda", "mps")
+_FULL = ("out of memory", "can't allocate memory")  # of MPS and the CPU, whose errors have no class of their own
+
+
+def device_of(asked: str) -> torch.device:
+    """The device that ``--device`` asks for; auto is the accelerator, or the CPU where there is none.
+
+    Raises:
+        UnknownName: no such kind.
+        UsageError: this machine, or this PyTorch, has none of that kind.
+    """
+    if asked not in KINDS:
+        raise UnknownName("device", asked, KINDS)
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if asked == "cpu" or (asked == "auto" and accelerator is None):
+        return torch.device("cpu")
+    if accelerator is None or asked not in ("auto", accelerator.type):
+        there = "cpu" if accelerator is None else f"cpu and {accelerator.type}"
+        raise UsageError(
+            f"--device {asked}: PyTorch {torch.__version__} finds none here; it finds {there}. Leave --device out, or "
+            "install that device's driver and a PyTorch built for it."
+        )
+    return accelerator
+
+
+def device_named(device: torch.device) -> str:
+    """Its kind, and the model of a GPU of CUDA."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+@contextmanager
+def fitting(device: torch.device, options: TrainOptions) -> Iterator[None]:
+    """Run a training within the block.
+
+    Raises:
+        DoesNotFit: the device has no memory left; says which options to lower.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in _FULL):
+            raise
+        half = "" if options.bf16 or device.type == "cpu" else ", or give --bf16"
+        raise DoesNotFit(
+            f"{device_named(device)} is out of memory. Lower --batch-size ({options.batch_size}) or --max-length "
+            f"({options.max_length}){half}, with --force."
+        ) from error
