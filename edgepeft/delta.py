@@ -26,6 +26,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method, method_named
+from edgepeft.mistakes import in_words
 from edgepeft.resources import new_folder, write_json
 
 __all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "write_tensors"]
@@ -287,9 +288,7 @@ def read_card(folder: Path) -> DeltaCard:
     except OSError as error:
         raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{path} is not a delta card that this version can read: {where}: {first['msg']}.") from error
+        raise BundleError(f"{path} is not a delta card that this version can read: {in_words(error)}.") from error
 
 
 def new_delta(

@@ -76,6 +76,7 @@ def command(
         limits=limits,
     )
     log_to_stderr()
+    messages().print(f"opening the tasks of {line(str(bundle))}", markup=False, soft_wrap=True)
 
     def started(address: str) -> None:
         no_longer()

@@ -23,6 +23,7 @@ from edgepeft.fastfood import Fastfood, ahead
 from edgepeft.graph.names import generated, without_prefix
 from edgepeft.graph.protos import properties
 from edgepeft.host.cores import thread_count
+from edgepeft.mistakes import in_words
 
 __all__ = ["RECIPE", "generated_tensors"]
 
@@ -71,10 +72,8 @@ def _recipe(delta: onnx.ModelProto) -> _Recipe:
     try:
         return _Recipe.model_validate_json(properties(delta).get(RECIPE, ""))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the whole"
         raise BundleError(
-            f"the delta graph's {RECIPE} is not a recipe that this version knows: {where}: {first['msg']}."
+            f"the delta graph's {RECIPE} is not a recipe that this version knows: {in_words(error)}."
         ) from error
 
 

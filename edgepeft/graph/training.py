@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from edgepeft.errors import BundleError
 from edgepeft.graph.protos import properties
+from edgepeft.mistakes import in_words
 
 __all__ = ["TRAINING", "TrainingFacts", "training_facts"]
 
@@ -38,5 +39,4 @@ def training_facts(graph: onnx.ModelProto, where: str) -> TrainingFacts:
     try:
         return TrainingFacts.model_validate_json(facts.get(TRAINING, ""))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise BundleError(f"{where}: its {TRAINING} is damaged: {first['msg']}.") from error
+        raise BundleError(f"{where}: its {TRAINING} is damaged: {in_words(error)}.") from error

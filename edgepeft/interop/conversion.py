@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgepeft.errors import BundleError
 from edgepeft.methods.base import Method
+from edgepeft.mistakes import in_words
 
 __all__ = [
     "ConversionPlan",
@@ -88,8 +89,7 @@ def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Mode
     try:
         return kind.model_validate(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise BundleError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from error
+        raise BundleError(f"{path}: {in_words(error)}.") from error
 
 
 def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], folder: Path) -> None:

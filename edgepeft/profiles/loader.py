@@ -21,6 +21,7 @@ from edgepeft.errors import DataError, UnknownName, UsageError
 from edgepeft.host.cores import usable_cores
 from edgepeft.host.machine import board_name, cpu_model
 from edgepeft.host.sensors import ROOT
+from edgepeft.mistakes import in_words, mistake
 from edgepeft.profiles import schema
 from edgepeft.profiles.schema import MemoryFigure, Profile
 from edgepeft.resources import data_folder
@@ -93,23 +94,14 @@ def _read(path: Path) -> Profile:
 
 def _sentence(one: dict[str, Any]) -> str:
     path = [str(part) for part in one["loc"]]
-    where = ".".join(path) or "the file"
+    where = ".".join(path)
     if one["type"] == "extra_forbidden":
         part = _TABLES.get(path[0], Profile) if len(path) > 1 else Profile
         known = sorted(part.model_fields)
         close = get_close_matches(path[-1], known, n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         return f"unknown key {where!r}{hint}, known there: {', '.join(known)}"
-    if one["type"] == "missing":
-        return f"key {where!r} is missing"
-    what = str(one["msg"]).removeprefix("Value error, ")
-    given = "" if one["type"] == "value_error" else f", found {_short(one['input'])}"
-    return f"{where}: {what[0].lower()}{what[1:]}{given}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return mistake(one, "the file")
 
 
 def toml_of(document: Mapping[str, Any], comment: str = "") -> str:
@@ -161,8 +153,7 @@ def _memory(profile: Profile, text: str) -> MemoryFigure:
     try:
         return MemoryFigure.model_validate({**own.model_dump(), "value": value, "unit": unit})
     except ValidationError as error:
-        what = str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-        raise UsageError(f"--set memory={text}: {what}.") from error
+        raise UsageError(f"--set memory={text}: {in_words(error)}.") from error
 
 
 def is_this_board(profile: Profile, root: Path = ROOT) -> bool:

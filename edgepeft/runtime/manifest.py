@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
+from edgepeft.mistakes import in_words
 from edgepeft.resources import write_json
 from edgepeft.runtime.bounds import check_folder
 from edgepeft.task_name import check_task_names
@@ -219,9 +220,7 @@ class Manifest(_Model):
             check_task_names(manifest.tasks)
             check_task_names(manifest.templates)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "the document"
-            raise BundleError(f"{path} is not a manifest that this version knows: {where}: {first['msg']}.") from error
+            raise BundleError(f"{path} is not a manifest that this version knows: {in_words(error)}.") from error
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest

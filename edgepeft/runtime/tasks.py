@@ -22,6 +22,7 @@ from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
+from edgepeft.mistakes import in_words
 from edgepeft.resources import locked, write_atomically
 from edgepeft.runtime.bounds import check_file
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
@@ -255,6 +256,4 @@ def _entry(card: str, where: Path, more: dict[str, Any]) -> TaskEntry:
         facts = TypeAdapter(dict[str, Any]).validate_json(card)
         return TaskEntry.model_validate({**facts, **more, "regression": facts.get("labels") is None})
     except ValidationError as error:
-        first = error.errors()[0]
-        where_in = ".".join(map(str, first["loc"]))
-        raise BundleError(f"{where}: its card is damaged: {where_in}: {first['msg']}.") from error
+        raise BundleError(f"{where}: its card is damaged: {in_words(error)}.") from error

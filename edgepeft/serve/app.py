@@ -119,6 +119,7 @@ async def _warm(serving: Serving) -> None:
         await _warm_tasks(serving)
         if serving.state == "starting":
             serving.state = "ok"
+            serving.started.set()
         log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - len(serving.unavailable))
 
 

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgepeft.errors import BundleError, DataError, EdgepeftError, UnknownName
+from edgepeft.mistakes import in_words
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 
 __all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem"]
@@ -73,15 +74,11 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
 
 def _invalid(error: ValidationError) -> Refused:
     """The first thing that is wrong; what was sent is not repeated."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return Refused(400, "not_json", "the body is not JSON.")
     known = {"rows", "text", "second", "task", "label", "template", "steps", "epochs", "lr", "head_lr", "batch_size"}
-    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in known)
-    message = (
-        "a field that is not known; /docs lists those that are" if first["type"] == "extra_forbidden" else first["msg"]
-    )
-    return Refused(422, "invalid", f"{where or 'the body'}: {message}.")
+    said = in_words(error, "the body", known | {"seed"})
+    if error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid":
+        return Refused(400, "not_json", f"{said}.")
+    return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")
 
 
 def _handled(refusal_of: Callable[[Any], Refused]) -> Callable[[Request, Exception], Awaitable[Response]]:

@@ -54,6 +54,7 @@ class Serving:
     metrics: ServiceMetrics
     jobs: Jobs
     state: str = "starting"  # or ok, or stopping
+    started: asyncio.Event = field(default_factory=asyncio.Event)  # the first tasks are open
     unavailable: set[str] = field(default_factory=set)  # tasks that cannot be opened; the log says why
     alone: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -148,8 +149,8 @@ async def predict(request: Request) -> Response:
 async def predict_mixed(request: Request) -> Response:
     """Rows of any tasks in one batch."""
     asked = await _body(request, schemas.MixedRequest, _serving(request).settings.limits.rows)
-    named = [row.task for row in asked.rows]
-    answers = await _answers(request, named, [(row.text, row.second) for row in asked.rows])
+    named = asked.named
+    answers = await _answers(request, named, asked.texts)
     if len(named) <= _FEW_ROWS or None not in named:
         return _mixed_answer(answers, named)
     return await _serving(request).aside(_mixed_answer, answers, named)

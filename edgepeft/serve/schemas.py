@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
@@ -39,6 +40,10 @@ class TextRow(_Asked):
     second: str | None = None
 
 
+def _texts(rows: Sequence[str | TextRow]) -> list[str | tuple[str, str | None]]:
+    return [row if isinstance(row, str) else (row.text, row.second) for row in rows]
+
+
 _ONE_TEXT_OR_ROWS: list[JsonValue] = [
     {"required": ["text"], "properties": {"text": {"type": "string"}, "rows": {"type": "null"}}},
     {
@@ -65,9 +70,7 @@ class PredictRequest(_Asked):
     @property
     def texts(self) -> list[str | tuple[str, str | None]]:
         """What to read, in order."""
-        if self.rows is None:
-            return [(self.text or "", self.second)]
-        return [row if isinstance(row, str) else (row.text, row.second) for row in self.rows]
+        return [(self.text or "", self.second)] if self.rows is None else _texts(self.rows)
 
 
 class MixedRow(TextRow):
@@ -77,9 +80,19 @@ class MixedRow(TextRow):
 
 
 class MixedRequest(_Asked):
-    """Rows of any tasks, answered in one batch."""
+    """Rows of any tasks, answered in one batch; a text alone is a row without a task."""
 
-    rows: list[MixedRow] = Field(min_length=1)
+    rows: list[MixedRow | str] = Field(min_length=1)
+
+    @property
+    def named(self) -> list[str | None]:
+        """Each row's task."""
+        return [None if isinstance(row, str) else row.task for row in self.rows]
+
+    @property
+    def texts(self) -> list[str | tuple[str, str | None]]:
+        """What to read, in order."""
+        return _texts(self.rows)
 
 
 class TuneRow(TextRow):

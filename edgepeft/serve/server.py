@@ -65,7 +65,7 @@ class _Server(uvicorn.Server):
 
 
 def run_server(settings: Settings, started: Callable[[str], object] = lambda _: None) -> None:
-    """Serve until SIGTERM or SIGINT; ``started`` is called with the address.
+    """Serve until SIGTERM or SIGINT; ``started`` is called with the address once the tasks are open.
 
     Raises:
         UsageError, BundleError, VerificationFailed: the bundle cannot be served, or the address not be had.
@@ -94,10 +94,15 @@ def run_server(settings: Settings, started: Callable[[str], object] = lambda _: 
 
         async def serve() -> None:
             _handle_signals(server, app.state.serving, graceful_s + _END_S)
-            started(f"http://{shown}:{port}")
-            watch = asyncio.create_task(connections.watch())
+
+            async def announce() -> None:
+                await app.state.serving.started.wait()
+                started(f"http://{shown}:{port}")
+
+            beside = [asyncio.create_task(each) for each in (connections.watch(), announce())]
             await server.serve(sockets=[listening])
-            watch.cancel()
+            for each in beside:
+                each.cancel()
 
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(serve())

@@ -206,7 +206,7 @@ def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):
         ({"vera_d": 0.0}, "vera_d = 0.0"),
         ({"attn_matrices": ["q", "o"]}, "attn_matrices"),
         ({"dtype": "float16"}, "dtype = 'float16'"),
-        ({"r": 0}, "r: Input should be greater"),
+        ({"r": 0}, "r must be a number of at least 1, found 0"),
         ({"selfattn_lora": False}, "at least one of query"),
     ],
 )
@@ -219,7 +219,7 @@ def test_loras_that_no_delta_can_represent_are_refused_by_name(copy, settings, n
     ("settings", "named"),
     [
         ({"combine": "prefix_after_bos"}, "combine = 'prefix_after_bos'"),
-        ({"prompt_length": 0}, "prompt_length: Input should be greater"),
+        ({"prompt_length": 0}, "prompt_length must be a number of at least 1, found 0"),
         ({"prompt_length": 30}, "length must be at most 29: this bert has 32 positions"),
         ({"prompt_length": 4}, r"prompt_embedding\.weight \[5, 16\] instead of \[4, 16\]"),
     ],

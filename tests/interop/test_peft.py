@@ -150,8 +150,8 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"layer_replication": [[0, 1]]}, "layer_replication"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"something_of_next_year": 3}, "something_of_next_year = 3"),
-        ({"r": 0}, "r: Input should be greater than or equal to 1"),
-        ({"rank_pattern": {"query": 0}}, r"rank_pattern\.query: Input should be greater"),
+        ({"r": 0}, "r must be a number of at least 1, found 0"),
+        ({"rank_pattern": {"query": 0}}, r"rank_pattern\.query must be a number of at least 1, found 0"),
         ({"r": "four"}, r"adapter_config\.json: r"),
         ({"lora_alpha": float("nan")}, "lora_alpha"),
         ({"bias": "some"}, "bias"),
@@ -173,7 +173,7 @@ def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"num_virtual_tokens": 0}, "num_virtual_tokens: Input should be greater than or equal to 1"),
+        ({"num_virtual_tokens": 0}, "num_virtual_tokens must be a number of at least 1, found 0"),
         ({"num_virtual_tokens": 30}, "length must be at most 29"),
         ({"num_virtual_tokens": 4}, r"prompt_embeddings \[5, 16\] instead of \[4, 16\]"),
         ({"token_dim": 32}, "hidden size 32 and 2 layers; the backbone's are 16 and 2"),

@@ -104,7 +104,7 @@ def test_a_folder_named_like_a_profile_is_a_usage_error(tmp_path):
         ('unit = "MB"', 'unit = "Mb"', "memory.unit"),
         ('kind = "unsourced"\n[figures', 'kind = "guessed"\n[figures', "isa.kind"),
         ('name = "board"', 'name = "../../etc"', "name"),
-        ('name = "board"', "", "key 'name' is missing"),
+        ('name = "board"', "", "name is missing"),
         ("value = 1.5", "value = [1]", "figures.copy.value"),
         ('name = "board"', "name = ", "is not TOML"),
         ('name = "board"', 'name = "board"\nname = "b"', "is not TOML"),

@@ -81,6 +81,24 @@ def test_a_text_is_answered_by_all_tasks_with_scores_and_latency(browser, served
     assert problems(browser) == []
 
 
+def test_what_can_be_asked_stands_there_before_the_first_question(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: len(find(browser, ".task")) == 3)
+    cards = [card.text.split("\n") for card in find(browser, ".task")]
+    assert [sorted(lines) for lines in cards] == [
+        sorted(lines)
+        for lines in (
+            ["mood", "lora", "texts: no, yes"],
+            ["pair", "houlsby", "pairs of texts: a, b, c"],
+            ["score", "bitfit", "texts: a number"],
+        )
+    ]
+    ask(browser, "w5")
+    wait(browser, lambda: len(find(browser, ".answer")) == 3)
+    assert find(browser, ".task") == []
+    assert problems(browser) == []
+
+
 def test_throughput_and_memory_are_live(browser, served):
     browser.get(f"http://127.0.0.1:{served.port}/")
     wait(browser, lambda: "MiB" in browser.find_element(By.ID, "memory").text)
@@ -147,6 +165,28 @@ def test_the_documentation_shows_every_operation_and_tries_one(browser, served):
     card.find_element(By.TAG_NAME, "button").click()
     wait(browser, lambda: '"predictions"' in card.text.split("Try it")[-1])
     assert problems(browser) == []
+
+
+OVERLAPPING = """
+const boxes = [...document.querySelectorAll("h1, #summary, header > a, .operation .method, .operation code, .operation label, textarea, pre, button")]
+  .filter((each) => each.checkVisibility()).map((each) => [each.outerHTML.slice(0, 60), each.getBoundingClientRect()]);
+return boxes.flatMap(([one, a], i) => boxes.slice(i + 1)
+  .filter(([, b]) => a.left < b.right + 4 && b.left < a.right + 4 && a.top < b.bottom && b.top < a.bottom)
+  .map(([other]) => [one, other]));
+"""
+
+
+@pytest.mark.parametrize("wide", [1280, 390])
+def test_nothing_of_the_documentation_covers_anything_else(browser, served, wide):
+    """Closed and open; four pixels lie between what stands in one line."""
+    browser.get(f"http://127.0.0.1:{served.port}/docs")
+    shown(browser, f"docs-{wide}", wide)
+    wait(browser, lambda: len(find(browser, ".operation")) >= 10)
+    assert browser.execute_script(OVERLAPPING) == []
+    browser.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; });")
+    shown(browser, f"docs-{wide}-open", wide, 3000)
+    assert browser.execute_script(OVERLAPPING) == []
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= wide
 
 
 def test_a_token_is_asked_for_once(browser, exported, tmp_path):

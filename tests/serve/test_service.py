@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,6 +14,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
+from served import Served
 from verbs import process as edgepeft
 
 from edgepeft.host.cores import thread_count
@@ -63,15 +67,17 @@ def test_rows_of_several_tasks_and_of_none_are_answered_each_by_its_own(served, 
         {"text": "w5"},
         {"text": "w5", "task": "moot"},
         {"text": "w5", "second": "w6", "task": "pair"},
+        "w5",  # as `:predict` takes it
     ]
     status, _, document = served.post("/v1/predict", {"rows": rows})
-    mood, score, embedded, unknown, pair = document["answers"]
+    mood, score, embedded, unknown, pair, text = document["answers"]
     assert status == 200
     assert_same(mood["prediction"], offline.predict("mood", ["w5"])[0])
     assert_same(score["prediction"], offline.predict("score", ["w5"])[0])
     assert_same(pair["prediction"], offline.predict("pair", [("w5", "w6")])[0])
     assert embedded["embedding"] == pytest.approx(offline.predict_mixed([None], ["w5"])[0].tolist(), abs=1e-4)
     assert unknown["error"]["code"] == "unknown_task"
+    assert text["embedding"] == pytest.approx(embedded["embedding"], abs=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +152,64 @@ def test_the_list_of_tasks_says_labels_and_no_path(served, exported):
 )
 def test_a_wrong_request_is_refused_by_what_is_wrong_with_it(served, path, body, expected):
     assert code(served.post(path, body)) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/tasks/mood:predict", b"{", "the body is not JSON (line 1 column 1)."),
+        ("/v1/tasks/mood:predict", {"text": 5}, "text must be text, found a number;"),
+        ("/v1/tasks/mood:predict", {}, "the body: give text (and second for a pair), or rows;"),
+        ("/v1/tasks/mood:predict", {"rows": []}, "rows must be a list of 1 or more, found a list of 0;"),
+        ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0.text is missing;"),
+        ("/v1/predict", {"rows": [{"text": "w5", "secret": 1}]}, "rows.0 has a key that is not known;"),
+        ("/v1/predict", {"rows": [5]}, "rows.0 must be an object or text, found a number;"),
+        ("/v1/predict", ["secret"], "the body must be an object, found a list of 1;"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_told_by_place_need_and_kind_and_never_repeated(served, path, body, words):
+    told = served.post(path, body)[2]["error"]["message"]
+    assert told.startswith(words)
+    assert "secret" not in told
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from edgepeft.serve.service import Service
+warm = Service.warm
+def wait(self, task):
+    while not Path(sys.argv[2], "go").exists():
+        time.sleep(0.02)
+    warm(self, task)
+Service.warm = wait
+from edgepeft.cli._main import main
+main()
+"""
+
+
+def test_it_says_that_it_serves_when_its_tasks_are_open(bundle, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", SLOW, "serve", str(bundle), "--port", str(port), "--no-cache"]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        own = Served(process, log, port, None)
+        try:
+            own.wait_for(lambda: health(own) == "starting", 60)
+            assert f"opening the tasks of {bundle}" in own.log
+            assert "serving" not in own.log.replace(str(bundle), "")
+            (bundle / "go").touch()
+            own.wait_for(lambda: f"serving {bundle} on http://127.0.0.1:{port}\n" in own.log, 60)
+            assert own.predict("mood", {"text": "w5"})[0] == 200
+        finally:
+            process.kill()
+
+
+def health(own):
+    with contextlib.suppress(OSError):
+        return own.get("/readyz")[2]["status"]
 
 
 def test_an_unknown_task_is_met_with_the_nearest_known_one(served):

@@ -63,7 +63,8 @@ function operation(path, method, about) {
     body = make("textarea");
     body.rows = 4;
     body.setAttribute("aria-label", "Body to send");
-    body.value = path.endsWith(":predict") ? '{"text": "We laughed all evening."}' : '{"rows": []}';
+    body.value = path.endsWith(":predict") ? '{"text": "We laughed all evening."}' : '{"rows": ["We laughed all evening."]}';
+    if (path.endsWith(":tune")) body.value = '{"rows": [{"text": "We laughed all evening.", "label": "good"}]}';
     card.append(body);
   }
   for (const [status, answer] of Object.entries(about.responses)) {

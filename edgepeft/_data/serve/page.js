@@ -31,13 +31,33 @@ async function loadTasks() {
   tasks = (await call("/v1/tasks")).tasks;
   $("summary").textContent = tasks.length === 1 ? "1 task" : `${tasks.length} tasks`;
   $("pair").hidden = !tasks.some((task) => task.pairs);
+  if (!document.querySelector(".answer")) $("answers").replaceChildren(...tasks.map(taskCard));
 }
 
-function answerCard(task, answer) {
-  const card = make("article", undefined, "card answer");
+function titled(task, kind) {
+  const card = make("article", undefined, `card ${kind}`);
   const title = make("h3");
   title.append(make("b", task.name), make("span", task.method));
   card.append(title);
+  return card;
+}
+
+// What a task can be asked, before it is.
+function taskCard(task) {
+  const card = titled(task, "task");
+  const more = task.labels && task.labels.length > SHOWN ? ` and ${task.labels.length - SHOWN} more` : "";
+  const answers = task.labels ? task.labels.slice(0, SHOWN).join(", ") + more : "a number";
+  card.append(make("p", `${task.pairs ? "pairs of texts" : "texts"}: ${answers}`));
+  if (!task.available) {
+    const problem = make("p", "cannot be opened; the service's log says why");
+    problem.setAttribute("role", "alert");
+    card.append(problem);
+  }
+  return card;
+}
+
+function answerCard(task, answer) {
+  const card = titled(task, "answer");
   if (answer.error) {
     const problem = make("p", answer.error.message);
     problem.setAttribute("role", "alert");

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.errors import DataError, UnknownName
+from edgepeft.mistakes import in_words
 from edgepeft.resources import data_folder
 
 __all__ = ["SampleKind", "Scenario", "load_scenario", "scenario_names"]
@@ -82,8 +83,6 @@ def load_scenario(name: str) -> Scenario:
     try:
         return Scenario.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the scenario"
-        raise DataError(f"{path}: {where}: {first['msg']}.") from error
+        raise DataError(f"{path}: {in_words(error, 'the scenario')}.") from error
     except ValueError as error:  # of TOML and of UTF-8
         raise DataError(f"{path} is not valid TOML: {error}.") from error

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from pydantic.types import Strict
+from pydantic_core import PydanticKnownError
 
 __all__ = ["CoresRecord", "GemmRates", "HostRecord", "LimitsInForce", "LimitsRequested", "Number", "Part", "Positive"]
 __all__ += ["ProfileLimits", "ProfileRecord"]
@@ -21,7 +22,7 @@ def _finite(value: float) -> float:
             return value
     except OverflowError:  # JSON's integers have no limit
         pass
-    raise ValueError("not finite")
+    raise PydanticKnownError("finite_number")
 
 
 Positive = Annotated[float, Field(gt=0)]

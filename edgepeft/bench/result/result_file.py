@@ -10,24 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, RowKey
 from edgepeft.errors import DataError, UsageError
+from edgepeft.mistakes import in_words
 
 __all__ = ["ResultFile", "read_document", "schema_of"]
 
 _MAX_BYTES = 100_000_000
-_MUST_BE = {
-    "bool_type": "true or false",
-    "dict_type": "an object",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "greater_than": "a number above 0",
-    "greater_than_equal": "a number of 0 or more",
-    "int_type": "a number",
-    "literal_error": "one of the known words",
-    "model_type": "an object",
-    "string_type": "text",
-    "tuple_type": "a list",
-    "value_error": "a finite number",
-}
 _Document = TypeVar("_Document", bound=BaseModel)
 
 
@@ -97,33 +84,8 @@ def read_document(path: Path, schema: type[_Document]) -> _Document:
     try:
         return schema.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise DataError(_in_words(path, error)) from None
-
-
-def _in_words(path: Path, error: ValidationError) -> str:
-    """The first mistake: where it is, what should stand there, what does, and what to do."""
-    first = error.errors(include_url=False)[0]
-    if first["type"] == "json_invalid":
-        return f"{path} is not JSON or was cut off; it must come from `edgepeft bench --json`."
-    shown = _shown(first["input"])
-    if not first["loc"]:
-        return f"{path} holds {shown}; a result is an object."
-    # A number is checked as int and as float; which of the two failed is the last part of the place.
-    where = ".".join(map(str, first["loc"])).removesuffix(".int").removesuffix(".float")
-    if first["type"] == "missing":
-        wrong = f"{where} is missing"
-    else:
-        wrong = f"{where} must be {_MUST_BE.get(first['type'], 'something else')}, found {shown}"
-    return f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out."
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else "a list"
-    try:
-        return repr(value)[:80]
-    except ValueError:  # Python does not print an integer of more than 4300 digits
-        return "a number that is too long"
+        wrong = in_words(error, "the result")
+        raise DataError(f"{path}: {wrong}. The file was edited or cut off; measure again, or leave it out.") from None
 
 
 def _other_schema(schema: str | None) -> str:

@@ -1,0 +1,106 @@
+"""What is wrong with a document, in a sentence of ours: where, what should stand there, what does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+__all__ = ["in_words", "mistake"]
+
+# By pydantic's kinds of mistakes, with what it tells of each.
+_NEEDED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "enum": "{expected}",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "greater_than": "a number above {gt:g}",
+    "greater_than_equal": "a number of at least {ge:g}",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a smaller number",
+    "int_type": "a whole number",
+    "less_than": "a number under {lt:g}",
+    "less_than_equal": "a number of at most {le:g}",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_type": "an object",
+    "string_pattern_mismatch": "text of the form {pattern}",
+    "string_too_long": "text of {max_length} characters or less",
+    "string_too_short": "text of {min_length} characters or more",
+    "string_type": "text",
+    "string_unicode": "text in Unicode",
+    "too_long": "a list of {max_length} or less",
+    "too_short": "a list of {min_length} or more",
+    "tuple_type": "a list",
+}
+_BRANCHES = {"int", "float", "str", "bool"}  # of a value that may be of several kinds, as the last part of its place
+_KINDS = {str: "text", bool: "true or false", dict: "an object", type(None): "null", int: "a number", float: "a number"}
+_SHOWN = 80  # characters of what was found
+
+
+def in_words(error: ValidationError, whole: str = "the document", names: Collection[str] | None = None) -> str:
+    """The first mistake, without a full stop; ``whole`` is what was read.
+
+    ``names`` are the only keys that may be told, and no value is: for answers to whoever sent the document.
+    """
+    mistakes: list[Mapping[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+    first = _place(mistakes[0], names)
+    within = [each for each in mistakes if _place(each, names)[: len(first)] == first]
+    # Of kinds that a value may have, the one whose parts were looked at is the one that was meant.
+    deepest = max(within, key=lambda each: len(each["loc"]))
+    place = _place(deepest, names)
+    return mistake(deepest, whole, names, [each for each in within if _place(each, names) == place])
+
+
+def mistake(
+    one: Mapping[str, Any],
+    whole: str = "the document",
+    names: Collection[str] | None = None,
+    kinds: Collection[Mapping[str, Any]] = (),
+) -> str:
+    """One of pydantic's mistakes; ``kinds`` are all of that place, where it may hold values of several kinds."""
+    where = ".".join(_place(one, names)) or whole
+    if one["type"] == "json_invalid":
+        line = re.search(r"line \d+ column \d+", str(one["ctx"]["error"]))
+        return f"{where} is not JSON{f' ({line[0]})' if line else ''}"
+    if one["type"] == "missing":
+        return f"{where} is missing"
+    if one["type"] == "extra_forbidden":
+        return f"{where} is not a key that is known" if names is None else f"{where} has a key that is not known"
+    if one["type"] == "value_error":
+        return f"{where}: {one['ctx']['error']}"
+    needed = dict.fromkeys(_needed(each) for each in kinds or [one])
+    if "a number" in needed:
+        needed.pop("a whole number", None)
+    found = _shown(one["input"]) if names is None else _kind(one["input"])
+    return f"{where} must be {' or '.join(needed)}, found {found}"
+
+
+def _place(one: Mapping[str, Any], names: Collection[str] | None) -> list[str]:
+    parts = [str(part) for part in one["loc"] if isinstance(part, int) or names is None or part in names]
+    return parts[:-1] if len(parts) > 1 and parts[-1] in _BRANCHES else parts
+
+
+def _needed(one: Mapping[str, Any]) -> str:
+    template = _NEEDED.get(one["type"])
+    return f"something else ({one['msg']})" if template is None else template.format(**one.get("ctx", {}))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, (dict, list, tuple)):
+        return _kind(value)
+    try:
+        return repr(value)[:_SHOWN]
+    except ValueError:  # Python does not print an integer of more than 4300 digits
+        return "a number that is too long"
+
+
+def _kind(value: object) -> str:
+    return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else _KINDS.get(type(value), "something else")
