@@ -1,4 +1,6 @@
-"""Mutated bundles and requests: no crash, no hang over 2 s, no file outside the folder, no altered byte taken for sound.
+"""Mutated bundles and requests: no crash, no hang, no file outside the folder, no altered byte taken for sound.
+
+A case may take 2 s of a processor, or a minute of the clock.
 
     python tests/faults/fuzz.py --cases 100000
 
@@ -32,7 +34,8 @@ from targets import Target, targets
 
 from edgepeft.cli._progress import shown_steps
 
-HANG_S = 2.0
+HANG_S = 2.0  # of a processor
+SILENT_S = 60.0  # of the clock: what waits and does not compute
 _ROOTS_HOME = f"{Path('~root').expanduser()}/"
 # Share of the cases.  Opening a session takes ten times what reading a manifest does.
 MUTATIONS = {
@@ -126,13 +129,13 @@ def child(
 
 
 def _tried(target: Target, data: bytes) -> tuple[str, float]:
-    """How it ended, and the seconds it took."""
-    begin = time.perf_counter()
+    """How it ended, and the processor's seconds that it took: of the clock's a busy host takes any number."""
+    begin = time.process_time()
     try:
         outcome = target(data)
     except BaseException as error:  # what is looked for
         outcome = f"FINDING {type(error).__name__}: {error}\n{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
-    return outcome, time.perf_counter() - begin
+    return outcome, time.process_time() - begin
 
 
 def _reporting(target: Target, pipe: Connection, case: Any, watch: Watch) -> Callable[[bytes], None]:
@@ -142,8 +145,6 @@ def _reporting(target: Target, pipe: Connection, case: Any, watch: Watch) -> Cal
         case[:8] = len(kept).to_bytes(8, "little")
         before = watch.outside
         outcome, took = _tried(target, data)
-        if took > HANG_S:  # once more: a busy host is slow once, a hang is one each time
-            outcome, took = min((outcome, took), _tried(target, data), key=lambda tried: tried[1])
         if watch.outside != before:
             outcome = "FINDING a file outside the folder was opened"
         pipe.send((outcome, took))
@@ -185,7 +186,7 @@ def run_target(
         try:
             ours.recv()  # it is ready
             while done < cases:
-                if not ours.poll(30 * HANG_S):
+                if not ours.poll(SILENT_S):
                     process.kill()
                     findings.append(_finding(folder, name, case, "hang"))
                     done += 1
