@@ -1,7 +1,7 @@
 """edgepeft: many parameter-efficient tasks on one frozen Transformer, on one small board.
 
-    train("all-MiniLM-L6-v2", "lora", "reviews.csv", TrainOptions(task="mood"), "mood")
-    export("all-MiniLM-L6-v2", ["mood"], "bundle", trainable=True)
+    train(backbone="all-MiniLM-L6-v2", data="reviews.csv", task="mood", method="lora", out="mood")
+    export(backbone="all-MiniLM-L6-v2", delta="mood", out="bundle", trainable=True)
     tune("bundle", "mood", "more.csv")
     Runtime("bundle").predict("mood", ["The soup was cold."])
 
@@ -17,12 +17,11 @@ __version__ = "0.1.0"
 __all__ = ["Bundle", "Runtime", "TrainOptions", "TuneOptions", "__version__", "export", "train", "tune"]
 
 if TYPE_CHECKING:
-    from edgepeft.exporting.bundle import export_bundle as export
+    from edgepeft.cli._functions import export, train
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.runtime.tuning.options import TuneOptions
     from edgepeft.runtime.tuning.tune import tune
-    from edgepeft.training.loop import train
     from edgepeft.training.options import TrainOptions
 else:
     _HOMES = {
@@ -30,8 +29,8 @@ else:
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.training.options:TrainOptions",
         "TuneOptions": "edgepeft.runtime.tuning.options:TuneOptions",
-        "export": "edgepeft.exporting.bundle:export_bundle",
-        "train": "edgepeft.training.loop:train",
+        "export": "edgepeft.cli._functions:export",
+        "train": "edgepeft.cli._functions:train",
         "tune": "edgepeft.runtime.tuning.tune:tune",
     }
 

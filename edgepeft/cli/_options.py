@@ -68,7 +68,7 @@ def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def rows_or_share(option: str, given: Path | float | None) -> Path | float | None:
+def rows_or_share(option: str, given: Path | None) -> Path | float | None:
     """A file of rows as it is; what reads as a number or a percentage, and is no file, is a share to hold out.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What long work shows: bars on a terminal, and a line every ten seconds where none is drawn."""
+"""What long work shows: bars on a terminal or in a notebook, and a line every ten seconds where none is drawn."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from time import monotonic
 from typing import Any
 
@@ -73,6 +74,11 @@ def _under_way() -> str:
     return ""
 
 
+def _draws(console: Console) -> bool:
+    """Whether it is a terminal, or a notebook that has what rich draws with; another notebook gets the lines."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 @contextlib.contextmanager
 def bars(*columns: ProgressColumn, console: Console | None = None, **options: Any) -> Iterator[Progress]:
     """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
@@ -80,7 +86,7 @@ def bars(*columns: ProgressColumn, console: Console | None = None, **options: An
 
     console = console or messages()
     first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    drawn = Progress(*first, *columns, console=console, transient=True, disable=not console.is_terminal, **options)
+    drawn = Progress(*first, *columns, console=console, transient=True, disable=not _draws(console), **options)
     with signs_of_life("working"), drawn:
         _shown.append(drawn)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -66,8 +67,14 @@ def interruptible(task: str) -> Iterator[tuple[Callable[[Progress], None], Calla
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """Yields a function that says whether Ctrl-C or SIGTERM came; a second one interrupts at once."""
+    """Yields a function that says whether Ctrl-C or SIGTERM came; a second one interrupts at once.
+
+    In a thread of a program that calls us, signals are the program's.
+    """
     asked = False
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from edgepeft.errors import UsageError, requiring
 if TYPE_CHECKING:
     from edgepeft.runtime.manifest import Manifest, Verification
 
-__all__ = ["command"]
+__all__ = ["command", "document", "run"]
 
 
 def command(
@@ -43,33 +44,50 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Export the backbone once and each task as a delta graph, verified against PyTorch."""
+    options = {**locals()}
+    if to_peft is not None and as_json:
+        raise _no_bundle()
+    result = run(options)
+    if as_json:
+        print_json(document(result))
+    elif isinstance(result, Path):
+        typer.echo(result)
+    else:
+        _show(result)
+        typer.echo(out)
+
+
+def document(result: Manifest | Path) -> dict[str, Any]:
+    """The manifest, or the folder for PEFT, as plain values."""
+    return {"to_peft": str(result)} if isinstance(result, Path) else result.model_dump(mode="json")
+
+
+def run(options: Mapping[str, Any]) -> Manifest | Path:
+    """Export as the command's options say, with progress and notes on standard error."""
     with requiring("train", "export"):
         from edgepeft.exporting.bundle import export_bundle
 
-    deltas, templates = [*(delta or []), *(more or [])], template or []
-    if to_peft is not None:
-        stored = (weights, delta_weights) != ("fp32", "fp32")
-        if out is not None or len(deltas) != 1 or as_json or verify_data or trainable or templates or stored:
-            raise UsageError(
-                "--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force."
-            )
-        _to_peft(backbone, deltas[0], to_peft, force)
-        return
+    backbone, out, templates = options["backbone"], options["out"], options["template"] or []
+    deltas = [*(options["delta"] or []), *(options["more"] or [])]
+    kinds = {name: options[name] for name in ("trainable", "weights", "delta_weights")}
+    if options["to_peft"] is not None:
+        stored = (kinds["weights"], kinds["delta_weights"]) != ("fp32", "fp32")
+        if out or len(deltas) != 1 or options["verify_data"] or kinds["trainable"] or templates or stored:
+            raise _no_bundle()
+        _to_peft(backbone, deltas[0], options["to_peft"], options["force"])
+        return Path(options["to_peft"])
     if out is None:
         raise UsageError("give --out, the bundle's folder, or --to-peft, a folder for PEFT.")
     if not deltas and not templates:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
-    _say_costs(profile, weights, delta_weights)
-    kinds: dict[str, Any] = {"trainable": trainable, "weights": weights, "delta_weights": delta_weights}
+    _say_costs(options["profile"], kinds["weights"], kinds["delta_weights"])
+    more = {"templates": templates, "data": options["verify_data"], "force": options["force"], **kinds}
     with stages(1 + len(deltas) + len(templates)) as stage:
-        manifest = export_bundle(
-            backbone, deltas, out, force=force, templates=templates, stage=stage, data=verify_data, **kinds
-        )
-    if as_json:
-        print_json(manifest.model_dump(mode="json"))
-    else:
-        _show(manifest)
-        typer.echo(out)
+        return export_bundle(backbone, deltas, out, stage=stage, **more)
+
+
+def _no_bundle() -> UsageError:
+    return UsageError("--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force.")
 
 
 def _show(manifest: Manifest) -> None:
@@ -107,7 +125,6 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
         f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' sequence classification model "
         f"of {source.source} with num_labels={loaded.card.n_outputs}"
     )
-    typer.echo(folder)
 
 
 def _shared(layers: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,23 +34,24 @@ from edgepeft.errors import requiring
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from edgepeft.data.parts import Division
     from edgepeft.training.loop import TrainResult
 
-__all__ = ["command"]
+__all__ = ["command", "document", "run"]
 
 
 def command(
     *,
     backbone: Annotated[str, typer.Option(help="A folder in Hugging Face layout, a bundle, or a Hub name.")],
     data: TrainRows,
-    eval_: EvalRows = None,
+    eval: EvalRows = None,
     test: TestRows = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
     method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
-    set_: MethodSettings = None,
+    set: MethodSettings = None,
     few_shot: FewShot = None,
     epochs: Epochs = None,
     steps: Steps = None,
@@ -77,6 +79,16 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
 ) -> None:
     """Train a task's delta. Rows that train or choose a checkpoint do not report: a --test within them is refused."""
+    options = {**locals()}
+    result = run(options)
+    if as_json:
+        print_json(document(result))
+    else:
+        _show(result, out)
+
+
+def run(options: Mapping[str, Any]) -> TrainResult:
+    """Train as the command's options say, with progress and notes on standard error."""
     with requiring("train", "training"):
         from edgepeft.data.parts import load_data
         from edgepeft.methods.base import method_named
@@ -85,51 +97,44 @@ def command(
         from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output
 
-    options = TrainOptions(
-        task=task,
-        epochs=epochs,
-        steps=steps,
-        patience=patience,
-        learning_rate=lr,
-        head_learning_rate=head_lr,
-        batch_size=batch_size,
-        max_length=max_length,
-        regression=regression,
-        balanced=balanced,
-        metric=metric,
-        seed=seed,
-        head=head,
-        curve=curve,
-        device=device,
-        bf16=bf16,
-    )
-    device_of(device)
-    prepare_output(out, resume=resume, force=force)  # what is wrong with it is reported before files are read
-    chosen = method_named(method).from_settings(settings_of(set_))
-    columns = Columns(text_column, pair_column, label_column)
-    parts = rows_or_share("--eval", eval_), rows_or_share("--test", test)
-    rows = load_data(data, *parts, columns, regression=regression, few_shot=few_shot, seed=seed)
-    use_threads(threads)
-    with interruptible(task) as (watch, stop):
-        result = train(backbone, chosen, rows, options, out, resume=resume, force=force, watch=watch, stop=stop)
-    _show(result, out, as_json)
+    known = {field.name for field in dataclasses.fields(TrainOptions)} & options.keys()
+    rates = {"learning_rate": options["lr"], "head_learning_rate": options["head_lr"]}
+    asked = TrainOptions(**rates, **{name: options[name] for name in known})
+    device_of(asked.device)
+    out, again = options["out"], {name: options[name] for name in ("resume", "force")}
+    prepare_output(out, **again)  # what is wrong with it is reported before files are read
+    method = method_named(options["method"]).from_settings(settings_of(options["set"]))
+    columns = Columns(*(options[f"{name}_column"] for name in ("text", "pair", "label")))
+    chosen, tested = (rows_or_share(f"--{name}", options[name]) for name in ("eval", "test"))
+    division: Division = {"regression": asked.regression, "few_shot": options["few_shot"], "seed": asked.seed}
+    rows = load_data(options["data"], chosen, tested, columns, **division)
+    use_threads(options["threads"])
+    with interruptible(asked.task) as (watch, stop):
+        result = train(options["backbone"], method, rows, asked, out, **again, watch=watch, stop=stop)
+    _say_what_to_know(result)
+    return result
 
 
-def _show(result: TrainResult, out: Path, as_json: bool) -> None:
+def document(result: TrainResult) -> dict[str, Any]:
+    """The delta's card as plain values, as its folder has it."""
+    return result.delta.card.model_dump(mode="json")
+
+
+def _say_what_to_know(result: TrainResult) -> None:
     if result.truncated:
         longest = result.delta.card.max_length
         messages().print(
             f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length)."
         )
     say_unbeaten(result, "another --method")
-    if as_json:
-        print_json(result.delta.card.model_dump(mode="json"))
-    else:
-        table_console().print(_table(result, out))
-        show_errors(result.errors)
-        if "curve" in result.metrics:
-            table_console().print(_curve(result.metrics))
-            messages().print(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}", markup=False)
+
+
+def _show(result: TrainResult, out: Path) -> None:
+    table_console().print(_table(result, out))
+    show_errors(result.errors)
+    if "curve" in result.metrics:
+        table_console().print(_curve(result.metrics))
+        messages().print(f"drawn in {out / 'curve.svg'} and {out / 'curve.png'}", markup=False)
 
 
 def _table(result: TrainResult, out: Path) -> Table:

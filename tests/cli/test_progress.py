@@ -1,7 +1,10 @@
 """Long work is never silent: a bar on a terminal, a line every ten seconds elsewhere; with a clock of our own."""
 
 import io
+import sys
 import threading
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 import typer
@@ -120,3 +123,34 @@ def test_a_pipe_gets_no_bar(exported):
     assert done.returncode == 0
     assert done.stderr == ""
     assert not messages().is_terminal
+
+
+def test_a_notebook_that_has_rich_s_widgets_sees_a_bar_and_another_gets_the_lines(monkeypatch):
+    drawn = []
+
+    class Output:  # of ipywidgets: what is printed within it stands in its place
+        def __enter__(self):
+            drawn.append("widget")
+
+        def __exit__(self, *_):
+            return None
+
+        def clear_output(self, wait=False):
+            drawn.append("cleared")
+
+    def module(name, **names):
+        made = ModuleType(name)
+        made.__spec__ = ModuleSpec(name, None)
+        vars(made).update(names)
+        monkeypatch.setitem(sys.modules, name, made)
+
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    with _progress.bars(auto_refresh=False) as shown:
+        assert shown.disable
+    module("ipywidgets", Output=Output)
+    module("IPython")
+    module("IPython.display", display=lambda *_, **__: drawn.append("shown"))
+    with _progress.bars(auto_refresh=False) as shown:
+        shown.update(shown.add_task("training", total=4), advance=1)
+        shown.refresh()
+    assert not shown.disable and "shown" in drawn and "widget" in drawn
