@@ -74,11 +74,11 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
 
 def _of_delta(folder: Path) -> dict[str, Any]:
     try:
-        from edgepeft.delta import read_card
+        from edgepeft.delta import CARD_FILE, TENSORS_FILE, read_card
     except ImportError as error:
         raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
     card = read_card(folder).model_dump(mode="json")
-    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    size = sum((folder / name).stat().st_size for name in (CARD_FILE, TENSORS_FILE))  # pictures are not the delta
     names = ("task", "method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
     return {"kind": "delta", "backbone": card["backbone"], "tasks": [{n: card[n] for n in names} | {"bytes": size}]}
 

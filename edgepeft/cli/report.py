@@ -14,7 +14,11 @@ __all__ = ["command"]
 
 def command(
     results: Annotated[
-        list[Path], typer.Argument(help="Results of bench, its suites, quickstart and eval.", metavar="RESULT.json...")
+        list[Path],
+        typer.Argument(
+            help="Results of bench, its suites, quickstart and eval, and folders of trained deltas.",
+            metavar="RESULT.json|DELTA...",
+        ),
     ],
     *,
     out: Annotated[Path, typer.Option(help="The folder to write: index.html, report.md, pictures/.")],

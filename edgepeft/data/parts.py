@@ -8,6 +8,7 @@ all be among those that train or choose; how many rows two parts share is writte
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ __all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "targets_of", 
 
 PARTS = ("train", "eval", "test")
 HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
+MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
 
 Given = Path | float | None
 """A file, or a share of the training rows; None is a tenth."""
@@ -153,7 +155,29 @@ def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
             f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
             "Numbers to predict are for: edgepeft train --regression."
         )
+    if len(labels) > MANY and 2 * len(labels) > len(rows):
+        raise DataError(
+            f"{rows[0].file}: {len(labels):,} different labels in {len(rows):,} rows, such as {_listed(labels[:3])}; a "
+            "label stands in many rows. Is it another column (--label-column NAME), or numbers (--regression)?"
+        )
+    _say_what_is_odd(labels, rows[0].file)
     return labels
+
+
+def _say_what_is_odd(labels: Sequence[str], file: str) -> None:
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault("".join(label.split()).casefold(), []).append(label)
+    if same := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
+        more = f" and {len(same) - 3} more" if len(same) > 3 else ""
+        shown = "; ".join(same[:3]) + more
+        warnings.warn(f"{file}: labels that differ in case or blanks only are different ones: {shown}.", stacklevel=2)
+    if len(labels) > VERY_MANY:
+        warnings.warn(
+            f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
+            "labels, --label-column names another; numbers to predict are for --regression.",
+            stacklevel=2,
+        )
 
 
 def _require_known(rows: Sequence[Row], labels: tuple[str, ...]) -> None:

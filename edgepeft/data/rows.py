@@ -188,7 +188,22 @@ def _require_columns(path: Path, line: int, found: Collection[str], columns: Col
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
             f"Found columns: {names}. Expected: {_expected(columns, labels)}; for others: {options}."
+            + _lone(path, found)
         )
+
+
+def _lone(path: Path, found: Collection[str]) -> str:
+    """What may be wrong with a table of one column."""
+    right = _SEPARATED.get(path.suffix.lower())
+    if right is None or len(found) != 1:
+        return ""
+    used = next((name for mark, name in _SEPARATORS.items() if mark in next(iter(found)) and name != right), None)
+    found_out = "The table has one column alone" if used is None else f"The one column looks like several, with {used}"
+    return f" {found_out}; a {path.suffix.lower()[1:]} separates them by {right}."
+
+
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+_SEPARATED = {".csv": "commas", ".tsv": "tabs"}
 
 
 def _expected(columns: Columns, labels: bool) -> str:

@@ -7,6 +7,7 @@ change.  Equal rows are neighbours in it, so copies of a row hardly ever fall on
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -43,10 +44,13 @@ def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) 
     total = sum(sizes.values())
     room = {label: max(0, size - spare) for label, size in sizes.items()}
     given = {label: min(least, room[label]) for label in sizes}
-    while sum(given.values()) < min(n, sum(room.values())):
-        open_ones = sorted(label for label in sizes if given[label] < room[label])
-        neediest = max(open_ones, key=lambda label: sizes[label] * n / total - given[label])
+    due = [(given[label] - size * n / total, label) for label, size in sizes.items() if given[label] < room[label]]
+    heapq.heapify(due)
+    for _ in range(min(n, sum(room.values())) - sum(given.values())):
+        _, neediest = heapq.heappop(due)
         given[neediest] += 1
+        if given[neediest] < room[neediest]:
+            heapq.heappush(due, (given[neediest] - sizes[neediest] * n / total, neediest))
     return given
 
 

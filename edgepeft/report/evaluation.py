@@ -11,7 +11,7 @@ from edgepeft.bench.result.parts import Part
 from edgepeft.data.by_class import class_rows
 from edgepeft.report.pictures import Section
 
-__all__ = ["EVAL_SCHEMA", "EvalSummary", "evaluations"]
+__all__ = ["EVAL_SCHEMA", "ClassFigures", "EvalSummary", "WorstRow", "evaluations"]
 
 EVAL_SCHEMA = "edgepeft.eval/1"
 
@@ -29,7 +29,7 @@ class WorstRow(Part):
     """A row, where it stands, and its loss."""
 
     row: str
-    text: str
+    text: str = ""  # a delta's card has none
     label: str | float
     answer: str | float
     loss: float
@@ -56,7 +56,9 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
         text = f"{name}. {found.metric} {found.score:.4f} on {found.rows} rows ({found.averaged})."
         header, rows = class_rows(found.model_dump(exclude_none=True))
         yield Section(f"classes-{number}", f"{found.task}: errors by class", text, tuple(header), rows)
-        listed = [(each.row, each.text, str(each.label), str(each.answer), f"{each.loss:.3f}") for each in found.worst]
+        texts = any(each.text for each in found.worst)
+        columns = [(e.row, *([e.text] if texts else []), str(e.label), str(e.answer)) for e in found.worst]
+        listed = [(*cells, f"{each.loss:.3f}") for cells, each in zip(columns, found.worst, strict=True)]
         if listed:
-            head = ("row", "text", "label", "answer", "loss")
+            head = ("row", *(["text"] if texts else []), "label", "answer", "loss")
             yield Section(f"worst-{number}", f"{found.task}: worst rows", f"{name}. By their loss.", head, listed)

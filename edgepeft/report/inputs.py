@@ -1,4 +1,4 @@
-"""What a report is made of: results of bench, quickstart and eval, recognised by their schema."""
+"""What a report is made of: results of bench, quickstart and eval, and cards of deltas, recognised by their schema."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow
 from edgepeft.errors import DataError
 from edgepeft.report.evaluation import EVAL_SCHEMA, EvalSummary
 from edgepeft.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
+from edgepeft.report.training import CARD_FILE, DELTA_FORMAT, TrainingCard
 
 __all__ = ["ReportInputs", "TaskFigures", "read_inputs", "row_name"]
 
@@ -35,11 +36,12 @@ class ReportInputs:
     bench: Sequence[tuple[str, BenchResult]]
     quickstarts: Sequence[tuple[str, QuickstartSummary]]
     evaluations: Sequence[tuple[str, EvalSummary]] = ()
+    cards: Sequence[tuple[str, TrainingCard]] = ()
 
     @property
     def names(self) -> list[str]:
         """The file of every document, in the order given within its kind."""
-        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations)]
+        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations, *self.cards)]
 
     def tasks(self) -> list[TaskFigures]:
         """Tasks of bundles whose manifests describe their training, each once."""
@@ -78,7 +80,7 @@ def row_name(row: BenchRow) -> str:
 
 
 def read_inputs(paths: Sequence[Path]) -> ReportInputs:
-    """Read and sort them.
+    """Read and sort them; a folder is a delta's.
 
     Raises:
         UsageError: there is no such file.
@@ -87,7 +89,9 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
     bench: list[tuple[str, BenchResult]] = []
     quickstarts: list[tuple[str, QuickstartSummary]] = []
     evaluations: list[tuple[str, EvalSummary]] = []
-    for path in paths:
+    cards: list[tuple[str, TrainingCard]] = []
+    for given in paths:
+        path = given / CARD_FILE if given.is_dir() else given
         schema = schema_of(path)
         if schema == RESULT_SCHEMA:
             bench.append((path.name, ResultFile.open(path).document))
@@ -95,7 +99,9 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
             quickstarts.append((path.name, read_document(path, QuickstartSummary)))
         elif schema == EVAL_SCHEMA:
             evaluations.append((path.name, read_document(path, EvalSummary)))
+        elif schema == DELTA_FORMAT:
+            cards.append((f"{path.parent.name}/{path.name}", read_document(path, TrainingCard)))
         else:
-            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}, {EVAL_SCHEMA}"
+            known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}, {EVAL_SCHEMA}, {DELTA_FORMAT}"
             raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
-    return ReportInputs(bench, quickstarts, evaluations)
+    return ReportInputs(bench, quickstarts, evaluations, cards)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgepeft.data.course.run import CourseResult
 from edgepeft.data.parts import TaskData
 from edgepeft.data.sampling import part
 from edgepeft.errors import requiring
 
-__all__ = ["CURVE", "curve_of", "draw_curve", "smaller"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["CURVE", "curve_of", "draw_curve", "plot_curve", "smaller"]
 
 CURVE = "curve"  # of a card's metrics
 LOOKS = ("o-", "s--", "^:")
@@ -52,17 +55,22 @@ def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
     with requiring("train", "the picture of a learning curve"):
         from edgepeft import drawing
 
+    with drawing.styled():
+        figure, axes = drawing.one(6.4, 4.2)
+        plot_curve(axes, metrics)
+        drawing.title(axes, title, f"on the same {metrics['n_test']} test rows at every size")
+        drawing.save(figure, folder, CURVE)
+
+
+def plot_curve(axes: Axes, metrics: Mapping[str, Any]) -> None:
+    """Draw the scores over the number of training rows, the baselines' among them."""
     points = metrics[CURVE]
     lines = {"this delta": [point["test"] for point in points]}
     for name in points[-1]["baselines"]:
         lines[name] = [point["baselines"].get(name) for point in points]
-    with drawing.styled():
-        figure, axes = drawing.one(6.4, 4.2)
-        for (name, scores), look in zip(lines.items(), LOOKS, strict=False):
-            known = [(point["rows"], score) for point, score in zip(points, scores, strict=True) if score is not None]
-            axes.plot(*zip(*known, strict=True), look, label=name)
-        axes.set_xlabel("training rows")
-        axes.set_ylabel(metrics["metric"])
-        axes.legend(frameon=False)
-        drawing.title(axes, title, f"on the same {metrics['n_test']} test rows at every size")
-        drawing.save(figure, folder, CURVE)
+    for (name, scores), look in zip(lines.items(), LOOKS, strict=False):
+        known = [(point["rows"], score) for point, score in zip(points, scores, strict=True) if score is not None]
+        axes.plot(*zip(*known, strict=True), look, label=name)
+    axes.set_xlabel("training rows")
+    axes.set_ylabel(metrics["metric"])
+    axes.legend(frameon=False)

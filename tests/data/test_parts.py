@@ -183,3 +183,32 @@ def test_the_digest_tells_contents_apart_and_not_places(tmp_path, data_file):
     changed = tmp_path / "changed.jsonl"
     changed.write_text(data_file.read_text().replace("soup", "film"))
     assert load_data(data_file).sha256 == load_data(moved).sha256 != load_data(changed).sha256
+
+
+def labelled(labels):
+    return [Row(f"text {i}", None, label, "wide.csv", i + 2) for i, label in enumerate(labels)]
+
+
+def test_labels_that_differ_in_case_or_blanks_only_are_said_and_stay_apart():
+    odd = labelled(["good", "Good", "very bad", "very  bad", "VERY BAD", "fine"] * 10)
+    with pytest.warns(
+        UserWarning, match=r"wide\.csv: labels that differ in case or blanks only are different ones"
+    ) as said:
+        data = task_data(odd)
+    (text,) = (str(each.message) for each in said)
+    assert "'Good' and 'good'" in text and "'VERY BAD' and 'very  bad' and 'very bad'" in text and "fine" not in text
+    assert len(data.labels) == 6
+
+
+def test_ten_thousand_labels_are_refused_where_most_rows_have_their_own_and_else_mentioned():
+    with pytest.raises(DataError, match=r"10,000 different labels in 15,000 rows, .*--label-column NAME.*--regression"):
+        task_data(labelled([f"item {i % 10_000}" for i in range(15_000)]))
+    with pytest.warns(UserWarning, match=r"wide\.csv has 10,000 labels; .*--label-column.*--regression"):
+        data = task_data(labelled([f"item {i % 10_000}" for i in range(40_000)]))
+    assert (len(data.labels), len(data.train), len(data.eval)) == (10_000, 32_000, 4_000)
+
+
+def test_a_hundred_labels_of_one_row_each_are_taken_without_a_word(recwarn):
+    parts = labelled(["item 3"]), [Row("another text", None, "item 4", "test.csv", 2)]
+    data = task_data(labelled([f"item {i}" for i in range(100)]), *parts)
+    assert len(data.labels) == 100 and not [w for w in recwarn if issubclass(w.category, UserWarning)]

@@ -92,7 +92,19 @@ def test_rows_are_streamed_and_not_collected(tmp_path):
             "a.csv",
             "text;label\na;b\n",
             "a.csv:2: no column sentence1 and no column label. Found columns: text;label. Expected: sentence1, optionally "
-            "sentence2, and label; for others: --text-column NAME, --label-column NAME.",
+            "sentence2, and label; for others: --text-column NAME, --label-column NAME. The one column looks like several, "
+            "with semicolons; a csv separates them by commas.",
+        ),
+        (
+            "a.csv",
+            "text\na\nb\n",
+            "no column sentence1 and no column label. Found columns: text. Expected: sentence1, optionally sentence2, and "
+            "label; for others: --text-column NAME, --label-column NAME. The table has one column alone; a csv separates",
+        ),
+        (
+            "a.tsv",
+            "sentence1,label\na,b\n",
+            "The one column looks like several, with commas; a tsv separates them by tabs.",
         ),
         ("a.jsonl", "[1, 2]", "a.jsonl:1: expected a JSON object"),
         ("a.jsonl", "[" * 100_000, "a.jsonl:1: not JSON"),

@@ -21,6 +21,7 @@ _Document = TypeVar("_Document", bound=BaseModel)
 class _Head(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
     schema_name: str | None = Field(default=None, alias="schema")
+    format: str | None = None  # what a delta's card calls it
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def schema_of(path: Path) -> str | None:
     Raises:
         UsageError, DataError: as ``read_document``.
     """
-    return read_document(path, _Head).schema_name
+    head = read_document(path, _Head)
+    return head.schema_name or head.format
 
 
 def read_document(path: Path, schema: type[_Document]) -> _Document:
