@@ -78,7 +78,8 @@ def _of_delta(folder: Path) -> dict[str, Any]:
     except ImportError as error:
         raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
     card = read_card(folder).model_dump(mode="json")
-    size = sum((folder / name).stat().st_size for name in (CARD_FILE, TENSORS_FILE))  # pictures are not the delta
+    files = [folder / name for name in (CARD_FILE, TENSORS_FILE)]  # pictures beside them are not the delta
+    size = sum(file.stat().st_size for file in files if file.is_file())
     names = ("task", "method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
     return {"kind": "delta", "backbone": card["backbone"], "tasks": [{n: card[n] for n in names} | {"bytes": size}]}
 
