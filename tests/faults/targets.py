@@ -57,15 +57,15 @@ def altered(bundle: Path, name: str) -> tuple[list[bytes], Target]:
         if path.read_bytes() != data:
             path.write_bytes(data)
         outcome = "unread"
-        with Runtime(bundle, cache=False, threads=1) as runtime:
-            for task, logits in expected.items():
-                try:
+        for task, logits in expected.items():
+            try:  # some files are read when a bundle is opened, others with a task
+                with Runtime(bundle, cache=False, threads=1) as runtime:
                     found = runtime.predict(task, ["w5 w6 w7"])[0].logits
-                except EdgepeftError:
-                    outcome = "refused"
-                    continue
-                if data != sound and found != logits:
-                    raise WrongAnswer(f"{name}: {task} gave {found} in place of {logits}")
+            except EdgepeftError:
+                outcome = "refused"
+                continue
+            if data != sound and found != logits:
+                raise WrongAnswer(f"{name}: {task} gave {found} in place of {logits}")
         return outcome
 
     return [sound], target
