@@ -79,6 +79,7 @@ def command(
 
     rates: dict[str, Any] = {"learning_rate": lr, "head_learning_rate": head_lr, "weight_decay": weight_decay}
     length: dict[str, Any] = {"epochs": epochs, "steps": steps, "patience": patience, "save_every": save_every}
+    room: dict[str, Any] = {"micro_batch": micro_batch, "profile": profile, "memory": memory}
     options = TuneOptions(
         **rates,
         **length,
@@ -88,12 +89,10 @@ def command(
         few_shot=few_shot,
         dropout=dropout,
         prefix_cache=prefix_cache,
-        micro_batch=micro_batch,
-        profile=profile,
-        memory=memory,
+        **room,
     )
-    parts = rows_or_share("--eval", eval_), rows_or_share("--test", test)
-    files = Files(data, *parts, Columns(text_column, pair_column, label_column))
+    names = Columns(text_column, pair_column, label_column)
+    files = Files(data, rows_or_share("--eval", eval_), rows_or_share("--test", test), names)
     run: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
     with interruptible(task) as (watch, stop):
         result = tune(bundle, task, files, options, **run, watch=watch, stop=stop, note=_note)

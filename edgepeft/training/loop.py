@@ -96,7 +96,7 @@ def train(
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
-        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}; the next run there takes --force.")
+        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.")
     return TrainResult(**vars(result), delta=delta)
 
 
@@ -140,6 +140,7 @@ class _Run:
     def course(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> Course:
         """Not begun; ``folder`` is of its checkpoints, ``what`` is said beside its phases."""
         backbone, method, options = self.backbone, self.method, self.options
+        rates = options.learning_rate, options.head_learning_rate
         trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
         return Course(
             engine,
@@ -149,7 +150,7 @@ class _Run:
             batch_size=options.batch_size,
             folder=folder,
             asked={**trained, "data": data.sha256, **options.plain()},  # what a resumed run must have too
-            remedy=f"Lower --lr ({options.learning_rate:g}) or --head-lr ({options.head_learning_rate:g}).",
+            remedy=f"Lower --lr ({rates[0]:g}) or --head-lr ({rates[1]:g}), and give --force.",
             watch=lambda progress: self.watch(progress._replace(phase=progress.phase + what)),
             stop=self.stop,
         )
