@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,10 +12,13 @@ from edgepeft.bench.analysis.predicted import predicted_result
 from edgepeft.bench.analysis.profile_ops import profile_all
 from edgepeft.bench.analysis.qemu import Guest, count_instructions, find_guest
 from edgepeft.bench.gate.against import SideBySide
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.calibrate import StartAt
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
 from edgepeft.bench.measuring.modes import Setting, setting_of
 from edgepeft.bench.measuring.sampler import Schedule, Watched
+from edgepeft.bench.planning.duration import expected_s, gemm_rate
+from edgepeft.bench.planning.duration import in_words as duration_in_words
 from edgepeft.bench.planning.plan import Unit, UnitRole, plan_requests, plan_units
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.resolve import (
@@ -40,7 +43,7 @@ from edgepeft.bench.result.conditions import (
     profile_of,
     utc_now,
 )
-from edgepeft.bench.result.rows import result_rows
+from edgepeft.bench.result.rows import flops_per_instance, result_rows
 from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.host.energy import Meter
@@ -75,16 +78,19 @@ def run_benchmark(
     start_at: StartAt | None = None,
     against: SideBySide | None = None,
     root: Path = ROOT,
+    say: Callable[[str], object] = lambda line: None,
 ) -> Outcome:
     """Measure everything that was asked.  ``start`` and ``start_at`` make workers; tests bring fakes, and boards.
 
-    ``against``: another version of edgepeft, measured in the same rounds.
+    ``against``: another version of edgepeft, measured in the same rounds.  ``say`` is told beforehand how long it will
+    take.  ``request.max_seconds`` bounds all of it but what was begun before.
 
     Raises:
         UsageError: an option that makes no sense; nothing was started.
         EdgepeftError: a worker ended for another reason than memory.
     """
     check_request(request)
+    budget = Budget.of(request.max_seconds)
     refuse_bad_wheels("onnxruntime")
     profile, scenario = load_profile(request.profile), load_scenario(request.scenario)
     with ExitStack() as stack:
@@ -104,6 +110,7 @@ def run_benchmark(
             progress("packing the weights", 0, 1)
             _pack(work.subject)
         launch = start or setting.worker
+        say(_announcement(units, schedule, work))
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
             _make_random(against, work, stack)
@@ -115,6 +122,7 @@ def run_benchmark(
             reference=setting.probe,
             watch=lambda worker: Watched(worker, sensors, meter),
             progress=progress,
+            budget=budget,
         )
         result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter)
         more = {
@@ -174,6 +182,25 @@ def _result(
         schedule=ScheduleRecord(**asdict(schedule)),
         results=result_rows(measured, work, setting, meter=meter, rounds=schedule.rounds),
     )
+
+
+def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedRequest) -> str:
+    """How many processes and rounds there will be, and how long that takes on this host, roughly."""
+    architecture, steps = work.subject.architecture, []
+    for unit in (unit for unit in units if unit.job):
+        assert unit.job is not None
+        full, texts = unit.role is UnitRole.FULL, sum(map(len, unit.job.batches))
+        rows = [tokens for batch in unit.job.batches for tokens in batch]
+        a_text = flops_per_instance(architecture, rows, unit.workload, full=full)
+        steps.append((unit.workload, a_text * texts / len(unit.job.batches)))
+    rounds = (schedule.min_rounds or schedule.rounds, schedule.rounds)
+    warm = len(schedule.warmup_batches)
+    most = rounds[1] + warm + schedule.more_warmup
+    ends = expected_s(steps, (rounds[0] + warm, most), gemm_rate(), schedule.max_seconds)
+    if work.request.max_seconds is not None:
+        ends = (min(ends[0], work.request.max_seconds), min(ends[1], work.request.max_seconds))
+    least = "" if rounds[0] == rounds[1] else f"{rounds[0]} to "
+    return f"{len(steps)} processes, {least}{rounds[1]} rounds: {duration_in_words(ends)}"
 
 
 def _make_random(against: SideBySide, work: ResolvedRequest, stack: ExitStack) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.measure import ProgressCallback, Start
 from edgepeft.bench.planning.resolve import workloads_of
 from edgepeft.bench.result.parts import GemmRates
@@ -18,6 +19,9 @@ from edgepeft.bench.run import BenchRequest, Outcome, run_benchmark
 from edgepeft.errors import DataError, DoesNotFit, UsageError
 
 __all__ = ["BenchSession", "earlier_result", "run_scenarios"]
+
+
+_LEAST_S = 1e-3  # a bound is above 0; nothing fits into it
 
 
 class BenchSession:
@@ -79,8 +83,11 @@ def run_scenarios(
     earlier: BenchResult | None = None,
     progress: ProgressCallback = lambda what, done, total: None,
     start: Start | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> BenchSession:
     """Measure the scenarios; ``keep`` gets the result after each.  ``earlier``: what a run before this one kept.
+
+    ``request.max_seconds`` is for all of them, in equal parts; ``say`` is told how long each will take.
 
     Raises:
         UsageError: as ``run``; the earlier run was asked for something else.
@@ -89,12 +96,15 @@ def run_scenarios(
     if earlier is not None:
         _refuse_other_request(earlier, asked)
     session = BenchSession(earlier)
-    for scenario in dict.fromkeys(scenarios):
+    budget, names = Budget.of(request.max_seconds), list(dict.fromkeys(scenarios))
+    for number, scenario in enumerate(names):
         wanted = workloads_of(replace(request, scenario=scenario))
         left = tuple(workload for workload in wanted if (scenario, workload) not in session.completed)
         if request.timed and not left:
             continue
-        outcome = run_benchmark(replace(request, scenario=scenario, workloads=left), progress=progress, start=start)
+        most_s = None if request.max_seconds is None else max(budget.part(len(names) - number).left_s, _LEAST_S)
+        asked_now = replace(request, scenario=scenario, workloads=left, max_seconds=most_s)
+        outcome = run_benchmark(asked_now, progress=progress, start=start, say=say)
         session.add(outcome, scenario, left)
         session.result = session.result.model_copy(update={"request": asked})
         keep(session.result)

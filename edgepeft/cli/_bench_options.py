@@ -44,7 +44,8 @@ Resume = Annotated[
 ]
 Rounds = Annotated[int | None, typer.Option(help="Samples of each. Default: 30.")]
 MaxSeconds = Annotated[
-    float | None, typer.Option(help="Begin no new round after this time, for each workload. Default: 600.")
+    float | None,
+    typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload."),
 ]
 Seed = Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")]
 Against = Annotated[

@@ -25,7 +25,7 @@ from rich.progress import (
 
 from edgepeft.printable import printable
 
-__all__ = ["bars", "no_longer", "shown_steps", "signs_of_life", "stages"]
+__all__ = ["bars", "no_longer", "say", "shown_steps", "signs_of_life", "stages"]
 
 EVERY_S = 10.0
 
@@ -57,6 +57,14 @@ def signs_of_life(what: str) -> Iterator[None]:
         over.set()
         _ends.remove(over)
         thread.join()
+
+
+def say(line: str) -> None:
+    """Print a line on standard error, above a bar that is drawn."""
+    from edgepeft.cli._output import messages
+
+    console = _shown[-1].console if _shown else messages()
+    console.print(line, markup=False, soft_wrap=True)
 
 
 def no_longer() -> None:

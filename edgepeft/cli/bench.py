@@ -12,7 +12,7 @@ import typer
 from edgepeft.cli import _bench_options as options
 from edgepeft.cli._options import NoCache, settings_of, share_of
 from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result
-from edgepeft.cli._progress import shown_steps
+from edgepeft.cli._progress import say, shown_steps
 from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _measure_scenarios(
 
     earlier = earlier_result(target) if resume and target is not None else None
     with shown_steps() as progress:
-        session = run_scenarios(request, scenarios, keep=keep, earlier=earlier, progress=progress)
+        session = run_scenarios(request, scenarios, keep=keep, earlier=earlier, progress=progress, say=say)
     show_bench_result(session.result, json)
     if session.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -160,7 +160,7 @@ def _measure_against(request: BenchRequest, other: _OtherVersion, json: str | No
         launches = LAUNCHES if other.launches is None else other.launches
         side = SideBySide.open(other.name or "", stack, launches=launches)
         progress = stack.enter_context(shown_steps())
-        outcome = run_benchmark(request, progress=progress, against=side)
+        outcome = run_benchmark(request, progress=progress, against=side, say=say)
         result, slower = side.annotate(outcome.result, outcome.measured, allowed)
     show_bench_result(result, json)
     if any(one.interrupted for one in outcome.measured):

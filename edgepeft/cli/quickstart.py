@@ -13,7 +13,7 @@ import typer
 from rich.progress import TimeRemainingColumn
 
 from edgepeft.cli._output import messages, table_console
-from edgepeft.cli._progress import bars, shown_steps, stages
+from edgepeft.cli._progress import bars, say, shown_steps, stages
 from edgepeft.cli._run import use_threads
 from edgepeft.errors import UsageError, requiring
 
@@ -28,7 +28,7 @@ __all__ = ["command"]
 
 PROFILE = "rpi4"
 LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer
-ROUNDS, MAX_SECONDS = 8, 40.0  # a first figure; `edgepeft bench` measures long enough for a comparison
+ROUNDS, MAX_SECONDS = 8, 180.0  # a first figure; `edgepeft bench` measures long enough for a comparison
 _SUMMARY = "quickstart.json"
 
 
@@ -107,7 +107,9 @@ def _measure(out: Path) -> BenchResult:
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
     )
     with shown_steps() as show:
-        outcome = run_benchmark(request, progress=lambda what, done, total: show(f"measure: {what}", done, total))
+        outcome = run_benchmark(
+            request, progress=lambda what, done, total: show(f"measure: {what}", done, total), say=say
+        )
     write_json(out / "bench.json", outcome.result.to_json())
     for failure in outcome.failures:
         messages().print(f"note: {failure}", markup=False)

@@ -19,6 +19,8 @@ _MODES = {
     "measured": "measured on {}",
     "predicted": "predicted for {}",
 }
+_MOST_FOOTNOTES = 5
+_ALWAYS = 2  # host and limits, and what the figures stand for
 _PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
 
 
@@ -30,10 +32,25 @@ def bench_table(result: BenchResult) -> RenderableType:
     # The last column: inference over the bare backbone's, fine-tuning over that of everything.
     for header in ("inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"):
         table.add_column(header, justify="right", overflow="fold")
+    if result.against:  # throughput over the other version's, from the same rounds
+        table.add_column(f"x {result.against.base}", justify="right", overflow="fold")
     for row in result.results:
-        table.add_row(*(Text(cell) for cell in _cells(row)))
+        table.add_row(*(Text(cell) for cell in (*_cells(row), *([_against(row)] if result.against else []))))
     operators = [operators_table(entry) for entry in result.operators]
-    return Group(table, *_lines(_conditions(result)), *operators, *_lines(_warnings(result), "yellow"))
+    return Group(table, *operators, *_footnotes(result))
+
+
+def _footnotes(result: BenchResult) -> list[Text]:
+    """What the figures were measured under and stand for, what makes them doubtful, then the rest: five lines."""
+    conditions, warnings = _conditions(result), _warnings(result)
+    first, rest = _lines(conditions[:_ALWAYS]), _lines(conditions[_ALWAYS:])
+    if len(conditions) + len(warnings) <= _MOST_FOOTNOTES:
+        return [*first, *_lines(warnings, "yellow"), *rest]
+    kinds = ", ".join(line.partition(":")[0] for line in warnings)
+    lines = [*first, *_lines([f"warnings: {kinds}"] if kinds else [], "yellow"), *rest]
+    left = max(0, len(lines) - _MOST_FOOTNOTES + 1)
+    more = f"and {left} more" if left else "what they say"
+    return [*lines[: _MOST_FOOTNOTES - 1], Text(f"{more}: --json FILE, and edgepeft report FILE")]
 
 
 def operators_table(entry: ProfiledPass) -> RenderableType:
@@ -110,6 +127,11 @@ def _cells(row: BenchRow) -> list[str]:
     ]
 
 
+def _against(row: BenchRow) -> str:
+    other = row.against
+    return "-" if other is None else f"{other.value:.3f} [{other.low:.3f}, {other.high:.3f}]: {other.verdict}"
+
+
 def _compared(row: BenchRow) -> str:
     """The last column's peer; a prompt is compared on rows of its own length."""
     prompt = row.prompt_length
@@ -147,8 +169,9 @@ def _conditions(result: BenchResult) -> list[str]:
     if host.pytorch_gemm_gflops:
         line += f", PyTorch's {host.pytorch_gemm_gflops:.0f}"
     described = f" ({first.lengths.described})" if first.lengths else ""
-    lines = [line, *([limits_in_force(result.profile)] if result.profile.limits.in_force else [])]
-    lines.append(f"threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}")
+    line += f"; threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}"
+    lines = [line + (f"; {limits_in_force(result.profile)}" if result.profile.limits.in_force else "")]
+    lines += result.profile.notes[:1]  # what the figures stand for
     lines += [
         f"peers: {row.engine} {_what(row)} runs at {_paired(row, name)} x {name}"
         for row in rows
@@ -163,14 +186,7 @@ def _conditions(result: BenchResult) -> list[str]:
         for row in rows
         if row.energy
     ]
-    if result.against:  # throughput over the other version's, from the same rounds
-        lines += [
-            f"against {result.against.base}: {_label(row)} runs at {ratio.value:.3f} [{ratio.low:.3f}, "
-            f"{ratio.high:.3f}] x its throughput: {ratio.verdict}"
-            for row in rows
-            if (ratio := row.against) is not None
-        ]
-    return [*lines, *result.profile.notes]
+    return [*lines, *result.profile.notes[1:]]
 
 
 def _step_ratio(row: BenchRow) -> str:

@@ -5,11 +5,13 @@ import json
 
 import pytest
 
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.planning.subject import random_subject
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.errors import UnknownName, UsageError
+from edgepeft.report.tables import _footnotes
 from edgepeft.runtime.bundle import Bundle
 
 # What the readers of the JSON rely on, written down a second time.
@@ -347,8 +349,9 @@ def test_a_calibrated_result_says_so_everywhere_and_has_no_percentiles_below_a_f
     assert row["instances_per_minute"] == pytest.approx(4 / 0.5 * 60)
     shown = " ".join(table(document).split())
     assert "calibrated to rpi4" in shown
-    assert "throughput only, no percentiles" in shown
-    assert "uncalibrated for ONNX Runtime: the device's reference was measured with ncnn" in shown
+    notes = " ".join(document["profile"]["notes"])
+    assert "throughput only, no percentiles" in notes
+    assert "uncalibrated for ONNX Runtime: the device's reference was measured with ncnn" in notes
     assert "speed is the host's" not in shown
 
 
@@ -388,3 +391,42 @@ def test_an_unknown_mode_is_a_usage_error_before_anything_starts(fake_start):
     with pytest.raises(UsageError, match=r"no mode is called 'calibrate'\. Did you mean 'calibrated'"):
         bench(start, mode="calibrate")
     assert not start.jobs
+
+
+class Loading:
+    """Workers that take ten seconds to start and one to step, on a clock of ours."""
+
+    def __init__(self, fake_start):
+        self.now, self.start = 0.0, fake_start(self._step)
+
+    def _step(self, _):
+        self.now += 1.0
+        return 1.0
+
+    def __call__(self, label, job):
+        self.now += 10.0
+        return self.start(label, job)
+
+
+def test_max_seconds_bounds_the_whole_run_and_what_had_no_time_is_said(fake_start, monkeypatch):
+    """Both workloads together, with the starting of their workers: 458 s were taken where 40 were asked."""
+    said, start = [], Loading(fake_start)
+    monkeypatch.setattr("edgepeft.bench.run.Budget.of", lambda seconds: Budget(seconds, lambda: start.now))
+    settings = {"profile": "rpi4", "backbone": "all-MiniLM-L6-v2", "batch_size": 4, "length": 16, "max_seconds": 120.0}
+    result = run_benchmark(BenchRequest(**settings), start=start, say=said.append).result
+    assert start.now <= 120.0
+    rows = {row.workload: row for row in result.results if row.engine == "onnxruntime" and row.samples_s}
+    assert rows
+    late = [row for row in result.results if not row.samples_s and not row.warnings[0].startswith("not available")]
+    assert all(row.warnings[0].startswith("left out: no time was left") for row in late)
+    assert len(said) == 1 and "rounds: about" in said[0]
+
+
+def test_a_table_has_five_notes_at_most_and_the_document_has_all(outcome):
+    result = outcome[0].result
+    notes = ("a", "b", "c", "d", "e", "f")
+    loud = result.model_copy(update={"profile": result.profile.model_copy(update={"notes": notes})})
+    below = _footnotes(loud)
+    assert len(below) == 5
+    assert str(below[-1]) == "and 4 more: --json FILE, and edgepeft report FILE"
+    assert loud.to_json()["profile"]["notes"] == list(notes)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgepeft.bench.gate.revision import Revision, open_revision
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units, worse
 from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
@@ -28,6 +29,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 __all__ = ["LAUNCHES", "SideBySide", "verdict"]
 
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
+_NO_BOUND = Budget()
 _SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
 _PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
 
@@ -79,6 +81,7 @@ class SideBySide:
         *,
         threads: int,
         progress: ProgressCallback = lambda what, done, total: None,
+        budget: Budget = _NO_BOUND,
         **options: Any,
     ) -> list[Measured]:
         """As ``measure``: this version's units, with the samples of all launches.
@@ -104,6 +107,7 @@ class SideBySide:
                 start,
                 threads=threads,
                 progress=lambda what, done, total: progress(f"launch {launch + 1}, {what}", done, total),  # noqa: B023
+                budget=budget.part(launches - launch),
                 **options,
             )
             for one in both:
@@ -115,6 +119,7 @@ class SideBySide:
         for one in own.values():
             if (base := self._base_of(one)) is not None:  # limits that the other version lost make the pair unequal too
                 one.in_force = in_force_of([one, base])
+                one.left_out = one.left_out or base.left_out  # then it has no verdict
                 one.notes += tuple(f"{self.revision.asked}: {note}" for note in base.notes if note not in one.notes)
         return list(own.values())
 
@@ -179,6 +184,7 @@ def _merge(first: Measured, later: Measured) -> None:
         getattr(first, name).extend(getattr(later, name))
     first.failure = first.failure or later.failure
     first.interrupted = first.interrupted or later.interrupted
+    first.left_out = first.left_out and later.left_out
     first.peak_rss_bytes = max(filter(None, (first.peak_rss_bytes, later.peak_rss_bytes)), default=None)
     first.in_force = in_force_of([first, later])
     first.notes = tuple(dict.fromkeys((*first.notes, *later.notes)))

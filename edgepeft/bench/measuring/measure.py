@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Rule, Schedule, Series, Steppable, precise, sample_rounds, steady
 from edgepeft.bench.planning.job import Job
@@ -103,6 +104,7 @@ def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
     )
 
 
+_NO_BOUND = Budget()
 Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
 Watch = Callable[[WorkerProcess], Steppable]  # a worker whose steps also say how the board was
 
@@ -120,6 +122,7 @@ class Measured:
     in_force: InForce | None = None
     notes: tuple[str, ...] = ()
     failure: DoesNotFit | None = None
+    left_out: bool = False  # there was no time for it
     interrupted: bool = False
     load: HostLoad | None = None
 
@@ -133,23 +136,27 @@ def measure_units(
     reference: Job | None = None,
     watch: Watch = lambda worker: worker,
     progress: ProgressCallback = lambda what, done, total: None,
+    budget: Budget = _NO_BOUND,
 ) -> list[Measured]:
     """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` adds sensors to workers.
 
-    A unit that does not fit the memory limit is left out from then on; ``failure`` holds the reason.
+    A unit that does not fit the memory limit is left out from then on; ``failure`` holds the reason.  Each workload
+    has an equal part of the ``budget``, with the starting of its workers; who comes too late is ``left_out``.
 
     Raises:
         EdgepeftError: a worker ended for another reason.
     """
     measured = {unit.label: Measured(unit) for unit in units}
-    for workload in dict.fromkeys(unit.workload for unit in units):
+    workloads = list(dict.fromkeys(unit.workload for unit in units))
+    for done, workload in enumerate(workloads):
         group = [one for one in measured.values() if one.unit.workload == workload and one.unit.job]
         if any(one.interrupted for one in measured.values()):
             for one in group:
                 one.interrupted = True
         elif group:
             probes = _probes(workload, group, threads, reference)
-            _measure_together(workload, group, probes, schedule, start, watch=watch, progress=progress)
+            share = partial(budget.part, len(workloads) - done)
+            _measure_together(workload, group, probes, schedule, start, watch=watch, progress=progress, share=share)
     return list(measured.values())
 
 
@@ -162,15 +169,13 @@ def _measure_together(
     *,
     watch: Watch,
     progress: ProgressCallback,
+    share: Callable[[], Budget],
 ) -> None:
-    everyone = {one.unit.label: one for one in [*group, *probes.values()]}
+    # Where time is short the first ones are measured: not without the host's rate, last of all PyTorch's.
+    gemm, *others = probes.values()
+    everyone = {one.unit.label: one for one in [group[0], gemm, *group[1:], *others]}
     with ExitStack() as stack:
-        workers = {}
-        for number, (label, one) in enumerate(everyone.items()):
-            progress(f"loading {label}", number, len(everyone))
-            worker = _started(one, start, stack)
-            if worker is not None:
-                workers[label] = worker
+        workers = _load(everyone, start, stack, progress, share().part(2))
         before = snapshot()
         series = sample_rounds(
             {label: watch(worker) for label, worker in workers.items()},
@@ -179,6 +184,7 @@ def _measure_together(
             warmed=lambda: _throttle(workers.values()),
             progress=lambda done, total: progress(workload, done, total),
             seldom=[one.unit.label for name, one in probes.items() if name != "reference"],
+            budget=share(),  # of what is left now: a worker that took long to start costs the others too
         )
         steps = (step for each in series.values() for step in (*each.warmup, *each.samples))
         load = load_between(before, snapshot(), sum(step.cpu_seconds * step.repeats for step in steps))
@@ -189,6 +195,24 @@ def _measure_together(
     for one in group:
         for name, probe in probes.items():
             setattr(one, name, probe.series)
+
+
+def _load(
+    everyone: Mapping[str, Measured], start: Start, stack: ExitStack, progress: ProgressCallback, budget: Budget
+) -> dict[str, WorkerProcess]:
+    """The workers that fit memory and time; the next one is taken to need as long as the slowest before."""
+    workers, slowest = {}, 0.0
+    for done, (label, one) in enumerate(everyone.items()):
+        progress(f"loading {label}", done, len(everyone))
+        if not budget.fits(slowest):
+            one.left_out = True
+            continue
+        begin = budget.clock()
+        worker = _started(one, start, stack)
+        slowest = max(slowest, budget.clock() - begin)
+        if worker is not None:
+            workers[label] = worker
+    return workers
 
 
 def _throttle(workers: Iterable[WorkerProcess]) -> None:
@@ -232,6 +256,7 @@ def _started(one: Measured, start: Start, stack: ExitStack) -> WorkerProcess | N
 
 def _gather(one: Measured, worker: WorkerProcess, series: Series) -> None:
     one.series, one.failure, one.interrupted = series, series.failure, series.interrupted
+    one.left_out = series.left_out
     if one.failure is None and not one.interrupted:  # one that was interrupted may still be in its step
         one.peak_rss_bytes = worker.finish()
         one.in_force, one.notes = worker.in_force, worker.notes  # what was lost is known by now

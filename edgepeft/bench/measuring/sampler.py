@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, floor, sqrt
 from typing import Protocol
 
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.host.energy import Meter
 from edgepeft.host.sensors import Conditions, Sensors
@@ -39,6 +40,9 @@ __all__ = [
     "steady",
     "throttled_samples",
 ]
+
+
+_NO_BOUND = Budget()
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,15 @@ class Steppable(Protocol):
 class Series:
     """All samples of one unit, in order; sample i worked on batch ``batches[i]``.
 
-    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``interrupted``:
-    Ctrl-C was pressed; what is here was done before.
+    ``failure``: it hit the memory limit and was left out of the rounds that followed.  ``left_out``: no time was left
+    for it.  ``interrupted``: Ctrl-C was pressed; what is here was done before.
     """
 
     warmup: list[Sample] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     failure: DoesNotFit | None = None
+    left_out: bool = False
     interrupted: bool = False
     enough: bool = False  # it ended before all rounds because they were
 
@@ -82,6 +87,17 @@ class Series:
     def seconds(self) -> list[float]:
         """Of each sample."""
         return [sample.seconds for sample in self.samples]
+
+    @property
+    def alive(self) -> bool:
+        """Whether it takes part in the rounds."""
+        return self.failure is None and not self.left_out
+
+    @property
+    def last_s(self) -> float:
+        """Seconds of its last step, warming up included; 0 before the first."""
+        steps = [*self.warmup[-1:], *self.samples[-1:]]
+        return steps[-1].seconds * steps[-1].repeats if steps else 0.0
 
     def extend(self, more: Series) -> None:
         """Put another launch's samples behind these."""
@@ -91,8 +107,8 @@ class Series:
         self.enough = self.enough or more.enough
 
     def add(self, unit: Steppable, batch: int, *, warmup: bool = False) -> None:
-        """Step once, unless the unit has failed before."""
-        if self.failure is not None:
+        """Step once, unless the unit has failed before, or had no time."""
+        if not self.alive:
             return
         try:
             sample = unit.step(batch)
@@ -166,22 +182,24 @@ def sample_rounds(
     warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     seldom: Collection[str] = (),
+    budget: Budget = _NO_BOUND,
 ) -> dict[str, Series]:
     """Warm up, then measure whole rounds; round r works on batch r modulo ``n_batches``.  Ctrl-C ends them early.
 
     ``warmed`` is called before the first round, ``progress`` with the rounds done and those in all; units in
-    ``seldom`` take part in one of ``schedule.probe_every`` rounds only.
+    ``seldom`` take part in one of ``schedule.probe_every`` rounds only.  Of the ``budget``, warming up leaves a round
+    of measuring what is warm; what would not end in time is not begun.
     """
     rule, warmup = rule or Rule(), schedule.warmup_batches
     series = {name: Series() for name in units}
     total = len(warmup) + schedule.rounds
     for done, batch in enumerate(warmup):
         progress(done, total)
-        _warm_up(units, series, batch)
+        _warm_up(units, series, batch, budget)
     for _ in range(rule.more_warmup):
-        if rule.steady(series):
+        if rule.steady(series) or not budget.fits(2 * _round_s(series)):
             break
-        _warm_up(units, series, warmup[-1])
+        _warm_up(units, series, warmup[-1], budget)
     warmed()
     passed, before = 0.0, clock()
     try:
@@ -189,7 +207,7 @@ def sample_rounds(
         for index, order in enumerate(orders):
             now = clock()
             passed, before = passed + max(0.0, now - before), now  # a clock that was set back adds nothing
-            if index and passed >= schedule.max_seconds:
+            if index and (passed >= schedule.max_seconds or not budget.fits(_round_s(series))):
                 break
             if index >= rule.least and rule.enough(series):
                 for one in series.values():
@@ -197,6 +215,8 @@ def sample_rounds(
                 break
             progress(len(warmup) + index, total)
             for name in order:
+                if not index and not budget.fits(series[name].last_s):
+                    series[name].left_out = True
                 series[name].add(units[name], index % schedule.n_batches)
     except KeyboardInterrupt:
         _cut_off(series, seldom if schedule.probe_every > 1 else ())
@@ -204,14 +224,24 @@ def sample_rounds(
     return series
 
 
-def _warm_up(units: Mapping[str, Steppable], series: Mapping[str, Series], batch: int) -> None:
+def _warm_up(units: Mapping[str, Steppable], series: Mapping[str, Series], batch: int, budget: Budget) -> None:
     for name, unit in units.items():
-        series[name].add(unit, batch, warmup=True)
+        one = series[name]
+        guess = 2 * max(each.last_s for each in series.values())  # of one that is new: a step now, one to measure
+        if budget.fits((one.last_s or guess) + _round_s(series)):  # then there is a round for what is warm
+            one.add(unit, batch, warmup=True)
+        elif not one.warmup:
+            one.left_out = True
+
+
+def _round_s(series: Mapping[str, Series]) -> float:
+    """Seconds of a round, by each unit's last step."""
+    return sum(one.last_s for one in series.values() if one.alive)
 
 
 def _cut_off(series: Mapping[str, Series], seldom: Collection[str]) -> None:
     """Keep whole rounds only, so that ratios stay within rounds."""
-    always = [one for name, one in series.items() if name not in seldom and one.failure is None]
+    always = [one for name, one in series.items() if name not in seldom and one.alive]
     whole = min((len(one.samples) for one in always), default=0)
     for one in series.values():
         one.interrupted = True
@@ -260,14 +290,14 @@ def half_width(samples: Sequence[float]) -> float:
 
 def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:
     """Whether all medians are known within ``precision``; ``work``: batch number -> relative size."""
-    alive = [one for one in series.values() if one.failure is None]
+    alive = [one for one in series.values() if one.alive]
     pairs = (zip(one.seconds, one.batches, strict=True) for one in alive)
     return all(half_width([seconds / work.get(batch, 1.0) for seconds, batch in each]) <= precision for each in pairs)
 
 
 def steady(series: Mapping[str, Series]) -> bool:
     """Whether every unit's last warm-up step was about as fast as its best before; two steps are needed."""
-    alive = [one for one in series.values() if one.failure is None]
+    alive = [one for one in series.values() if one.alive]
     return all(_is_steady([sample.seconds for sample in one.warmup]) for one in alive)
 
 

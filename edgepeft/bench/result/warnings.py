@@ -55,6 +55,11 @@ def _too_large(one: Measured, rounds: int) -> str | None:
     return str(one.failure) if one.failure and not one.unit.unavailable else None
 
 
+@_warns("left out", "raise --max-seconds, or ask for less: --engine, --workload, --task")
+def _no_time(one: Measured, rounds: int) -> str | None:
+    return "no time was left to measure it" if one.left_out else None
+
+
 @_warns("interrupted", "run the same command with --resume, or anew where it has --against")
 def _interrupted(one: Measured, rounds: int) -> str | None:
     return f"{len(one.series.samples)} rounds were done before" if one.interrupted else None

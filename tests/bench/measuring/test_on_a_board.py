@@ -74,7 +74,7 @@ def test_a_run_that_throttled_is_marked(fake_start, tmp_path):
     assert throttled == [number + 1 in (6, 7) for number in range(warmup, warmup + 6)]
     assert row["throttled"] is True
     assert any("throttled: the board held itself back in" in warning for warning in row["warnings"])
-    assert "the board held itself back" in table(document)
+    assert "throttled" in table(document)
 
 
 def test_energy_without_a_sensor_is_estimated_and_marked(fake_start, tmp_path):

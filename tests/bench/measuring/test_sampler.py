@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.sampler import Rule, Sample, Schedule, round_orders, sample_rounds
 from edgepeft.errors import DoesNotFit, EdgepeftError
 
@@ -209,3 +210,41 @@ def test_in_a_round_of_three_everyone_follows_everyone_else():
     assert {pair: pairs.count(pair) > 60 for pair in set(pairs)} == dict.fromkeys(
         ("ab", "ac", "ba", "bc", "ca", "cb"), True
     )
+
+
+def test_a_budget_bounds_warming_up_and_measuring_and_says_what_had_no_time(clock):
+    """20 s for steps of 1, 2 and 30 s: the third is begun, since nobody knew, and nothing can follow it."""
+    log = []
+    units = [FakeUnit("a", clock, log, 1.0), FakeUnit("b", clock, log, 2.0)]
+    found = run(units, clock, rounds=100, warmup_batches=[0, 0], budget=Budget(20.0, clock))
+    # 6 s of warming up; rounds of 3 s end at 9, 12, 15 and 18.
+    assert clock.now == 18.0
+    assert [len(one.samples) for one in found.values()] == [4, 4]
+    assert not any(one.left_out for one in found.values())
+    clock.now = 0.0
+    late = [*units, FakeUnit("c", clock, log, 30.0), FakeUnit("d", clock, log, 1.0)]
+    found = run(late, clock, rounds=100, warmup_batches=[0, 0], budget=Budget(20.0, clock))
+    assert clock.now == 33.0, "one step later than asked, no more"
+    assert {name: one.left_out for name, one in found.items()} == dict.fromkeys("abcd", True)
+
+
+def test_warming_up_leaves_time_for_a_round_of_what_is_warm(clock):
+    units = [FakeUnit(name, clock, [], 4.0) for name in "abc"]
+    found = run(units, clock, rounds=9, warmup_batches=[0] * 9, budget=Budget(20.0, clock))
+    # a and b are warm at 8 s; a third would be at 12 s, and three steps of measuring would end after 20 s.
+    assert [len(one.samples) for one in found.values()] == [1, 1, 0]
+    assert [one.left_out for one in found.values()] == [False, False, True]
+    assert clock.now <= 20.0
+
+
+def test_a_budget_is_shared_by_what_is_left(clock):
+    budget = Budget.of(60.0, clock)
+    assert budget.part(2).left_s == 30.0
+    clock.now = 10.0
+    assert budget.part(1).left_s == 50.0
+    assert budget.fits(49.0)
+    assert not budget.fits(50.0)
+    clock.now = 100.0
+    assert budget.left_s == 0.0
+    assert not budget.fits(0.0)
+    assert Budget.of(None, clock).fits(1e9)
