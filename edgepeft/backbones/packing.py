@@ -15,10 +15,12 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import Helper
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["HELPERS", "Packing"]
+__all__ = ["HELPERS", "MERGE", "REAL", "SPLIT", "Packing"]
 
 # What a delta may read of the packing -> the value that ``Packing`` gives it.
 HELPERS = {Helper.FIRST_TOKEN: "row.start", Helper.POSITION: "token.position", Helper.ROW: "token.row"}
+# Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
+SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
 
 
 class Packing:
@@ -39,7 +41,7 @@ class Packing:
         self.shape = op("Shape", "input_ids")
         self.batch, length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
         mask = op("Cast", "attention_mask", to=TensorProto.BOOL)
-        self.real = op("Cast", mask, to=TensorProto.INT64)  # (B, S) of 0, 1
+        self.real = op("Cast", mask, to=TensorProto.INT64, output=REAL)  # (B, S) of 0, 1
         flat = op("Reshape", self.real, ints(-1))  # (B S)
         self.index = op("Reshape", op("NonZero", flat), ints(-1), output="token.index")  # (T) into (B S)
         self.row = op("Div", self.index, length, output=HELPERS[Helper.ROW])  # (T)
@@ -52,9 +54,10 @@ class Packing:
         op("Sub", tokens, op("Gather", self.starts, self.row), output=HELPERS[Helper.POSITION])  # (T)
 
         split = op("Unsqueeze", op("Mul", op("Reshape", self.place, self.shape), count), ints(1))  # (B, 1, S)
-        self.split = op("Add", split, op("Unsqueeze", heads, ints(1)))  # (B, h, S) into (T h)
+        self.split = op("Add", split, op("Unsqueeze", heads, ints(1)), output=SPLIT)  # (B, h, S) into (T h)
         merge = op("Add", op("Unsqueeze", op("Mul", self.row, count), ints(1)), heads)  # (T, h)
-        self.merge = op("Add", op("Mul", merge, length), op("Unsqueeze", self.column, ints(1)))  # (T, h) into (B h S)
+        column = op("Unsqueeze", self.column, ints(1))
+        self.merge = op("Add", op("Mul", merge, length), column, output=MERGE)  # (T, h) into (B h S)
         lowest = emit.constant("lowest", np.finfo(np.float32).min, np.float32)
         none = emit.constant("none", 0.0, np.float32)
         bias = op("Where", op("Cast", self.real, to=TensorProto.BOOL), none, lowest)

@@ -1,0 +1,87 @@
+"""Operators that move numbers and change none, and sums and maxima over axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import TensorProto
+
+from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
+
+__all__ = ["RULES"]
+
+
+def _identity(at: Visit) -> Gradients:
+    yield 0, at.dy
+
+
+def _cast(at: Visit) -> Gradients:
+    yield 0, at.op("Cast", at.dy, to=at.tape.kind(at.x))
+
+
+def _reshape(at: Visit) -> Gradients:
+    yield 0, at.tape.reshaped(at.dy, at.x)
+
+
+def _transpose(at: Visit) -> Gradients:
+    order = at.attributes.get("perm", list(reversed(range(at.tape.rank(at.x)))))
+    yield 0, at.op("Transpose", at.dy, perm=[int(axis) for axis in np.argsort(order)])
+
+
+def _slice(at: Visit) -> Gradients:
+    """Zeros around it, where single steps were taken along axes whose extents are the graph's own."""
+    extents = at.tape.extents(at.x)
+    starts, ends = at.asked(1, "starts") or (), at.asked(2, "ends") or ()
+    axes = at.axes(*(at.asked(3, "axes") or range(len(starts))))
+    if {*(at.asked(4, "steps") or ())} - {1} or any(len(set(extents[axis])) > 1 for axis in axes):
+        raise at.refusal("by steps, or along an axis that follows from the batch")
+    before, after = [0] * len(extents), [0] * len(extents)
+    for axis, start, end in zip(axes, starts, ends, strict=True):
+        size = extents[axis][0]
+        first, last, _ = slice(start, end).indices(size)
+        before[axis], after[axis] = first, size - max(first, last)
+    yield 0, at.op("Pad", at.dy, at.tape.constant([*before, *after], TensorProto.INT64))
+
+
+def _reduce_sum(at: Visit) -> Gradients:
+    yield 0, at.op("Expand", _kept(at, at.dy), at.tape.shape(*at.tape.extents(at.x), of=at.x))
+
+
+def _reduce_max(at: Visit) -> Gradients:
+    """Equal shares to all that reach the maximum, as PyTorch's ``amax`` has it."""
+    axes = _axes(at)
+    if not axes:
+        yield 0, at.dy
+        return
+    reached = at.op("Cast", at.op("Equal", at.x, _kept(at, at.y)), to=at.tape.kind(at.x))
+    count = at.op("ReduceSum", reached, at.tape.ints(*axes))
+    yield 0, at.op("Mul", reached, at.op("Div", _kept(at, at.dy), count))
+
+
+def _axes(at: Visit) -> tuple[int, ...]:
+    """What is reduced over; none if it is nothing."""
+    asked = at.asked(1, "axes")
+    if not asked:
+        return () if at.attributes.get("noop_with_empty_axes", 0) else tuple(range(at.tape.rank(at.x)))
+    return at.axes(*asked)
+
+
+def _kept(at: Visit, value: str) -> str:
+    """A value of the result's shape, with the axes that were reduced over put back."""
+    if at.attributes.get("keepdims", 1) or not (axes := _axes(at)):
+        return value
+    return at.op("Unsqueeze", value, at.tape.ints(*sorted(axes)))
+
+
+RULES: Mapping[str, Rule] = {
+    "Identity": _identity,
+    "Cast": _cast,
+    "Reshape": _reshape,
+    "Squeeze": _reshape,
+    "Unsqueeze": _reshape,
+    "Transpose": _transpose,
+    "Slice": _slice,
+    "ReduceSum": _reduce_sum,
+    "ReduceMax": _reduce_max,
+}

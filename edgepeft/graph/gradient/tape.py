@@ -1,0 +1,132 @@
+"""What rules write on: nodes that are appended to a graph, none of them twice, and the sizes of the forward values.
+
+Sizes are known from a few sample batches: an extent that is the same in each is the graph's own, any other follows from
+the batch.  Two axes that have the same extents in every sample are one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgepeft.graph.protos import attributes
+from edgepeft.graph.shapes import Spec
+
+__all__ = ["Extent", "Tape"]
+
+Extent = tuple[int, ...]  # of one axis, in each sample
+_COUNTS = {TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL}
+
+
+class Tape:
+    """A graph that grows.  ``samples`` hold the spec of every value that the graph has now, in each sample batch.
+
+    All methods return the name of a value.
+    """
+
+    def __init__(self, graph: onnx.GraphProto, samples: Sequence[Mapping[str, Spec]]) -> None:
+        self.graph, self._samples = graph, samples
+        self._made = {_key(node.op_type, node.input, attributes(node)): node.output[0] for node in graph.node}
+        self._constants: dict[tuple[int, bytes, tuple[int, ...]], str] = {}
+        self._sources = dict(self._cheap())
+
+    def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
+        """The value of this node, which is appended unless it is there already."""
+        key = _key(op_type, inputs, attributes)
+        if key not in self._made:
+            name = f"back/{op_type.lower()}_{len(self.graph.node)}"
+            self.graph.node.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
+            self._made[key] = name
+        return self._made[key]
+
+    def constant(self, values: Any, kind: int) -> str:
+        """A small initializer of that element type."""
+        array = np.asarray(values, helper.tensor_dtype_to_np_dtype(kind))
+        key = (kind, array.tobytes(), array.shape)
+        if key not in self._constants:
+            self._constants[key] = f"back/constant_{len(self._constants)}"
+            self.graph.initializer.append(numpy_helper.from_array(array, self._constants[key]))
+        return self._constants[key]
+
+    def ints(self, *values: int) -> str:
+        """A one-dimensional int64 constant, such as axes."""
+        return self.constant(values, TensorProto.INT64)
+
+    def number(self, value: float, like: str) -> str:
+        """A scalar of the element type that ``like`` has."""
+        return self.constant(value, self.kind(like))
+
+    def value(self, name: str) -> NDArray[Any] | None:
+        """What a constant of the graph holds; None for any other value."""
+        for tensor in self.graph.initializer:
+            if tensor.name == name and tensor.data_location != TensorProto.EXTERNAL:
+                return numpy_helper.to_array(tensor)
+        for node in self.graph.node:
+            if name in node.output and node.op_type == "Constant":
+                (value,) = attributes(node).values()
+                return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+        return None
+
+    def kind(self, value: str) -> int:
+        """Its element type, of a forward value."""
+        return self._samples[0][value].kind
+
+    def extents(self, value: str) -> tuple[Extent, ...]:
+        """Of each axis of a forward value."""
+        return tuple(zip(*(sample[value].shape for sample in self._samples), strict=True))
+
+    def rank(self, value: str) -> int:
+        """How many axes a forward value has."""
+        return len(self._samples[0][value].shape)
+
+    def reshaped(self, value: str, like: str) -> str:
+        """``value`` in the shape of the forward value ``like``, which has as many numbers."""
+        return self.op("Reshape", value, self.target(*self.extents(like), of=like))
+
+    def target(self, *extents: Extent, of: str = "") -> str:
+        """A shape for a Reshape: a constant where at most one axis follows from the batch."""
+        fixed = [extent[0] if _is_fixed(extent) else -1 for extent in extents]
+        if fixed.count(-1) <= 1 and 0 not in fixed:
+            return self.ints(*fixed)
+        return self.shape(*extents, of=of)
+
+    def shape(self, *extents: Extent, of: str = "") -> str:
+        """int64 [rank]; what has to be asked of the forward value ``of`` keeps it alive, so others are asked first."""
+        if all(map(_is_fixed, extents)):
+            return self.constant([extent[0] for extent in extents], TensorProto.INT64)
+        parts = [self._size(extent, of, axis) for axis, extent in enumerate(extents)]
+        return self.op("Concat", *parts, axis=0) if len(parts) > 1 else parts[0]
+
+    def _size(self, extent: Extent, of: str, axis: int) -> str:
+        """int64 [1]."""
+        if _is_fixed(extent):
+            return self.ints(extent[0])
+        for source, (value, at) in self._sources.items():
+            times, rest = divmod(extent[0], source[0]) if source[0] else (0, 1)
+            if not rest and times and all(whole == times * one for whole, one in zip(extent, source, strict=True)):
+                size = self.op("Shape", value, start=at, end=at + 1)
+                return size if times == 1 else self.op("Mul", size, self.ints(times))
+        return self.op("Shape", of, start=axis, end=axis + 1)
+
+    def _cheap(self) -> Iterator[tuple[Extent, tuple[str, int]]]:
+        """Extent -> a value that has it, of those that are there all the time or take little: inputs and integers."""
+        given = [value.name for value in self.graph.input]
+        integers = [n for node in self.graph.node for n in node.output if n and self.kind(n) in _COUNTS]
+        for name in reversed([*given, *integers]):  # the first one counts
+            for axis, extent in enumerate(self.extents(name)):
+                if not _is_fixed(extent):
+                    yield extent, (name, axis)
+
+
+def _is_fixed(extent: Extent) -> bool:
+    return len(set(extent)) == 1
+
+
+def _key(op_type: str, inputs: Sequence[str], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    values = {n: v.SerializeToString() if isinstance(v, TensorProto) else repr(v) for n, v in attributes.items()}
+    return (op_type, *inputs, *sorted(values.items()))
