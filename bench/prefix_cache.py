@@ -113,7 +113,7 @@ def measure_prefix_cache(args: argparse.Namespace) -> dict[str, Any]:
         "batch_size": args.batch_size,
         "steps": args.steps,
         "measured_steps": rounds,
-        "cut_at": [state.deployed for state in kept.layout.split.states],
+        "cut_at": [state.name for state in kept.layout.split.states],
         "building_s": building,
         "with_s": own,
         "without_s": peer,

@@ -1,7 +1,7 @@
 """edgepeft: many parameter-efficient tasks on one frozen Transformer, on one small board.
 
     train(backbone="all-MiniLM-L6-v2", data="reviews.csv", task="mood", method="lora", out="mood")
-    export(backbone="all-MiniLM-L6-v2", delta="mood", out="bundle", trainable=True)
+    export(backbone="all-MiniLM-L6-v2", delta="mood", out="bundle")
     tune("bundle", "mood", "more.csv")
     Runtime("bundle").predict("mood", ["The soup was cold."])
 

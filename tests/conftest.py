@@ -64,7 +64,7 @@ def exported(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def trainable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of fresh deltas with their training graphs: ``mood`` (Pfeiffer, 2 labels), ``score`` (LayerNorms, a
+    """A bundle of fresh deltas to be tuned: ``mood`` (Pfeiffer, 2 labels), ``score`` (LayerNorms, a
     regression) and the template ``lora``.  Its deltas and its backbone lie beside it.  Not to be written to.
     """
     import torch
@@ -86,7 +86,7 @@ def trainable(tmp_path_factory: pytest.TempPathFactory) -> Path:
             new_delta(backbone, method, task, labels, max_length=40).save(folder / task)
         templates = [method_named("lora").from_settings({"rank": "2"})]
         paths = [folder / task for task in asked]
-        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS, trainable=True, templates=templates)
+        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS, templates=templates)
 
     return made_once(tmp_path_factory, "trainable", make) / "bundle"
 

@@ -1,4 +1,4 @@
-"""How far from its exact value float32 may leave what a test compares: `edgepeft/exporting/rounding.py` tells how far."""
+"""How far from its exact value float32 may leave what a test compares: `tests/rounding.py` tells how far."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from deltas import TEXTS
+from rounding import UNIT, float32_errors
 from torch import Tensor
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
-from edgepeft.exporting.rounding import UNIT, float32_errors
 
 
 @dataclass(frozen=True)

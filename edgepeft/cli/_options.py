@@ -26,7 +26,7 @@ Variant = Annotated[
 
 # What goes into a bundle.
 Trainable = Annotated[
-    bool, typer.Option("--trainable", help="Add what `edgepeft tune` needs to train the tasks on a board.")
+    bool, typer.Option("--trainable", help="Refuse what `edgepeft tune` could not train; it needs nothing more.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
 VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help="Texts to verify on (jsonl, csv, tsv).")]

@@ -35,8 +35,7 @@ def command(
     if all(path.suffix == ".onnx" for path in delta):
         if trainable:
             raise UsageError(
-                "--trainable makes the training graphs of trained folders; an exported task brings its own along, "
-                "<task>.train.onnx beside it. Leave --trainable out."
+                "--trainable looks at trained folders; an exported task is taken as it is. Leave --trainable out."
             )
         opened = Bundle(bundle)
         require_addable([path.stem for path in delta], opened.manifest.tasks, replace=force)

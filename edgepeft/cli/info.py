@@ -51,25 +51,18 @@ def _of_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
+    from edgepeft.runtime.tuning.subject import untunable
+
     entry = bundle.entry(name)
     facts = entry.model_dump(
         mode="json",
         include={"method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics"},
     )
-    tunable, why = True, ""
-    if bundle.manifest.backbone.weights_dtype != "fp32":
-        tunable, why = False, "the backbone has 8-bit weights"
-    elif entry.weights_dtype != "fp32":
-        tunable, why = False, "it is stored in half precision"
-    elif entry.train_sha256 is None:
-        tunable, why = False, "it was exported without --trainable"
     try:
-        bundle.delta_graph(name)
+        why, problem = untunable(bundle, name), ""
     except EdgepeftError as error:
-        problem = str(error)
-    else:
-        problem = ""
-    return {"task": name, **facts, "bytes": entry.n_bytes, "tunable": tunable, "untunable": why, "problem": problem}
+        why, problem = "its graph is damaged", str(error)
+    return {"task": name, **facts, "bytes": entry.n_bytes, "tunable": not why, "untunable": why, "problem": problem}
 
 
 def _of_delta(folder: Path) -> dict[str, Any]:

@@ -23,10 +23,7 @@ from edgepeft.delta import Delta, read_card
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.check import check_content, check_texts, data_check
 from edgepeft.exporting.delta import export_delta
-from edgepeft.exporting.gradients import verified_training_graph
-from edgepeft.exporting.step import Step
-from edgepeft.exporting.template import write_template
-from edgepeft.exporting.training_graph import refuse_generated
+from edgepeft.exporting.template import refuse_generated, write_template
 from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.half import store_in_half
 from edgepeft.graph.sound import check_standard
@@ -68,14 +65,14 @@ def export_bundle(
     """Write a bundle that appears whole or not at all.
 
     ``backbone`` may be a folder or a Hub name, a template a text such as ``lora:rank=8``.  ``texts`` are what each task
-    is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``trainable`` adds training graphs,
-    ``templates`` are methods to start tasks from on a board; ``stage`` is entered around each step with its name;
+    is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``trainable`` refuses what cannot be
+    tuned, ``templates`` are methods to start tasks from on a board; ``stage`` is entered around each step by name;
     ``weights`` is how the backbone is stored, ``delta_weights`` how the tasks are (templates are float32).  With 8-bit
     weights, every row of ``data`` is compared too, and its metric where its labels are the task's.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, a method has no
-            training graph, or what is to be trained is not stored in float32.
+        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or what is to be tuned has
+            no gradients of its own or is not stored in float32.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
@@ -136,7 +133,7 @@ def _names(deltas: Sequence[Path]) -> list[str]:
 
 
 def _require_float32(weights: WeightsDtype, delta_weights: DeltaDtype) -> None:
-    """See that a training graph finds the values that it reads: the backbone's and the task's in float32."""
+    """See that gradients find the values that they read: the backbone's and the task's in float32."""
     if weights != "fp32":
         raise UsageError(
             "--trainable and --template need the backbone's float32 weights, which a bundle of 8-bit weights does not "
@@ -231,7 +228,7 @@ class _Exporter:
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
         if self.trainable:
-            refuse_generated(delta)
+            refuse_generated(delta, "--trainable")
         exported = export_delta(delta, self.backbone)
         if self.delta_weights == "fp16":
             store_in_half(exported.graph)
@@ -240,12 +237,7 @@ class _Exporter:
         check = check_content(delta, self.backbone, self.model, self.texts)
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
         data = data_check(delta, self.backbone, self.model, self.data) if quantised and self.data else None
-        training = self._training_graph(delta) if self.trainable else None
-        return prepare_task(self.bundle, graph, check, path, training=training, data=data)
-
-    def _training_graph(self, delta: Delta) -> bytes:
-        step = Step.of(delta, self.model, self.backbone)
-        return verified_training_graph(step, self.backbone, self.bundle.folder, self.texts)
+        return prepare_task(self.bundle, graph, check, path, data=data)
 
 
 def _versions() -> dict[str, str]:

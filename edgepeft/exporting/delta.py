@@ -20,6 +20,7 @@ from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.rename import rename_values
+from edgepeft.graph.training import DROPPED
 from edgepeft.methods.base import Generator
 
 __all__ = ["export_delta"]
@@ -229,6 +230,7 @@ def _properties(delta: Delta) -> dict[str, str]:
         "edgepeft.method": card.method,
         "edgepeft.backbone": card.backbone.source,
         "edgepeft.backbone_sha256": card.backbone.sha256,
+        DROPPED: json.dumps([f"head/{name}" for name in type(delta.head).dropped()]),
         "edgepeft.card": card.model_copy(update={"metrics": metrics}).model_dump_json(),
         **(prompt if card.prompt_length else {}),
     }

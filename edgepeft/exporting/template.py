@@ -1,4 +1,4 @@
-"""A template: an untrained delta with its training graph and an open number of labels, to start tasks on a board."""
+"""A template: an untrained delta with an open number of labels, to start tasks on a board."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import UsageError
 from edgepeft.exporting.check import check_content
 from edgepeft.exporting.delta import export_delta
-from edgepeft.exporting.gradients import verified_training_graph
-from edgepeft.exporting.step import Step
-from edgepeft.exporting.training_graph import refuse_generated
 from edgepeft.graph.template import OPEN
 from edgepeft.methods.base import Method
 from edgepeft.resources import write_atomically
@@ -27,17 +24,17 @@ from edgepeft.runtime.tasks import prepare_task
 from edgepeft.task_name import named_after
 from edgepeft.training.options import MAX_LENGTH
 
-__all__ = ["write_template"]
+__all__ = ["refuse_generated", "write_template"]
 
 
 def write_template(
     bundle: Bundle, backbone: Backbone, model: nn.Module, method: Method, texts: Sequence[Text]
 ) -> TemplateEntry:
-    """Write ``templates/<method>.onnx``, its training graph and its check rows, and list them in the manifest.
+    """Write ``templates/<method>.onnx`` and its check rows, and list them in the manifest.
 
     Raises:
-        UsageError: the method does not fit the backbone, has no training graph, or is there already.
-        VerificationFailed: its logits or gradients are not PyTorch's.
+        UsageError: the method does not fit the backbone, cannot be tuned on a board, or is there already.
+        VerificationFailed: its logits are not PyTorch's.
     """
     name = named_after(method.name)
     if name in bundle.manifest.templates:
@@ -45,11 +42,9 @@ def write_template(
     delta, axes = _open_delta(backbone, method, name)
     graph = export_delta(delta, backbone)
     graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
-    step = Step.of(delta, model, backbone)
-    training = verified_training_graph(step, backbone, bundle.folder, texts, axes)
     check = check_content(delta, backbone, model, texts)
     where = bundle.folder / TEMPLATES_FOLDER / name
-    prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, training=training)
+    prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where)
     for suffix, content in prepared.content.items():
         write_atomically(where.with_name(f"{name}{suffix}"), content)
     entry = TemplateEntry.model_validate(prepared.entry.model_dump())
@@ -57,6 +52,19 @@ def write_template(
     bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})
     bundle.manifest.write(bundle.folder)
     return entry
+
+
+def refuse_generated(delta: Delta, option: str) -> None:
+    """See that the method's gradients stay in tensors of its own.
+
+    Raises:
+        UsageError: they go through a projection of the whole backbone.
+    """
+    if delta.generator is not None:
+        raise UsageError(
+            f"task {delta.card.task}: {delta.card.method} trains one vector through a projection of every tensor of "
+            f"the backbone, which is larger than the backbone; a board cannot tune it. Leave {option} out."
+        )
 
 
 def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, dict[str, int]]:
@@ -70,7 +78,7 @@ def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, d
             return new_delta(backbone, method, name, labels, max_length=min(MAX_LENGTH, longest))
 
     probe = fresh(2)
-    refuse_generated(probe)
+    refuse_generated(probe, f"--template {method.name}")
     shapes = [*probe.tensors().values(), *probe.frozen_reads.values()]
     taken = {extent for tensor in shapes for extent in tensor.shape}
     taken |= {extent for shape in backbone.architecture.tensors.values() for extent in shape}

@@ -1,4 +1,4 @@
-"""What both exports share: PyTorch's exporter as it is used here, and the marks of a graph of ours."""
+"""PyTorch's exporter as it is used here, and the marks of a graph of ours."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Hidden states that depend on no trained tensor, identified by the weights around them.
-
-A training graph and the deployed one know a value by different names, and lay it out differently: padded [batch,
-length, d] or [batch length, d] there, packed [tokens, d] here.  What both have in common is the checkpoint's
-tensors.  So a hidden state is called ``after:<bias>``, the result of a linear map or a norm with that bias, or
-``before:<weight>``, the operand of a linear map with that matrix.
-"""
+"""Hidden states that depend on no trained tensor: what the backbone's maps and norms give, and what maps read."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from collections.abc import Container, Iterable, Mapping
 import onnx
 
 from edgepeft.graph.protos import ancestors, followed, reads, writers
-from edgepeft.graph.shapes import Spec
 
 __all__ = ["frozen_states", "live_values", "lowest_states"]
 
@@ -31,62 +24,41 @@ def live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
     return live
 
 
-def frozen_states(
-    graph: onnx.GraphProto, live: Container[str], tensors: Container[str], specs: Mapping[str, Spec] | None = None
-) -> dict[str, str]:
-    """State -> value, for those that are not live; ``tensors`` are the checkpoint's.
-
-    With ``specs``, what a linear map reads is followed up to where it still has batch and length, for others read it
-    there.
-    """
+def frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
+    """Those that are not live; ``tensors`` are the checkpoint's."""
     writer = writers(graph)
-    states: dict[str, str | None] = {}
+    states = {node.output[0] for node in graph.node if _has_bias(node, tensors) and node.output[0] not in live}
     for node in graph.node:
-        bias = _bias(node, tensors)
-        if bias is not None and node.output[0] not in live:
-            state, value = f"after:{bias}", node.output[0]
-            # A norm that a delta runs a second time gives two values of one name; neither is it then.
-            states[state] = value if states.get(state, value) == value else None
-    known = set(states.values())
-    for node in graph.node:
-        weight = _matrix(node, writer, tensors)
-        if weight is None or node.input[0] in live:
-            continue
-        chain = followed(node.input[0], writer, _SAME)
-        if known.isdisjoint(chain):
-            padded = [value for value in chain if specs and value in specs and len(specs[value].shape) == 3]
-            states[f"before:{weight}"] = padded[-1] if padded else chain[0]
-    return {state: value for state, value in states.items() if value is not None}
+        if _has_matrix(node, writer, tensors) and node.input[0] not in live:
+            states.update({node.input[0]} if states.isdisjoint(followed(node.input[0], writer, _SAME)) else ())
+    return states
 
 
-def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Mapping[str, str]) -> tuple[str, ...]:
+def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Container[str]) -> tuple[str, ...]:
     """Those of ``states`` from which everything live follows without a product below it being computed again.
 
     None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.
     """
-    writer, by_value = writers(graph), {value: state for state, value in states.items()}
+    writer = writers(graph)
     changed = [node for node in graph.node if any(value in live for value in node.output)]
     edge = [value for node in changed for value in reads(node) if value not in live]
-    kept = {value for node in ancestors(edge, writer, set(by_value)) for value in reads(node)} | set(edge)
-    kept &= by_value.keys()
-    order = [value for node in graph.node for value in node.output if value in kept]
+    below = ancestors(edge, writer, {value for value in writer if value in states})
+    met = {value for node in below for value in reads(node)} | set(edge)
+    order = [value for node in graph.node for value in node.output if value in met and value in states]
+    kept = set(order)
     for value in reversed(order):  # what follows from the others by sums and norms alone need not be kept
         if not any(node.op_type in _PRODUCTS for node in ancestors([value], writer, kept - {value})):
             kept.remove(value)
-    return tuple(by_value[value] for value in order if value in kept)
+    return tuple(value for value in order if value in kept)
 
 
-def _bias(node: onnx.NodeProto, tensors: Container[str]) -> str | None:
-    if node.op_type in ("Gemm", "LayerNormalization") and len(node.input) == 3:
-        return node.input[2] if node.input[2] in tensors else None
-    if node.op_type != "Add":
-        return None
-    return next((name for name in node.input if name in tensors), None)
+def _has_bias(node: onnx.NodeProto, tensors: Container[str]) -> bool:
+    """Whether it adds a bias of the checkpoint."""
+    if node.op_type in ("Gemm", "LayerNormalization"):
+        return len(node.input) == 3 and node.input[2] in tensors
+    return node.op_type == "Add" and any(name in tensors for name in node.input)
 
 
-def _matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors: Container[str]) -> str | None:
-    """The checkpoint's matrix that the node multiplies by, forwards: [in, out]."""
-    if node.op_type != "Gemm":
-        return None
-    name = followed(node.input[1], writer, {"Transpose"})[-1]
-    return name if name in tensors else None
+def _has_matrix(node: onnx.NodeProto, writer: Mapping[str, onnx.NodeProto], tensors: Container[str]) -> bool:
+    """Whether it multiplies by a matrix of the checkpoint, forwards: [in, out]."""
+    return node.op_type == "Gemm" and followed(node.input[1], writer, {"Transpose"})[-1] in tensors

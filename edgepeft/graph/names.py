@@ -1,7 +1,4 @@
-"""Names of the inputs and outputs of delta and training graphs, as the exporter writes and the splice reads them.
-
-A training graph's ``metadata_props`` hold facts too: see ``edgepeft.graph.training``.
-"""
+"""Names of the inputs and outputs of delta and training graphs, as the exporter writes and the splice reads them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ __all__ = [
     "LABELS",
     "LOGITS",
     "LOSS",
-    "N_LABELS",
     "PLACEHOLDER_ID",
     "PROMPT_LENGTH",
     "adapted",
@@ -23,7 +19,6 @@ __all__ = [
 
 LOGITS = "logits"
 LABELS, LOSS = "labels", "loss"  # of a training graph
-N_LABELS = "n_labels"  # the open dimension of a template's
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,19 +46,22 @@ class Walked(NamedTuple):
     computed: frozenset[str]
 
 
-def sized(model: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, Spec]:
-    """Every value's spec where the inputs' open dimensions have these sizes, by their names.
+def sized(
+    model: onnx.ModelProto, sizes: Mapping[str, int], known: Mapping[str, NDArray[Any]] = MappingProxyType({})
+) -> dict[str, Spec]:
+    """Every value's spec where the inputs' open dimensions have these sizes, by name; ``known`` inputs are given.
 
     Raises:
         BundleError: a dimension is not given, or a shape depends on values.
     """
-    return walk(model, {value.name: _sized(value.type.tensor_type, sizes) for value in model.graph.input}).specs
+    given = {v.name: known[v.name] if v.name in known else _sized(v.type.tensor_type, sizes) for v in model.graph.input}
+    return walk(model, given).specs
 
 
 def _sized(tensor: onnx.TypeProto.Tensor, sizes: Mapping[str, int]) -> Spec:
     missing = [dim.dim_param for dim in tensor.shape.dim if dim.dim_param and dim.dim_param not in sizes]
     if missing:
-        raise BundleError(f"the training graph has an open dimension {missing[0]!r} that this version does not know.")
+        raise BundleError(f"the graph has an open dimension {missing[0]!r} that this version does not know.")
     return Spec(tensor.elem_type, tuple(sizes.get(dim.dim_param, dim.dim_value) for dim in tensor.shape.dim))
 
 
@@ -104,7 +108,9 @@ class _Walker:
     def _know(self, values: Mapping[str, NDArray[Any]]) -> None:
         kinds = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in values.items()}
         self.specs.update((name, Spec(kinds[name], value.shape)) for name, value in values.items())
-        self.values.update((name, value) for name, value in values.items() if value.dtype.kind in _INTEGERS)
+        # A single number too: a Range may be given its bounds as one and cast them.
+        known = {name: value for name, value in values.items() if value.dtype.kind in _INTEGERS or value.size == 1}
+        self.values.update(known)
 
     def _infer(self, node: onnx.NodeProto, given: list[str]) -> None:
         types = {name: helper.make_tensor_type_proto(*self.specs[name]) for name in given}

@@ -1,42 +1,64 @@
-"""The facts that a training graph's ``metadata_props`` hold: see ``edgepeft.exporting.training_graph``."""
+"""What of a task is trained, and where its head has dropout: as its delta graph says."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
 import onnx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from numpy.typing import NDArray
+from onnx import TensorProto, numpy_helper
 
 from edgepeft.errors import BundleError
 from edgepeft.graph.protos import properties
-from edgepeft.mistakes import in_words
 
-__all__ = ["TRAINING", "TrainingFacts", "training_facts"]
+__all__ = ["DROPPED", "TrainingFacts", "training_facts"]
 
-TRAINING = "edgepeft.training"
+DROPPED = "edgepeft.dropped"  # of a delta graph: the head's weights whose products read what dropout leaves
+# By kind of head, of graphs that were exported before they said so themselves.
+_UNDECLARED: Mapping[str, tuple[str, ...]] = {
+    "roberta": ("head/dense.weight", "head/out_proj.weight"),
+    "electra": ("head/dense.weight", "head/out_proj.weight"),
+}
+_LAST = ("head/classifier.weight",)
 
 
-class TrainingFacts(BaseModel):
-    """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``."""
+@dataclass(frozen=True)
+class TrainingFacts:
+    """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    ``dropped`` are the weights of the products that read what each dropout leaves.
+    """
 
     trained: tuple[str, ...]
     regression: bool = False
     dropouts: tuple[tuple[float, int], ...] = ()
-    learning_rate: float
-    head_learning_rate: float
+    dropped: tuple[str, ...] = ()
+
+    def tensors(self, delta: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
+        """The trained tensors as the delta graph has them, to be written to."""
+        stored = {tensor.name: tensor for tensor in delta.graph.initializer}
+        return {name: numpy_helper.to_array(stored[name]).copy() for name in self.trained}
 
 
-def training_facts(graph: onnx.ModelProto, where: str) -> TrainingFacts:
-    """Those of a graph.
+def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
+    """Those of a task, by its delta graph.
 
     Raises:
-        BundleError: it is no training graph that this version knows.
+        BundleError: the graph's card or its head is damaged.
     """
-    facts = properties(graph)
-    known = facts.get("edgepeft.format", "none")
-    if known != "edgepeft.training/1":
-        raise BundleError(f"{where} is not a training graph that this version knows; its edgepeft.format is {known}.")
+    stored = {tensor.name: tensor for tensor in delta.graph.initializer if tensor.data_type == TensorProto.FLOAT}
+    facts = properties(delta)
     try:
-        return TrainingFacts.model_validate_json(facts.get(TRAINING, ""))
-    except ValidationError as error:
-        raise BundleError(f"{where}: its {TRAINING} is damaged: {in_words(error)}.") from error
+        card = json.loads(facts["edgepeft.card"])
+        rate = float(card.get("head_dropout", 0.0))
+        names = json.loads(facts[DROPPED]) if DROPPED in facts else _UNDECLARED.get(card["head"], _LAST)
+        dropped = tuple(names) if rate > 0 else ()
+        dropouts = tuple((rate, stored[name].dims[1]) for name in dropped)
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise BundleError(
+            f"the delta graph does not say where its head has dropout ({error}); export it again."
+        ) from error
+    return TrainingFacts(tuple(stored), card.get("labels") is None, dropouts, dropped)

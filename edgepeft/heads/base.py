@@ -22,17 +22,24 @@ class Head(nn.Module):
     ``kind``; regression is a head with one output.  ``reads`` names frozen backbone tensors that its
     ``forward`` gets after the pooled value (BERT's pooler); they are never part of a delta.
     ``places`` says where transformers' class for sequence classification keeps what: module of the head ->
-    theirs, the one that gives the logits last.
+    theirs, the one that gives the logits last.  Each reads what dropout leaves; the first does not where
+    ``drops_first`` is false.
     """
 
     kind: ClassVar[str]
     source: ClassVar[str]  # whose head it is
     reads: ClassVar[tuple[str, ...]] = ()
     places: ClassVar[Mapping[str, str]]
+    drops_first: ClassVar[bool] = True
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
+
+    @classmethod
+    def dropped(cls) -> tuple[str, ...]:
+        """The weights of the modules that read what dropout leaves, in the order of the forward pass."""
+        return tuple(f"{module}.weight" for module in cls.places)[0 if cls.drops_first else 1 :]
 
     @abstractmethod
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ class DenseHead(Head):
     z is the pooled value, past the dropout where ``drops_first``.
     """
 
-    drops_first: ClassVar[bool]
     activation: ClassVar[staticmethod[..., Tensor]]  # act, of one tensor
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:

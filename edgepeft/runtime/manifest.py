@@ -99,8 +99,8 @@ class OnData(_Model):
 class Verification(_Model):
     """ONNX Runtime against PyTorch on the task's check file.
 
-    What was tuned on a board has no PyTorch to compare with: there the reference is the training graph,
-    PyTorch's own trace, padded and unpacked, run by ONNX Runtime.
+    What was tuned on a board has no PyTorch to compare with: there the reference is what a training step computes
+    in ONNX Runtime, or of older versions PyTorch's own trace, padded and unpacked.
     """
 
     rows: int
@@ -138,7 +138,7 @@ class TaskEntry(_Model):
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}
     verification: Verification | None = None
-    train_sha256: FileHash | None = None  # of the training graph, where there is one
+    train_sha256: FileHash | None = None  # of a file that versions before this one read, where it is there
     previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
 
     @property
@@ -148,7 +148,7 @@ class TaskEntry(_Model):
 
 
 class TemplateEntry(_Model):
-    """An untrained delta with its training graph; its head takes any number of labels."""
+    """An untrained delta; its head takes any number of labels."""
 
     method: str
     hyperparameters: dict[str, Any] = {}
@@ -158,7 +158,7 @@ class TemplateEntry(_Model):
     prompt_length: int = Field(default=0, ge=0)
     sha256: FileHash
     check_sha256: FileHash
-    train_sha256: FileHash
+    train_sha256: FileHash | None = None  # of a file that versions before this one read
 
 
 class Manifest(_Model):

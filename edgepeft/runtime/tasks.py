@@ -49,7 +49,7 @@ _FLOAT_BYTES = 4  # an override is float32, whatever it replaces
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A verified task, ready to be written."""
+    """A verified task, ready to be written; ``training`` is the file that versions before this one wrote."""
 
     name: str
     graph: bytes
@@ -69,7 +69,6 @@ def prepare_task(
     check: bytes,
     where: Path,
     *,
-    training: bytes | None = None,
     data: DataCheck | None = None,
     reference: CheckReference = "pytorch",
 ) -> PreparedTask:
@@ -80,8 +79,6 @@ def prepare_task(
         VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
     delta = parse_graph(graph, where)
-    if training is not None:
-        parse_graph(training, where, bundle.weights.name)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
     sites = bundle.manifest.backbone.sites
@@ -106,11 +103,10 @@ def prepare_task(
             "shared_layers": shared_layers(model, bundle.architecture, sites),
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
-            "train_sha256": hashlib.sha256(training).hexdigest() if training else None,
             "verification": result.model_dump(),
         },
     )
-    return PreparedTask(name, graph, check, entry, training)
+    return PreparedTask(name, graph, check, entry)
 
 
 def _with_data(result: Verification, data: OnData) -> Verification:
@@ -133,14 +129,9 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
             raise UsageError(
                 f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
             )
-    training = path.with_name(f"{path.stem}{TRAINING}")
-    for file in (path, check, training):
-        if file.exists():
-            check_file(file, bundle.weights)
-    # A training graph reads the float32 weights; among 8-bit ones the task runs, and cannot be tuned.
-    usable = bundle.manifest.backbone.weights_dtype == "fp32" and training.is_file()
-    content = training.read_bytes() if usable else None
-    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, training=content)
+    for file in (path, check):
+        check_file(file, bundle.weights)
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path)
 
 
 def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:

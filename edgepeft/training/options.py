@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.data.course.options import BATCH, EPOCHS, CourseOptions
+from edgepeft.data.course.options import BATCH, EPOCHS, MEAN_HEAD_RATE, CourseOptions
 from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
 from edgepeft.task_name import check_new_name
@@ -19,7 +19,6 @@ __all__ = ["TrainOptions"]
 
 MAX_LENGTH = 128  # tokens of a text where none are given, as in GLUE's usual settings
 _NOT_OF_THE_RUN = ("curve", "device")  # a resumed run may differ in them
-MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import pytest
 
@@ -115,7 +116,7 @@ def test_engines_are_compared_in_their_rounds(outcome):
 
 @pytest.fixture(scope="module")
 def trainable(tiny, tmp_path_factory):
-    """A bundle of one task, with its training graph."""
+    """A bundle of one task."""
     from deltas import TEXTS, random_delta, saved
 
     from edgepeft.backbones.source import open_backbone
@@ -124,7 +125,7 @@ def trainable(tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trainable")
     backbone = open_backbone(str(tiny("bert", mean=True)))
     path = saved(random_delta(backbone, "lora", "mood"), folder / "delta")
-    export_bundle(backbone, [path], folder / "bundle", texts=TEXTS, trainable=True)
+    export_bundle(backbone, [path], folder / "bundle", texts=TEXTS)
     return folder / "bundle"
 
 
@@ -161,13 +162,19 @@ def test_the_table_has_the_same_step_and_its_memory(tuned):
     assert "6.000 [6.000, 6.000]" in text
 
 
-def test_a_bundle_without_training_graphs_is_told_the_command(exported, fake_start):
-    asked = {"bundle": exported, "backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
-    with pytest.raises(UsageError, match="edgepeft export --trainable"):
+def test_a_bundle_whose_tasks_are_not_for_a_board_is_told_why(trainable, tmp_path, fake_start):
+    from deltas import TEXTS
+
+    from edgepeft.exporting.bundle import add_deltas
+
+    bundle = shutil.copytree(trainable, tmp_path / "bundle")
+    add_deltas(bundle, [trainable.parent / "delta"], texts=TEXTS, replace=True, delta_weights="fp16")
+    asked = {"bundle": bundle, "backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
+    with pytest.raises(UsageError, match=r"nothing can be fine-tuned .* half precision"):
         bench(fake_start(), **asked)
     document = bench(fake_start(), **{**asked, "engines": ()}).result.to_json()
     found = [row for row in document["results"] if row["engine"] == "onnxruntime"]
-    assert len(found) == 3 and all("export --trainable" in row["warnings"][0] for row in found)
+    assert len(found) == 1 and "half precision" in found[0]["warnings"][0]
 
 
 def test_fine_tuning_a_random_backbone_with_onnx_runtime_needs_a_method(fake_start):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from configs import SMALL_BERT
@@ -31,7 +30,7 @@ def bundle(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bundle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
-        random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"}, trainable=True)
+        random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"})
     return folder
 
 
@@ -164,13 +163,11 @@ def test_both_gemm_probes_multiply_the_same_shapes(monkeypatch):
     assert gemm.FLOPS_PER_STEP == 2 * 1024 * 768 * 3072 * 8
 
 
-def test_a_method_without_a_training_graph_is_a_task_that_says_so(tmp_path, monkeypatch):
-    """And keeps no other from its own, which the bundle of the other tests has; tracing it takes long."""
+def test_a_method_that_is_not_for_a_board_is_a_task_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
-    monkeypatch.setattr("edgepeft.exporting.training_graph.export_training_graph", lambda *_: onnx.ModelProto())
     found = random_subject("tiny", tmp_path, methods=("intrinsic-said", "lora"), trainable=True)
     said, lora = found.model.tasks
-    assert "has no training graph" in said.untrainable and lora.untrainable is None
+    assert "cannot be fine-tuned on a board: intrinsic-said trains" in said.untrainable and lora.untrainable is None
 
 
 def test_regression_has_a_loss_of_its_own(bundle):

@@ -1,4 +1,4 @@
-"""Every method's training graph in ONNX Runtime against PyTorch: hooks, ``cross_entropy`` and ``backward``."""
+"""Every method's gradients in ONNX Runtime against PyTorch: hooks, ``cross_entropy`` and ``backward``."""
 
 from __future__ import annotations
 
@@ -6,54 +6,69 @@ import copy
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import suite
 import torch
+from deltas import random_delta
 from tolerance import Exact, exactly
 from torch.nn import functional
 
-from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import UsageError
-from edgepeft.exporting.step import Step
-from edgepeft.exporting.training_graph import export_training_graph
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.exporting.delta import export_delta
+from edgepeft.exporting.template import refuse_generated
+from edgepeft.graph.gradient import build
+from edgepeft.graph.gradient.rule import rules
+from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.liveness import peak_bytes
-from edgepeft.graph.shapes import sized
+from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.heads.base import heads
 from edgepeft.methods.base import methods
-from edgepeft.runtime.tuning.step import TrainingStep
+from edgepeft.runtime.tuning.hidden import training_graph
+from edgepeft.runtime.tuning.step import StepResult, TrainingStep
+from edgepeft.runtime.tuning.subject import deployed_graph
+from edgepeft.training.engine import replaced_dropout
 
-RELATIVES = [("bert", {}), ("roberta", {}), ("distilbert", {}), ("electra", {"embedding_size": 20})]
+RELATIVES: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}, "distilbert": {}, "electra": {"embedding_size": 20}}
 WITH_GRADIENTS = [name for name in methods() if name != "intrinsic-said"]
-# Writing a training graph takes 10 s and more.  Each of these is seen elsewhere, by a test that is not slow: what builds
-# another method's modules by that method here, and the others where a test exports them to be tuned, for an export
-# compares every gradient with PyTorch's in float64.  Any other method is here as soon as its file is there.
-ELSEWHERE = {
-    "adapterdrop": "houlsby",
-    "compacter++": "compacter",
-    "layernorm": "trainable in tests/conftest.py",
-    "lora": "trainable in tests/conftest.py; below, with dropout",
-    "pfeiffer": "trainable in tests/conftest.py",
-    "prompt-r": "tests/runtime/tuning/test_storage.py",
-    "prompt-t": "tests/runtime/tuning/test_storage.py",
-    "top-k": "tests/runtime/tuning/test_storage.py",
-}
-# One runs under other instruction sets too: they share the kernels.
-NUMERICAL = next(name for name in WITH_GRADIENTS if name not in ELSEWHERE)
+NUMERICAL = WITH_GRADIENTS[0]  # one runs under other instruction sets too: they share the kernels
 
 
-def marks_of(name: str, example: int) -> list[pytest.MarkDecorator]:
-    if example or name in ELSEWHERE:
-        return [pytest.mark.slow]
-    return [pytest.mark.numerical] if name == NUMERICAL else []
+def cases() -> list[Any]:
+    """Every method on every relative; of each method's first instance one relative is not slow, in turn."""
+    made = []
+    for turn, name in enumerate(WITH_GRADIENTS):
+        for example, (place, relative) in itertools.product(
+            range(len(methods()[name].examples())), enumerate(RELATIVES)
+        ):
+            quick = example == 0 and place == turn % len(RELATIVES)
+            marks = [] if quick else [pytest.mark.slow]
+            marks += [pytest.mark.numerical] if quick and name == NUMERICAL else []
+            made.append(pytest.param(name, example, relative, id=f"{name}-{example}-{relative}", marks=marks))
+    return made
 
 
-CASES = [
-    pytest.param(name, example, id=f"{name}-{example}", marks=marks_of(name, example))
-    for name in WITH_GRADIENTS
-    for example in range(len(methods()[name].examples()))
-]
+class Tuned:
+    """A case's task as a board trains it."""
+
+    def __init__(self, case: suite.Case, graph: onnx.ModelProto | None = None) -> None:
+        self.case, self.backbone, self.delta = case, case.backbone, graph or case.graph
+        self.facts: TrainingFacts = training_facts(self.delta)
+        found = case.backbone
+        deployed = deployed_graph(self.delta, self.facts, found.family, found.architecture, found.checkpoint)
+        self.model, _ = training_graph(deployed, self.facts, found.checkpoint, prefix_cache=False)
+
+    def step(
+        self, rows: dict[str, torch.Tensor], targets: torch.Tensor, masks: Sequence[np.ndarray] = ()
+    ) -> StepResult:
+        masks = masks or [np.ones((len(targets), width), np.float32) for _, width in self.facts.dropouts]
+        given = {name: tensor.numpy() for name, tensor in rows.items()}
+        step = TrainingStep(self.model, self.facts, self.backbone.folder, 1)
+        return step(self.facts.tensors(self.delta), given, targets.numpy(), masks)
 
 
 def gradients_of(
@@ -75,66 +90,98 @@ def gradients_of(
     return exactly(backward)
 
 
-@pytest.mark.parametrize(("name", "example"), CASES)
-def test_the_gradients_of_the_training_graph_are_pytorchs(tiny: Callable[..., Path], name: str, example: int):
-    model_type, options = RELATIVES[(WITH_GRADIENTS.index(name) + example) % len(RELATIVES)]
-    backbone = open_backbone(str(tiny(model_type, **options)))
-    case = suite.Case(methods()[name].examples()[example], backbone)
-    model = export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
+def require_pytorchs(tuned: Tuned, batch: int, length: int, masks: Sequence[np.ndarray] = ()) -> None:
+    rows, targets = tuned.case.rows(batch, length), torch.arange(batch) % len(suite.LABELS)
+    exact = gradients_of(tuned.case, rows, targets, masks)
+    found = tuned.step(rows, targets, masks)
+    exact.pop("loss").require(found.loss)
+    exact.pop("logits").require(found.logits)
+    stored = tuned.backbone.checkpoint
+    parts = {name: name.partition("/") for name in exact}
+    on_graph = {
+        name: f"override/{stored.stored_name(rest)}" if part == "override" else name
+        for name, (part, _, rest) in parts.items()
+    }
+    assert sorted(on_graph.values()) == sorted(found.gradients)
+    for name, expected in exact.items():
+        expected.require(found.gradients[on_graph[name]], name)
+
+
+@pytest.mark.parametrize(("name", "example", "relative"), cases())
+def test_the_gradients_are_pytorchs(tiny: Callable[..., Path], name: str, example: int, relative: str):
+    backbone = open_backbone(str(tiny(relative, **RELATIVES[relative])))
+    tuned = Tuned(suite.Case(methods()[name].examples()[example], backbone))
+    model, facts = tuned.model, tuned.facts
     assert sum(len(i.raw_data) for i in model.graph.initializer) < 10_000, "no weight may be copied"
-    everything = model.SerializeToString()
-    assert all(text not in everything for text in (b"site-packages", b".py", str(Path.cwd()).encode()))
-    graph = TrainingStep(model, backbone.folder, 1)
-    specs = sized(model, {"batch": 3, "length": 7})  # a board tells its memory from them, before it runs
-    assert all(specs[f"gradient:{name}"].shape == specs[name].shape for name in graph.facts.trained)
-    assert peak_bytes(model.graph, specs) > sum(specs[name].n_bytes for name in graph.facts.trained)
+    specs = specs_of(model, (7, 7, 7))  # a board tells its memory from them, before it runs
+    assert all(specs[f"gradient:{name}"].shape == specs[name].shape for name in facts.trained)
+    assert peak_bytes(model.graph, specs) > sum(specs[name].n_bytes for name in facts.trained)
     for batch, length in suite.SHAPES:
-        rows, targets = case.rows(batch, length), torch.arange(batch) % len(suite.LABELS)
-        exact = gradients_of(case, rows, targets)
-        trained = {
-            name: tensor.detach().numpy() for name, tensor in Step.of(case.moved, case.model, backbone).trained.items()
-        }
-        masks = [np.ones((batch, width), np.float32) for _, width in graph.facts.dropouts]
-        found = graph(trained, {name: tensor.numpy() for name, tensor in rows.items()}, targets.numpy(), masks)
-        exact.pop("loss").require(found.loss)
-        exact.pop("logits").require(found.logits)
-        for (stored, gradient), (on_disk, expected) in zip(found.gradients.items(), exact.items(), strict=True):
-            assert stored.split("/")[0] == on_disk.split("/")[0]
-            expected.require(gradient, stored)
+        require_pytorchs(tuned, batch, length)
+
+
+@pytest.mark.parametrize("kind", heads())
+def test_dropout_stands_where_each_kind_of_head_has_it(tiny: Callable[..., Path], kind: str):
+    """With the masks in its place PyTorch gives the same gradients; a probability of 0 leaves none."""
+    backbone = open_backbone(str(tiny("bert")))
+    case = suite.Case(methods()["linear"].examples()[0], backbone)
+    case.moved = random_delta(backbone, "linear", "task", suite.LABELS, head=kind)
+    tuned = Tuned(case)
+    drawn: list[tuple[float, int]] = []
+
+    def record(x: torch.Tensor, probability: float) -> torch.Tensor:
+        drawn.append((probability, x.shape[1]))
+        return x
+
+    with replaced_dropout(case.moved, record):
+        case.moved.logits(case.model, case.rows(2, 3))
+    assert tuned.facts.dropouts == tuple(drawn) and drawn
+    source = np.random.default_rng(0)
+    require_pytorchs(tuned, 5, 9, [((source.random((5, width)) >= 0.4) / 0.6).astype(np.float32) for _, width in drawn])
+    case.moved.card = case.moved.card.model_copy(update={"head_dropout": 0.0})
+    without = Tuned(case, export_delta(case.moved, backbone))
+    assert [i.name for i in without.model.graph.input if i.name.startswith("dropout:")] == []
+
+
+@pytest.fixture
+def pfeiffer(tiny: Callable[..., Path]) -> suite.Case:
+    return suite.Case(methods()["pfeiffer"].examples()[0], open_backbone(str(tiny("bert"))))
+
+
+@pytest.mark.parametrize("op", ["Gather", "Gelu", "LayerNormalization", "MatMul", "Softmax"])
+def test_a_planted_rule_that_forgets_a_hundredth_is_found(
+    pfeiffer: suite.Case, monkeypatch: pytest.MonkeyPatch, op: str
+):
+    right = rules()
+
+    def wrong(at: Any) -> Any:
+        yield from ((i, at.op("Mul", gradient, at.number(0.99))) for i, gradient in right[op](at))
+
+    monkeypatch.setattr(build, "rules", lambda: {**right, op: wrong})
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        require_pytorchs(Tuned(pfeiffer), 5, 9)
+
+
+def test_an_operator_without_a_rule_is_refused_by_name(pfeiffer: suite.Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "rules", lambda: {op: rule for op, rule in rules().items() if op != "Softmax"})
+    with pytest.raises(BundleError, match=r"no gradient of Softmax .* between what is trained and the loss"):
+        Tuned(pfeiffer)
 
 
 def test_a_projection_of_the_whole_backbone_is_refused_by_name(tiny: Callable[..., Path]):
-    backbone = open_backbone(str(tiny("bert")))
+    backbone: Backbone = open_backbone(str(tiny("bert")))
     case = suite.Case(methods()["intrinsic-said"].examples()[0], backbone)
-    with pytest.raises(UsageError, match=r"intrinsic-said .* no training graph.*--trainable"):
-        export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
+    with pytest.raises(UsageError, match=r"intrinsic-said .* cannot tune it.*--trainable"):
+        refuse_generated(case.fresh(), "--trainable")
 
 
-def test_dropout_comes_from_outside_and_scales_what_it_keeps(tiny: Callable[..., Path]):
-    """RoBERTa's head drops out twice; with the masks in its place PyTorch gives the same gradients."""
-    backbone = open_backbone(str(tiny("roberta")))
-    case = suite.Case(methods()["lora"].examples()[0], backbone)
-    model = export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
-    graph = TrainingStep(model, backbone.folder, 1)
-    assert graph.facts.dropouts == ((0.1, 32), (0.1, 32))
-    source = np.random.default_rng(0)
-    masks = [((source.random((5, 32)) >= 0.4) / 0.6).astype(np.float32) for _ in range(2)]
-    rows, targets = case.rows(5, 9), torch.arange(5) % 3
-    exact = gradients_of(case, rows, targets, masks)
-    trained = {name: tensor.detach().numpy() for name, tensor in case.moved.tensors().items()}
-    found = graph(trained, {name: tensor.numpy() for name, tensor in rows.items()}, targets.numpy(), masks)
-    exact["loss"].require(found.loss)
-    for name in case.moved.tensors():
-        exact[name].require(found.gradients[name], name)
-
-
-def test_without_dropout_there_is_no_such_input_and_exporting_twice_gives_the_same_bytes(tiny: Callable[..., Path]):
-    backbone = open_backbone(str(tiny("distilbert")))
-    case = suite.Case(methods()["layernorm"].examples()[0], backbone)
-    case.moved.head.dropout.p = 0.0
-    model, again = (
-        export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3)) for _ in range(2)
-    )
-    assert [i.name for i in model.graph.input if i.name.startswith("dropout:")] == []
-    assert model.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
-    assert isinstance(model, onnx.ModelProto)
+def test_the_same_task_gives_the_same_bytes_and_computes_nothing_twice(pfeiffer: suite.Case):
+    one, two = Tuned(pfeiffer).model, Tuned(pfeiffer).model
+    assert one.SerializeToString(deterministic=True) == two.SerializeToString(deterministic=True)
+    written: dict[bool, list[Any]] = {True: [], False: []}
+    for node in one.graph.node:
+        what = (node.op_type, *node.input, *sorted(a.SerializeToString() for a in node.attribute))
+        written[node.name.startswith("back/")].append(what)
+    forward, back = written[False], written[True]
+    assert len(back) > len(forward) > 50
+    assert len(set(back)) == len(back) and not set(back) & set(forward)

@@ -9,13 +9,9 @@ from pathlib import Path
 import onnx
 import pytest
 import suite
-from deltas import random_delta
 
-from edgepeft.backbones.hooks import load_model
-from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.backbones.source import open_backbone
 from edgepeft.exporting.bundle import write_backbone
-from edgepeft.exporting.step import Step
-from edgepeft.exporting.training_graph import export_training_graph
 from edgepeft.graph.sound import OPERATORS
 from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
 from edgepeft.methods.base import Method, methods
@@ -33,10 +29,6 @@ def instances(method: type[Method]) -> Iterator[Method]:
     yield from method.examples()
     if "activation" in {field.name for field in dataclasses.fields(method)}:
         yield from (dataclasses.replace(method.examples()[0], activation=name) for name in ACTIVATIONS)
-
-
-def training_graph(case: suite.Case, backbone: Backbone) -> onnx.ModelProto:
-    return export_training_graph(Step.of(case.moved, case.model, backbone), backbone, (1e-3, 1e-3))
 
 
 @pytest.mark.slow
@@ -58,14 +50,5 @@ def test_the_list_is_what_the_builders_and_exports_emit(tiny: Callable[..., Path
         for name, method in methods().items():
             for instance in instances(method) if model_type == "bert" else method.examples()[:1]:
                 collect(suite.Case(instance, backbone).graph, f"{name} on {model_type}")
-    backbone = open_backbone(str(tiny("bert")))
-    for name, method in methods().items():
-        if name != "intrinsic-said":  # has no training graph
-            for instance in instances(method) if name == "pfeiffer" else method.examples()[:1]:
-                case = suite.Case(instance, backbone)
-                collect(training_graph(case, backbone), f"training of {name}")
-    numbers = random_delta(backbone, "lora", "score", None)
-    step = Step.of(numbers, load_model(backbone, attention="eager"), backbone)
-    collect(export_training_graph(step, backbone, (1e-3, 1e-3)), "regression")
     assert set(emitted) - OPERATORS == set()
     assert OPERATORS - set(emitted) == set()

@@ -21,7 +21,6 @@ Location = str | Path
 FILES = {
     "backbone.onnx": ("backbone", "sha256", "graph"),
     "tasks/mood.onnx": ("tasks", "mood", "sha256"),
-    "tasks/mood.train.onnx": ("tasks", "mood", "train_sha256"),
 }
 
 
@@ -72,8 +71,7 @@ NAMING = (of_a_function, named_twice, of_a_branch, initializer, of_a_constant)
 def alter(bundle: Path, name: str, change: Callable[[onnx.ModelProto], None]) -> None:
     """Change one graph, and make the manifest's hash of it right."""
     path = bundle / name
-    # Where there is no training graph, the delta's stands for it: it is read like one, though never run.
-    graph = onnx.load(path if path.exists() else bundle / "tasks/mood.onnx", load_external_data=False)
+    graph = onnx.load(path, load_external_data=False)
     change(graph)
     content = graph.SerializeToString()
     path.write_bytes(content)

@@ -29,5 +29,5 @@ def subject(folder: Path) -> Path:
         random_delta(backbone, "bitfit", "score", None),
     ]
     paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
-    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS, trainable=True)
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
     return folder / "bundle"

@@ -99,16 +99,22 @@ def backbone(bundle: Path) -> tuple[list[bytes], Target]:
 
 
 def training(bundle: Path) -> tuple[list[bytes], Target]:
-    """A training graph with the right hash: opened as tuning does."""
-    from edgepeft.runtime.bundle import read_graph
+    """A delta graph whose hash is right: differentiated and opened as tuning does."""
+    from edgepeft.graph.training import training_facts
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.tuning.hidden import training_graph
     from edgepeft.runtime.tuning.step import TrainingStep
-
-    path = bundle / "tasks/mood.train.onnx"
+    from edgepeft.runtime.tuning.subject import deployed_graph
 
     def opened() -> None:
-        TrainingStep(read_graph(path, "model.safetensors"), bundle, 1)
+        found = Bundle(bundle)
+        delta = found.delta_graph("mood")
+        facts = training_facts(delta)
+        deployed = deployed_graph(delta, facts, found.family, found.architecture, found.checkpoint)
+        graph, _ = training_graph(deployed, facts, found.checkpoint, prefix_cache=True)
+        TrainingStep(graph, facts, bundle, 1)
 
-    return _with_right_hash(bundle, opened, "tasks/mood.train.onnx", ("tasks", "mood", "train_sha256"))
+    return _with_right_hash(bundle, opened)
 
 
 def check(bundle: Path) -> tuple[list[bytes], Target]:

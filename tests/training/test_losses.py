@@ -109,7 +109,7 @@ def written(folder, backbone, starts):
     for task, delta in starts.items():
         delta.save(folder / task)
     some = [Text(text) for text, _, _ in texts(70, 9)]
-    export_bundle(backbone, [folder / task for task in starts], folder / "bundle", texts=some, trainable=True)
+    export_bundle(backbone, [folder / task for task in starts], folder / "bundle", texts=some)
     return folder, backbone, starts
 
 

@@ -132,7 +132,7 @@ def _subjects(
 ) -> list[tuple[UnitRole, BenchedTask | None, int]]:
     """Tasks, and what they are compared with: the bare backbone (on rows as long as theirs), or training everything.
 
-    Without a task, training everything is PyTorch's only: ONNX Runtime trains what a training graph was exported for.
+    Without a task, training everything is PyTorch's only: ONNX Runtime trains the tensors of a task.
     """
     other = UnitRole.BACKBONE if workload == "infer" else UnitRole.FULL
     own: list[tuple[UnitRole, BenchedTask | None, int]] = []

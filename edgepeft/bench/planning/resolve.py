@@ -161,7 +161,7 @@ def _beside(prompt: int) -> str:
 
 
 def trains(request: BenchRequest) -> bool:
-    """Whether tasks are fine-tuned with ONNX Runtime, which needs training graphs."""
+    """Whether tasks are fine-tuned with ONNX Runtime."""
     return request.timed and "finetune" in workloads_of(request) and "onnxruntime" in (request.engines or ENGINES)
 
 

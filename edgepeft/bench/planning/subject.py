@@ -17,7 +17,8 @@ from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
-from edgepeft.runtime.versions import GRAPH, TRAINING
+from edgepeft.runtime.tuning.subject import untunable
+from edgepeft.runtime.versions import GRAPH
 from edgepeft.task_name import named_after
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
     for method in methods:
         if method not in known:
             raise UnknownName("method of this bundle's chosen tasks", method, known)
-    kept = tuple(_task(name, entry) for name, entry in chosen.items() if not methods or entry.method in methods)
+    kept = tuple(_task(bundle, name) for name, entry in chosen.items() if not methods or entry.method in methods)
     return _subject(folder.name or str(folder), bundle, kept, random=False)
 
 
@@ -84,7 +85,7 @@ def random_subject(
 ) -> BenchSubject:
     """Make a bundle in ``folder`` (which exists and is empty): random backbone, one fresh task per method.
 
-    ``trainable``: with training graphs, for the methods that have one.
+    ``trainable`` is what other versions ask for, which need files for that; here every task can be fine-tuned.
 
     Raises:
         UnknownName: no such architecture, method or hyperparameter.
@@ -99,11 +100,9 @@ def random_subject(
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
     deltas = {method: fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}
     entries = {delta.card.task: write_task(backbone, delta) for delta in deltas.values()}
-    if trainable and deltas:
-        _add_training_graphs(backbone, list(deltas.values()), entries)
     manifest_of(backbone, name, entries).write(folder)
-    tasks = tuple(_task(task, entry) for task, entry in entries.items())
-    return _subject(name, Bundle(folder), tasks, random=True)
+    bundle = Bundle(folder)
+    return _subject(name, bundle, tuple(_task(bundle, task) for task in entries), random=True)
 
 
 def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, random: bool) -> BenchSubject:
@@ -112,19 +111,15 @@ def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, rando
     return BenchSubject(name, bundle, model, random)
 
 
-def _task(name: str, entry: TaskEntry) -> BenchedTask:
-    untrainable = None
-    if entry.train_sha256 is None:
-        untrainable = (
-            f"task {name} has no training graph; on a workstation: edgepeft export --trainable, with the delta's folder"
-        )
+def _task(bundle: Bundle, name: str) -> BenchedTask:
+    entry, why = bundle.entry(name), untunable(bundle, name)
     return BenchedTask(
         name,
         entry.method,
         entry.hyperparameters,
         entry.n_outputs,
         entry.prompt_length,
-        untrainable,
+        f"task {name} cannot be fine-tuned on a board: {why}" if why else None,
         _trains_everything(entry.method),
     )
 
@@ -173,24 +168,6 @@ def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
     write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
     own = {"n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
     return TaskEntry.model_validate({**delta.card.model_dump(), **own})
-
-
-def _add_training_graphs(backbone: Backbone, deltas: Sequence[Delta], entries: dict[str, TaskEntry]) -> None:
-    """Write ``tasks/<task>.train.onnx`` where the method has one; PyTorch's model is loaded once for all."""
-    from edgepeft.backbones.hooks import load_model
-    from edgepeft.exporting.gradients import rates_of
-    from edgepeft.exporting.step import Step
-    from edgepeft.exporting.training_graph import export_training_graph
-
-    model = load_model(backbone, "eager")
-    for delta in deltas:
-        if delta.generator is not None:  # the one kind of method that has none
-            continue
-        graph = export_training_graph(Step.of(delta, model, backbone), backbone, rates_of(delta.card, backbone))
-        path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{TRAINING}"
-        write_atomically(path, graph.SerializeToString(deterministic=True))
-        entry = entries[delta.card.task]
-        entries[delta.card.task] = entry.model_copy(update={"train_sha256": sha256_of(path)})
 
 
 def manifest_of(backbone: Backbone, name: str, tasks: dict[str, TaskEntry]) -> Manifest:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.bench.planning.job import Job, Prepared
-
-if TYPE_CHECKING:
-    import onnx
-
-    from edgepeft.data.course.engine import Arrays
-    from edgepeft.graph.training import TrainingFacts
 
 __all__ = ["LEARNING_RATE", "labels_of", "prepare"]
 
@@ -22,17 +16,23 @@ LEARNING_RATE = 1e-6  # the figure is time; weights should stay where activation
 
 
 def prepare(job: Job) -> Prepared:
-    """Open the task's training graph on the bundle's weights, with an optimiser for what is trained."""
+    """Build the task's training graph and open it on the bundle's weights, with an optimiser for what is trained."""
     from pathlib import Path
 
-    from edgepeft.runtime.bundle import Bundle, read_graph
+    from edgepeft.graph.training import training_facts
+    from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tuning.adamw import AdamW
+    from edgepeft.runtime.tuning.hidden import training_graph
     from edgepeft.runtime.tuning.step import TrainingStep
-    from edgepeft.runtime.versions import TRAINING
+    from edgepeft.runtime.tuning.subject import deployed_graph
 
-    task, bundle = job.task or "", Bundle(Path(job.bundle))
-    training = TrainingStep(read_graph(bundle.current(task, TRAINING), bundle.weights.name), bundle.folder, job.threads)
-    tensors = _tensors(bundle.delta_graph(task), training.facts)
+    bundle = Bundle(Path(job.bundle))
+    delta = bundle.delta_graph(job.task or "")
+    facts = training_facts(delta)
+    deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)
+    graph, _ = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=False)
+    training = TrainingStep(graph, facts, bundle.folder, job.threads)
+    tensors = facts.tensors(delta)
     optimizer = AdamW(dict.fromkeys(tensors, LEARNING_RATE))
     source = np.random.default_rng(job.seed)
 
@@ -41,19 +41,12 @@ def prepare(job: Job) -> Prepared:
         rows = len(inputs["input_ids"])
         masks = [
             ((source.random((rows, width), np.float32) >= p) / np.float32(1 - p)).astype(np.float32)
-            for p, width in training.facts.dropouts
+            for p, width in facts.dropouts
         ]
         result = training(tensors, inputs, labels_of(job, rows), masks)
         optimizer.update(tensors, result.gradients)
 
     return Prepared(step)
-
-
-def _tensors(delta: onnx.ModelProto, facts: TrainingFacts) -> Arrays:
-    from onnx import numpy_helper
-
-    stored = {tensor.name: tensor for tensor in delta.graph.initializer}
-    return {name: numpy_helper.to_array(stored[name]).copy() for name in facts.trained}
 
 
 def labels_of(job: Job, rows: int) -> NDArray[Any]:

@@ -8,10 +8,11 @@ import math
 from edgepeft.data.metrics import check_metric, default_metric
 from edgepeft.errors import UsageError
 
-__all__ = ["BATCH", "EPOCHS", "CourseOptions"]
+__all__ = ["BATCH", "EPOCHS", "MEAN_HEAD_RATE", "CourseOptions"]
 
 EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
 BATCH = 16  # the same
+MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
 _LEAST = {"epochs": 1, "steps": 1, "patience": 1, "batch_size": 1, "save_every": 1, "seed": 0}
 
 

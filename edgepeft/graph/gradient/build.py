@@ -56,8 +56,8 @@ def _visit(
     if node.op_type not in known or not arrived.keys().isdisjoint(node.output[1:]):
         what = "" if node.op_type not in known else "'s further results"
         raise BundleError(
-            f"there is no gradient of {node.op_type}{what} ({node.name or y}), which stands between what is trained and "
-            "the loss."
+            f"there is no gradient of {node.op_type}{what} ({node.name or y}), which stands between what is trained "
+            "and the loss."
         )
     arrived[y] = [_sum(tape, arrived[y])]
     left = set(wanted)

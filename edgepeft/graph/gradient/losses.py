@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -11,7 +12,7 @@ from edgepeft.graph.names import LABELS, LOGITS, LOSS
 
 __all__ = ["add_loss"]
 
-Nodes = list[tuple[str, list[str], str, dict[str, object]]]
+Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
 _ALL, _ROWS = "loss/columns", "loss/rows"  # [outputs], and how many rows as a number
 
 _CROSS_ENTROPY: Nodes = [

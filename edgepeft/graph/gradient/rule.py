@@ -30,12 +30,12 @@ class Visit:
     @property
     def x(self) -> str:
         """The first input."""
-        return self.node.input[0]
+        return str(self.node.input[0])
 
     @property
     def y(self) -> str:
         """The first result."""
-        return self.node.output[0]
+        return str(self.node.output[0])
 
     @property
     def op(self) -> Callable[..., str]:
@@ -71,7 +71,7 @@ class Visit:
         return tuple(map(int, known.reshape(-1)))
 
     def reduced(self, gradient: str, position: int, shape: tuple[Extent, ...] | None = None) -> str:
-        """Summed over the axes that the input was repeated along; ``shape`` is the gradient's, by default the result's."""
+        """Summed over the axes that the input was repeated along; ``shape`` is the gradient's, if not the result's."""
         whole = self.tape.extents(self.y) if shape is None else shape
         part = self.tape.extents(self.node.input[position])
         lead = len(whole) - len(part)

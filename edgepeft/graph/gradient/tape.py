@@ -42,7 +42,8 @@ class Tape:
             name = f"back/{op_type.lower()}_{len(self.graph.node)}"
             self.graph.node.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
             self._made[key] = name
-        return self._made[key]
+        made: str = self._made[key]
+        return made
 
     def constant(self, values: Any, kind: int) -> str:
         """A small initializer of that element type."""
@@ -86,14 +87,11 @@ class Tape:
 
     def reshaped(self, value: str, like: str) -> str:
         """``value`` in the shape of the forward value ``like``, which has as many numbers."""
-        return self.op("Reshape", value, self.target(*self.extents(like), of=like))
-
-    def target(self, *extents: Extent, of: str = "") -> str:
-        """A shape for a Reshape: a constant where at most one axis follows from the batch."""
+        extents = self.extents(like)
         fixed = [extent[0] if _is_fixed(extent) else -1 for extent in extents]
         if fixed.count(-1) <= 1 and 0 not in fixed:
-            return self.ints(*fixed)
-        return self.shape(*extents, of=of)
+            return self.op("Reshape", value, self.ints(*fixed))
+        return self.op("Reshape", value, self.shape(*extents, of=like), allowzero=1)
 
     def shape(self, *extents: Extent, of: str = "") -> str:
         """int64 [rank]; what has to be asked of the forward value ``of`` keeps it alive, so others are asked first."""

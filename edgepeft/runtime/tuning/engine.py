@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.graph.cut import below
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
@@ -24,7 +24,7 @@ from edgepeft.runtime.tuning.hidden import HiddenStates
 from edgepeft.runtime.tuning.memory import StepLayout
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.step import StepResult, TrainingStep
-from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph, given_names
+from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 from edgepeft.runtime.verify import run_in_groups
 
 __all__ = ["OnnxRuntimeEngine"]
@@ -58,7 +58,7 @@ class OnnxRuntimeEngine(TrainingEngine):
             threads: at most as many as the host allows; None takes those.
         """
         self._bundle, self._subject, self._rows, self._threads = bundle, subject, rows, threads
-        self._micro_batch, self._split = layout.micro_batch, layout.split
+        self._micro_batch, self._training, self._split = layout.micro_batch, layout.training, layout.split
         self._folder = work if layout.in_file else None
         self._hidden: dict[str, HiddenStates] = {}
         self._optimizer, self._options = optimizer, options
@@ -114,7 +114,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def _micro(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         inputs, targets = self._rows["train"].batch(chosen)
-        states = self._hidden["train"].padded(chosen) if self._hidden else {}
+        states = self._hidden["train"].packed(chosen) if self._hidden else {}
         return self._step(self.trained, {**inputs, **states}, targets, masks)
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
@@ -123,11 +123,10 @@ class OnnxRuntimeEngine(TrainingEngine):
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        given: dict[str, Any] = {new: self.trained[n] for new, n in given_names(self._subject.facts.trained).items()}
         logits = np.empty((len(chosen), self._subject.n_outputs), np.float32)
         for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
             states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
-            logits[place] = run_session(session, LOGITS, {**given, **inputs, **states})
+            logits[place] = run_session(session, LOGITS, {**self.trained, **inputs, **states})
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
@@ -166,10 +165,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         return_free_memory()
 
     def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        """The training graph's, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
+        """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
         self.finish(self.trained)
         facts, size = self._subject.facts, self._micro_batch
-        graph = TrainingStep(below(self._subject.training, LOGITS), self._bundle.folder, self._threads)
+        graph = TrainingStep(self._deployed, facts, self._bundle.folder, self._threads)
 
         def micro(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             rows = len(given["input_ids"])
@@ -183,14 +182,18 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         return run_in_groups(group, inputs)
 
+    @property
+    def _deployed(self) -> onnx.ModelProto:
+        bundle, subject = self._bundle, self._subject
+        return deployed_graph(subject.delta, subject.facts, bundle.family, bundle.architecture, bundle.checkpoint)
+
     @cached_property
     def _step(self) -> TrainingStep:
-        graph = self._subject.training if self._split is None else self._split.training
-        return TrainingStep(graph, self._bundle.folder, self._threads)
+        return TrainingStep(self._training, self._subject.facts, self._bundle.folder, self._threads)
 
     @cached_property
     def _whole(self) -> ort.InferenceSession:
-        return open_session(deployed_graph(self._bundle, self._subject), self._bundle.folder, self._threads)
+        return open_session(self._deployed, self._bundle.folder, self._threads)
 
     @cached_property
     def _bare(self) -> ort.InferenceSession:

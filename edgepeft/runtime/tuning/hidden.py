@@ -17,58 +17,44 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS
-from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.errors import EdgepeftError
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
-from edgepeft.graph.names import LABELS, N_LABELS, dropout
-from edgepeft.graph.shapes import Spec, sized
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.graph.gradient.samples import measured
+from edgepeft.graph.gradient.training import with_gradients, with_loss
+from edgepeft.graph.names import LOGITS
+from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
-from edgepeft.runtime.tuning.subject import TuningSubject, given_names
 
-__all__ = ["TOKENS_AXIS", "HiddenState", "HiddenStates", "SplitGraphs", "split_at_lowest"]
+__all__ = ["HiddenState", "HiddenStates", "SplitGraphs", "training_graph"]
 
 _FLOAT_BYTES = 4
 
 
-_SIZES = {"batch": 3, "length": 5}  # to tell the axes of a value apart: no product of them is another's
-TOKENS_AXIS = "tokens"  # the axis batch x length
-
-
 @dataclass(frozen=True)
 class HiddenState:
-    """One hidden state: how the two graphs call it, and how the training graph lays it out."""
+    """One value of the graph; ``by_row`` where a row of data has one of it, and not each of its tokens."""
 
-    training: str
-    deployed: str
-    axes: tuple[str | int, ...]
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token."""
-        return int(self.axes[-1])
+    name: str
+    by_row: bool
+    width: int
 
     @property
-    def flat(self) -> bool:
-        """Whether the training graph has it as [batch length, width]."""
-        return self.axes[0] == TOKENS_AXIS
-
-    @property
-    def by_row(self) -> bool:
-        """Whether a row of data has one of it, and not each of its tokens."""
-        return self.axes == ("batch", self.width)
+    def axes(self) -> tuple[str | int, ...]:
+        """Its shape."""
+        return ("batch" if self.by_row else "tokens", self.width)
 
 
 @dataclass(frozen=True)
 class SplitGraphs:
-    """Both graphs from ``states`` on, and what computes these."""
+    """The deployed graph from ``states`` on, and what computes these."""
 
     states: tuple[HiddenState, ...]
     below: onnx.ModelProto
-    training: onnx.ModelProto
     deployed: onnx.ModelProto
 
     def n_bytes(self, rows: Encoded) -> int:
@@ -77,46 +63,29 @@ class SplitGraphs:
         return sum(_FLOAT_BYTES * state.width * counts[state.by_row] for state in self.states)
 
 
-def split_at_lowest(bundle: Bundle, subject: TuningSubject, deployed: onnx.ModelProto) -> SplitGraphs | None:
-    """Cut the training graph, and the deployed one whose trained tensors are inputs, below what is trained.
+def training_graph(
+    deployed: onnx.ModelProto, facts: TrainingFacts, checkpoint: Checkpoint, *, prefix_cache: bool
+) -> tuple[onnx.ModelProto, SplitGraphs | None]:
+    """What steps run, and where it and the deployed graph, whose trained tensors are inputs, are cut.
 
-    None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to compute once.
+    The cut is None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to
+    compute once.
 
     Raises:
-        BundleError: the two graphs do not belong together.
+        BundleError: an operator of the task has no gradient.
     """
-    facts, checkpoint = subject.facts, bundle.checkpoint
-    changing = [*facts.trained, LABELS, *map(dropout, range(len(facts.dropouts)))]
-    graph, specs = subject.training.graph, sized(subject.training, {**_SIZES, N_LABELS: subject.n_outputs})
-    live = live_values(graph, changing)
-    there = frozen_states(graph, live, checkpoint.tensors, specs)
-    lowest = lowest_states(graph, live, there)
-    if not lowest:
-        return None
-    changed = live_values(deployed.graph, given_names(facts.trained))
-    here = frozen_states(deployed.graph, changed, checkpoint.tensors)
-    missing = [state for state in lowest if state not in here]
-    if missing:
-        raise BundleError(f"task {subject.task}: its graph has nothing {missing[0]}, which its training graph reads.")
-    states = tuple(HiddenState(there[name], here[name], _axes(specs[there[name]])) for name in lowest)
-    return SplitGraphs(
-        states,
-        below(deployed, *(state.deployed for state in states)),
-        above(subject.training, {state.training: state.axes for state in states}),
-        above(deployed, {state.deployed: (f"{state.deployed}/rows", state.width) for state in states}),
-    )
-
-
-def _axes(spec: Spec) -> tuple[str | int, ...]:
-    batch, length, width = _SIZES["batch"], _SIZES["length"], spec.shape[-1]
-    known: dict[tuple[int, ...], tuple[str | int, ...]] = {
-        (batch, length, width): ("batch", "length", width),
-        (batch * length, width): (TOKENS_AXIS, width),
-        (batch, width): ("batch", width),
-    }
-    if spec.shape not in known:
-        raise BundleError(f"the training graph has a hidden state of shape {list(spec.shape)}, which is unknown here.")
-    return known[spec.shape]
+    forward = with_loss(deployed, facts)
+    samples = measured(forward)
+    live = live_values(deployed.graph, facts.trained)
+    lowest = lowest_states(deployed.graph, live, frozen_states(deployed.graph, live, checkpoint.tensors))
+    if not (prefix_cache and lowest):
+        return with_gradients(forward, facts, samples), None
+    rows = [sample[LOGITS].shape[0] for sample in samples]
+    shapes = {name: [sample[name].shape for sample in samples] for name in lowest}
+    states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
+    axes = {state.name: state.axes for state in states}
+    training = with_gradients(above(forward, axes), facts, samples)
+    return training, SplitGraphs(states, below(deployed, *lowest), above(deployed, axes))
 
 
 class HiddenStates:
@@ -137,7 +106,7 @@ class HiddenStates:
     def fill(self, model: onnx.ModelProto, bundle: Path, rows: Encoded, threads: int | None) -> Iterator[int]:
         """Compute them, packed, with ``below`` of the split; yields the number of rows after each batch."""
         session = open_session(model, bundle, threads)
-        known, outputs = [value.name for value in session.get_inputs()], [state.deployed for state in self._states]
+        known, outputs = [value.name for value in session.get_inputs()], [state.name for state in self._states]
         for chosen in sorted_batches(self._lengths, SCORED_ROWS):
             inputs, _ = rows.batch(chosen)
             for part, given in passes(inputs):
@@ -148,24 +117,10 @@ class HiddenStates:
                     values[np.r_[*(slice(*span) for span in self._spans(state, of))]] = packed
             yield len(chosen)
 
-    def padded(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """For the training graph: [batch, longest, width], zero where there is no token."""
-        longest = max(self._lengths[i] for i in chosen)
-        padded = {}
-        for state, values in zip(self._states, self._values, strict=True):
-            if state.by_row:
-                padded[state.training] = np.ascontiguousarray(values[list(chosen)])
-                continue
-            batch = np.zeros((len(chosen), longest, state.width), np.float32)
-            for place, (begin, end) in zip(batch, self._spans(state, chosen), strict=True):
-                place[: end - begin] = values[begin:end]
-            padded[state.training] = batch.reshape(-1, state.width) if state.flat else batch
-        return padded
-
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """For the deployed graph: [tokens, width]."""
+        """[tokens, width], or [rows, width] of what a row has one of."""
         return {
-            state.deployed: values[np.r_[*(slice(*span) for span in self._spans(state, chosen))]]
+            state.name: values[np.r_[*(slice(*span) for span in self._spans(state, chosen))]]
             for state, values in zip(self._states, self._values, strict=True)
         }
 

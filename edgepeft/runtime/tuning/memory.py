@@ -18,16 +18,16 @@ import psutil
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.data.batches import Encoded
-from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.errors import BundleError, DoesNotFit, UsageError
+from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.liveness import peak_bytes
-from edgepeft.graph.names import N_LABELS
 from edgepeft.graph.protos import followed, writers
-from edgepeft.graph.shapes import Spec, sized
+from edgepeft.graph.shapes import Spec
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
-from edgepeft.runtime.tuning.hidden import SplitGraphs, split_at_lowest
+from edgepeft.runtime.tuning.hidden import SplitGraphs, training_graph
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 
@@ -105,10 +105,9 @@ class Demand:
         whole: onnx.ModelProto,
         architecture: Architecture,
         trained_bytes: int,
-        n_outputs: int,
         longest: int,
     ) -> None:
-        self._training, self._n_outputs, self._longest = training, n_outputs, longest
+        self._training, self._longest = training, longest
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
@@ -120,8 +119,7 @@ class Demand:
     def n_bytes(self, rows: int, states: int) -> int:
         """The peak, where ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
         if rows not in self._alive:
-            sizes = {"batch": rows, "length": self._longest, "tokens": rows * self._longest, N_LABELS: self._n_outputs}
-            specs = sized(self._training, sizes)
+            specs = specs_of(self._training, (self._longest,) * rows)
             fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)
             self._alive[rows] = int(_ARENA * peak_bytes(self._training.graph, specs)) + fed
         return self._base + states + max(self._step + self._alive[rows], self._others)
@@ -185,12 +183,14 @@ def _pass_bytes(architecture: Architecture, longest: int) -> int:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """``split`` is None where no hidden states are kept, ``in_file`` says that memory has no room for them.
+    """``training`` is what steps run, ``split`` None where no hidden states are kept.
 
-    ``predicted_bytes`` is the peak of resident memory; ``notes`` are for people.
+    ``in_file`` says that memory has no room for them, ``predicted_bytes`` is the peak of resident memory; ``notes`` are
+    for people.
     """
 
     micro_batch: int
+    training: onnx.ModelProto
     split: SplitGraphs | None
     in_file: bool
     predicted_bytes: int
@@ -215,7 +215,7 @@ def lay_out(
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
     longest = max(rows["train"].lengths)
-    demand, split = demand_of(bundle, subject, longest, prefix_cache=options.prefix_cache)
+    demand, training, split = demand_of(bundle, subject, longest, prefix_cache=options.prefix_cache)
     if options.prefix_cache and split is None:
         notes.append(
             f"{subject.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
@@ -233,26 +233,33 @@ def lay_out(
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
         )
-    return StepLayout(micro_batch, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
+    return StepLayout(micro_batch, training, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
 
 
 def demand_of(
     bundle: Bundle, subject: TuningSubject, longest: int, *, prefix_cache: bool
-) -> tuple[Demand, SplitGraphs | None]:
-    """What a run on rows of at most ``longest`` tokens takes, and where its graphs are cut."""
-    whole = deployed_graph(bundle, subject)
-    split = split_at_lowest(bundle, subject, whole) if prefix_cache else None
+) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
+    """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
+
+    Raises:
+        BundleError: an operator of the task has no gradient.
+    """
+    checkpoint = bundle.checkpoint
+    whole = deployed_graph(subject.delta, subject.facts, bundle.family, bundle.architecture, checkpoint)
+    try:
+        training, split = training_graph(whole, subject.facts, checkpoint, prefix_cache=prefix_cache)
+    except BundleError as error:
+        raise BundleError(f"task {subject.task}, of {subject.method}, cannot be tuned: {error}") from error
     demand = Demand(
-        training=split.training if split else subject.training,
+        training=training,
         deployed=split.deployed if split else whole,
         below=split.below if split else None,
         whole=whole,
         architecture=bundle.architecture,
         trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
-        n_outputs=subject.n_outputs,
         longest=longest,
     )
-    return demand, split
+    return demand, training, split
 
 
 def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: MemoryBudget) -> str:

@@ -14,7 +14,7 @@ __all__ = ["TuneOptions"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TuneOptions(CourseOptions):
-    """A course's numbers; None means what the training graph or the metric says.
+    """A course's numbers; None means what the task or the metric says.
 
     ``weight_decay`` and ``dropout`` hold for what has them.  ``prefix_cache`` and ``micro_batch`` (None: what fits
     ``memory`` and the ``profile``'s) change how a step is computed, and its result in the last digits only.

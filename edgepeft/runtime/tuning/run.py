@@ -45,15 +45,16 @@ class TuningRun:
 
         ``work`` is the folder of checkpoints, and of hidden states that memory has no room for.
         """
-        self.subject, self.options, data, facts = subject, options, subject.data, subject.facts
+        self.subject, self.options, data = subject, options, subject.data
         options.metric_for(data.labels)  # a wrong one is refused before rows are tokenized
         asked, most = options.batch_size, len(data.train)
         if asked is not None and asked > most:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
         self.batch_size = asked or min(BATCH, most)
+        rate, head_rate = subject.rates
         self.rates = {
-            "learning_rate": options.learning_rate or facts.learning_rate,
-            "head_learning_rate": options.head_learning_rate or facts.head_learning_rate,
+            "learning_rate": options.learning_rate or rate,
+            "head_learning_rate": options.head_learning_rate or head_rate,
         }
         rows = encode_parts(data, bundle.encoder(), subject.max_length, bundle.architecture.pad_token_id)
         self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
@@ -115,8 +116,8 @@ class TuningRun:
 
     def _remedy(self) -> str:
         rate, head_rate = self.rates.values()
-        facts = self.subject.facts
-        lower, head_lower = min(rate / 10, facts.learning_rate), min(head_rate / 10, facts.head_learning_rate)
+        usual, head_usual = self.subject.rates
+        lower, head_lower = min(rate / 10, usual), min(head_rate / 10, head_usual)
         return (
             f"The task in the bundle is as it was. Try --lr {lower:g} --head-lr {head_lower:g} with --force "
             f"(these were {rate:g} and {head_rate:g})."

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
-from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.session import failing_as, session_options
 
 __all__ = ["StepResult", "TrainingStep"]
@@ -36,8 +36,8 @@ class TrainingStep:
     ``folder`` is the bundle's, where the weights lie.
     """
 
-    def __init__(self, graph: onnx.ModelProto, folder: Path, threads: int | None = None) -> None:
-        self.facts: TrainingFacts = training_facts(graph, f"a training graph of {folder}")
+    def __init__(self, graph: onnx.ModelProto, facts: TrainingFacts, folder: Path, threads: int | None = None) -> None:
+        self.facts = facts
         options = session_options(threads)
         # Packed, each matrix is there twice: forward and backward read it in two layouts, neither of them the file's.
         # (roberta-base, pfeiffer, 8 x 64 tokens: 1016 MiB resident against 719, for 6 % of the step's time.)
@@ -59,7 +59,7 @@ class TrainingStep:
     def __call__(
         self, trained: Mapping[str, Any], inputs: Mapping[str, Any], labels: Any, masks: Sequence[Any]
     ) -> StepResult:
-        """``inputs`` are token ids and masks [batch, length] int64, and what hidden states the graph starts from;
+        """``inputs`` are token ids and masks [batch, length] int64, or packed hidden states that the graph starts from;
 
         ``labels`` [batch], ``masks`` [batch, width], one for each dropout.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,32 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
-from edgepeft.backbones.base import Pooling
+from edgepeft.backbones.base import Architecture, Family, Pooling
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import read_config
 from edgepeft.data.course.engine import Arrays
+from edgepeft.data.course.options import MEAN_HEAD_RATE
 from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.rows import SENTENCES, Columns
-from edgepeft.errors import BundleError, DataError, UsageError
-from edgepeft.graph.protos import properties
+from edgepeft.errors import DataError, UsageError
+from edgepeft.graph.generated import RECIPE
+from edgepeft.graph.protos import properties, replace
+from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.resources import package_data
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.verify import read_check
-from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
+from edgepeft.runtime.versions import CHECK, GRAPH
 from edgepeft.task_name import check_new_name
 
-__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "given_names"]
+__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "untunable"]
+
+_RATE = 1e-3  # of a method that this version does not know
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,7 @@ class TuningSubject:
 
     task: str
     delta: onnx.ModelProto
-    training: onnx.ModelProto
-    training_bytes: bytes
+    facts: TrainingFacts
     check: dict[str, NDArray[np.int64]]
     data: TaskData
     max_length: int
@@ -46,16 +52,9 @@ class TuningSubject:
     template: str | None = None
 
     @property
-    def facts(self) -> TrainingFacts:
-        """What the training graph says of itself."""
-        return training_facts(self.training, f"the training graph of task {self.task}")
-
-    @property
     def method(self) -> str:
         """The PE method's name."""
-        return next(
-            (entry.value for entry in self.delta.metadata_props if entry.key == "edgepeft.method"), "the method"
-        )
+        return properties(self.delta).get("edgepeft.method", "the method")
 
     @property
     def card(self) -> dict[str, Any]:
@@ -68,21 +67,23 @@ class TuningSubject:
         return Pooling.MEAN if self.card.get("head_reads") == "mean" else Pooling.FIRST
 
     @property
+    def rates(self) -> tuple[float, float]:
+        """Learning rates of delta and head to start from: those it was trained with, else the method's."""
+        known = {
+            entry["name"]: entry["learning_rate"] for entry in read_config(package_data("methods.json"))["methods"]
+        }
+        own, usual = self.card.get("training", {}), known.get(self.method, _RATE)
+        head = MEAN_HEAD_RATE if self.pooling is Pooling.MEAN else usual
+        return float(own.get("learning_rate") or usual), float(own.get("head_learning_rate") or head)
+
+    @property
     def n_outputs(self) -> int:
         """Columns of the logits."""
         return 1 if self.data.labels is None else len(self.data.labels)
 
     def tensors(self) -> Arrays:
-        """The trained tensors as the delta graph has them, to be written to.
-
-        Raises:
-            BundleError: the two graphs do not belong together.
-        """
-        stored = {i.name: i for i in self.delta.graph.initializer}
-        missing = [name for name in self.facts.trained if name not in stored]
-        if missing:
-            raise BundleError(f"task {self.task}: its delta graph lacks {missing[0]}, which its training graph trains.")
-        return {name: numpy_helper.to_array(stored[name]).copy() for name in self.facts.trained}
+        """The trained tensors as the delta graph has them, to be written to."""
+        return self.facts.tensors(self.delta)
 
     def with_tensors(self, tensors: Arrays, metrics: dict[str, object], training: dict[str, object]) -> onnx.ModelProto:
         """The delta graph with these values and this account of how they came about."""
@@ -99,24 +100,20 @@ class TuningSubject:
         return model
 
 
-def given_names(trained: Sequence[str]) -> dict[str, str]:
-    """The deployed graph's names of trained tensors -> their own."""
-    return {f"delta/{name}": name for name in trained}
+def deployed_graph(
+    delta: onnx.ModelProto, facts: TrainingFacts, family: Family, architecture: Architecture, checkpoint: Checkpoint
+) -> onnx.ModelProto:
+    """The task's spliced graph, with the trained tensors as inputs, by the names that they have in its delta graph.
 
-
-def deployed_graph(bundle: Bundle, subject: TuningSubject) -> onnx.ModelProto:
-    """The task's spliced graph, with the trained tensors as inputs."""
-    model = splice(bundle.backbone_graph, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
-    names = given_names(subject.facts.trained)
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in names]
-    for tensor in model.graph.initializer:
-        if tensor.name in names:
-            model.graph.input.add(name=tensor.name).type.tensor_type.elem_type = tensor.data_type
-            for extent in tensor.dims:
-                model.graph.input[-1].type.tensor_type.shape.dim.add(dim_value=extent)
-    copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(copies)
+    The backbone is built anew: a bundle may be older than the names that gradients go by.
+    """
+    backbone, sites = family.build_graph(architecture, checkpoint), family.bindings(architecture)
+    model = splice(backbone, delta, sites, checkpoint)
+    own = {f"delta/{name}": name for name in facts.trained}
+    rename_values(model.graph, lambda name: own.get(name, name))
+    trained = [tensor for tensor in model.graph.initializer if tensor.name in own.values()]
+    model.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in trained)
+    replace(model.graph.initializer, [t for t in model.graph.initializer if t.name not in own.values()])
     return model
 
 
@@ -143,12 +140,30 @@ class Files:
         )
 
 
+def untunable(bundle: Bundle, task: str) -> str:
+    """Why the task cannot be tuned in this bundle; empty where it can.
+
+    Raises:
+        UnknownName: no such task.
+        BundleError: its graph is damaged.
+    """
+    delta = bundle.delta_graph(task)
+    if bundle.manifest.backbone.weights_dtype != "fp32":
+        return "the backbone has 8-bit weights"
+    if bundle.entry(task).weights_dtype != "fp32":
+        return "it is stored in half precision"
+    if RECIPE in properties(delta):
+        method = properties(delta).get("edgepeft.method", "its method")
+        return f"{method} trains one vector through a projection of every tensor, which is larger than the backbone"
+    return ""
+
+
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
     """Go on from a task of the bundle.
 
     Raises:
         UnknownName: no such task.
-        UsageError: it was exported without its training graph, or is not stored in float32.
+        UsageError: it is not stored in float32, or its method's gradients are not to be had.
         DataError: the rows do not fit it.
     """
     entry = bundle.entry(task)
@@ -156,27 +171,21 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
     if entry.weights_dtype != "fp32":
         raise UsageError(
             f"task {task} is stored in half precision, which would swallow small steps. On a workstation: edgepeft add "
-            "--force --trainable, with the delta's folder and without --delta-weights fp16."
+            "--force, with the delta's folder and without --delta-weights fp16."
         )
-    if entry.train_sha256 is None:
-        raise UsageError(
-            f"task {task} has no training graph. On a workstation: edgepeft export --trainable (or edgepeft add "
-            "--trainable), with the delta's folder; then copy the bundle, or tasks/<task>.*, here."
-        )
+    delta = bundle.delta_graph(task)
+    if why := untunable(bundle, task):
+        raise UsageError(f"task {task} cannot be tuned on a board: {why}. On a workstation: edgepeft train.")
     data = files.load(entry.labels, options, regression=entry.labels is None)
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
-    path = bundle.current(task, TRAINING)
-    expect_hash(path, entry.train_sha256)
     check = bundle.current(task, CHECK)
     expect_hash(check, entry.check_sha256)
-    training = read_graph(path, bundle.weights.name)
     return TuningSubject(
         task=task,
-        delta=bundle.delta_graph(task),
-        training=training,
-        training_bytes=path.read_bytes(),
+        delta=delta,
+        facts=training_facts(delta),
         check=read_check(check.read_bytes(), str(check))[0],
         data=data,
         max_length=entry.max_length,
@@ -202,17 +211,17 @@ def from_template(
             f"the bundle has a task {task!r} already; without --template it is tuned further, or take another name."
         )
     where = bundle.folder / TEMPLATES_FOLDER
-    paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK, TRAINING)}
-    for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256, entry.train_sha256), strict=True):
+    paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK)}
+    for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
         expect_hash(path, expected)
     data = files.load(None, options, regression=False)
     graph = read_graph(paths[GRAPH])
     check_owner(graph, bundle.manifest, paths[GRAPH])
+    delta = with_labels(graph, task, data.labels or (), data.pairs, options.seed)
     return TuningSubject(
         task=task,
-        delta=with_labels(graph, task, data.labels or (), data.pairs, options.seed),
-        training=read_graph(paths[TRAINING], bundle.weights.name),
-        training_bytes=paths[TRAINING].read_bytes(),
+        delta=delta,
+        facts=training_facts(delta),
         check=read_check(paths[CHECK].read_bytes(), str(paths[CHECK]))[0],
         data=data,
         max_length=entry.max_length,
@@ -225,5 +234,5 @@ def _require_float32_backbone(bundle: Bundle) -> None:
     if bundle.manifest.backbone.weights_dtype != "fp32":
         raise UsageError(
             f"{bundle.folder} holds its backbone in 8 bits; gradients need the float32 weights. Tune in a bundle that "
-            "was exported with --weights fp32 and --trainable, then copy the task here: edgepeft add."
+            "was exported with --weights fp32, then copy the task here: edgepeft add."
         )

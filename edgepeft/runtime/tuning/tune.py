@@ -60,7 +60,7 @@ def tune(
         note: gets sentences for people about how steps are computed.
 
     Raises:
-        UsageError: no such task or template, no training graph, another run holds the task or was interrupted.
+        UsageError: no such task or template, one that cannot be tuned, another run holds it or was interrupted.
         DataError: the rows cannot be used.
         EdgepeftError: the loss is not finite; the bundle cannot be written.
         Interrupted: ``stop`` returned True; ``resume`` continues.
@@ -84,7 +84,6 @@ def tune(
         if checkpoint is not None:
             run.course.resume(checkpoint)
         tuned = run.finish()
-        # There is no PyTorch here, but the training graph is its trace.
         check = pack_check(subject.check, run.engine.training_logits(subject.check))
         del run  # with its sessions
         entry = _replace(bundle, subject, tuned, check, watch) if tuned.improved else None
@@ -116,7 +115,6 @@ def _replace(
     graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
-    training = subject.training_bytes
-    prepared = prepare_task(bundle, content, check, where, training=training, reference="training graph")
+    prepared = prepare_task(bundle, content, check, where, reference="training graph")
     watch(Progress("commit", 0, 1))
     return commit_tasks(bundle, [prepared], replace=True).task(subject.task)

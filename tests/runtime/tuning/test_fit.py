@@ -178,13 +178,16 @@ def test_a_variant_of_a_device_has_less_and_a_reserve_takes_from_it(heavy):
     assert predicted(heavy, "--task", "lora", "--reserve", "300MB")["allowed_bytes"] == whole - 300_000_000
 
 
-def test_a_template_and_a_task_without_a_training_graph(bundle, exported):
+def test_a_template_and_a_task_that_cannot_be_tuned(bundle, trainable):
     assert predicted(bundle, "--template", "lora")["finetune"]["fits"]
     assert predicted(bundle, "--task", "score")["finetune"]["fits"]  # a regression
-    found = predicted(exported, "--task", "pair")
-    assert found["finetune"] is None and "no training graph" in found["untunable"]
-    shown = edgepeft("fit", exported, "--profile", "rpi4")
-    assert shown.returncode == 0 and "no training graph" in shown.stderr and "largest batch" in shown.stdout
+    add_deltas(bundle, [trainable.parent / "mood"], texts=TEXTS, replace=True, delta_weights="fp16")
+    found = predicted(bundle, "--task", "mood")
+    assert found["finetune"] is None and "half precision" in found["untunable"]
+    shown = edgepeft("fit", bundle, "--task", "mood", "--profile", "rpi4")
+    assert shown.returncode == 0 and "half precision" in shown.stderr and "largest batch" in shown.stdout
+    asked = edgepeft("fit", bundle, "--task", "mood", "--profile", "rpi4", "--workload", "finetune")
+    assert asked.returncode == 2 and "half precision" in asked.stderr
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,6 @@ def test_a_template_and_a_task_without_a_training_graph(bundle, exported):
         (["--profile", "rpi4", "--reserve", "some"], "is no amount of memory"),
         (["--profile", "rpi4", "--workload", "sing"], "infer and finetune"),
         (["--profile", "rpi4", "--set", "memory=3GB"], "is sold with"),
-        (["--profile", "rpi4", "--task", "pair", "--workload", "finetune"], "no training graph"),
     ],
 )
 def test_wrong_options_are_usage_errors(exported, arguments, said):

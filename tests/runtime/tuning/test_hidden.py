@@ -6,7 +6,6 @@ import dataclasses
 import shutil
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from deltas import TEXTS
@@ -19,8 +18,6 @@ from edgepeft.data.course.run import Interrupted
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.exporting.bundle import export_bundle
-from edgepeft.graph.prune import prune
-from edgepeft.graph.training import TRAINING
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden
@@ -63,7 +60,7 @@ def source(tmp_path_factory):
         made = method_named(method).from_settings(settings)
         new_delta(backbone, made, task, ("bad", "good"), max_length=40).save(folder / task)
     deltas = [folder / task for task in CASES]
-    export_bundle(backbone, deltas, folder / "bundle", texts=TEXTS, trainable=True)
+    export_bundle(backbone, deltas, folder / "bundle", texts=TEXTS)
     return folder / "bundle"
 
 
@@ -88,7 +85,7 @@ def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the
     kept, told = run_of(source, task, moods, tmp_path)
     whole, nothing = run_of(source, task, moods, tmp_path, prefix_cache=False)
     split = kept.layout.split
-    assert ({state.deployed for state in split.states} if split else set()) == CASES[task][2]
+    assert ({state.name for state in split.states} if split else set()) == CASES[task][2]
     assert bool(told) == (task == "norms") and not nothing
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
     # A key's bias changes no softmax: its gradient is noise, which AdamW makes a step of.
@@ -103,17 +100,17 @@ def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the
 
 @pytest.mark.parametrize(("model_type", "kept_at"), [("bert", "pooler"), ("roberta", "layer.1.layer_output")])
 def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_path, moods, model_type, kept_at):
-    """No method is that frugal: a LoRA's tensors are made constants here.  BERT's frozen pooler gives one vector a row."""
+    """A LoRA's tensors stay as they are here.  BERT's frozen pooler gives one vector a row."""
     backbone = open_backbone(str(write_model(tmp_path / "model", model_type)))
     made = method_named("lora").from_settings({"rank": "2", "skip_layers": "1"})
     new_delta(backbone, made, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
-    export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS, trainable=True)
+    export_bundle(backbone, [tmp_path / "mood"], tmp_path / "bundle", texts=TEXTS)
     opened, options = Bundle(tmp_path / "bundle"), TuneOptions(steps=6, batch_size=8, learning_rate=1e-2)
     subject = head_only(from_task(opened, "mood", Files(moods), options))
     kept = TuningRun(opened, subject, options, tmp_path, threads=1)
     whole = TuningRun(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
     (state,) = kept.layout.split.states
-    assert state.by_row == (kept_at == "pooler") and (state.by_row or state.deployed == kept_at)
+    assert state.by_row == (kept_at == "pooler") and (state.by_row or state.name == kept_at)
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
     whole.engine.trained = kept.engine.trained
@@ -121,23 +118,10 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
 
 
 def head_only(subject):
-    """The same task with every trained tensor but the head's a constant of its training graph."""
-    training, tensors = onnx.ModelProto(), subject.tensors()
-    training.CopyFrom(subject.training)
-    facts, graph = subject.facts, training.graph
-    fixed = [name for name in facts.trained if not name.startswith("head/")]
-    assert fixed and len(fixed) < len(facts.trained)
-    graph.initializer.extend(onnx.numpy_helper.from_array(tensors[name], name) for name in fixed)
-    for values, gone in ((graph.input, fixed), (graph.output, [f"gradient:{name}" for name in fixed])):
-        left = [type(value).FromString(value.SerializeToString()) for value in values if value.name not in gone]
-        del values[:]
-        values.extend(left)
-    prune(graph)
-    kept = facts.model_copy(update={"trained": tuple(name for name in facts.trained if name not in fixed)})
-    for entry in training.metadata_props:
-        if entry.key == TRAINING:
-            entry.value = kept.model_dump_json()
-    return dataclasses.replace(subject, training=training)
+    """The same task with the head's tensors trained alone."""
+    kept = tuple(name for name in subject.facts.trained if name.startswith("head/"))
+    assert 0 < len(kept) < len(subject.facts.trained)
+    return dataclasses.replace(subject, facts=dataclasses.replace(subject.facts, trained=kept))
 
 
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
@@ -151,9 +135,7 @@ def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, m
     with torch.no_grad():
         given = {name: torch.from_numpy(values) for name, values in inputs.items()}
         expected = model(**given, output_hidden_states=True).hidden_states[2].numpy()
-    expected[inputs["attention_mask"] == 0] = 0
-    (padded,), (packed,) = states.padded(chosen).values(), states.packed(chosen).values()
-    np.testing.assert_allclose(padded, expected, atol=2e-5)
+    (packed,) = states.packed(chosen).values()
     np.testing.assert_allclose(packed, expected[inputs["attention_mask"] == 1], atol=2e-5)
 
 
@@ -164,8 +146,8 @@ def test_a_file_holds_what_memory_holds_and_has_no_name(source, moods, tmp_path)
     for states in both:
         list(states.fill(split.below, source, rows, 1))
     assert [path.name for path in tmp_path.iterdir()] == ["moods.jsonl"]
-    for name, values in both[0].padded([3, 1, 4]).items():
-        np.testing.assert_array_equal(values, both[1].padded([3, 1, 4])[name])
+    for name, values in both[0].packed([3, 1, 4]).items():
+        np.testing.assert_array_equal(values, both[1].packed([3, 1, 4])[name])
 
 
 def test_a_full_disk_is_told_before_anything_is_mapped(source, moods, tmp_path, monkeypatch):

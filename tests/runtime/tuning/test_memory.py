@@ -186,7 +186,7 @@ def wide(tmp_path_factory):
     torch.manual_seed(0)
     pfeiffer = method_named("pfeiffer").from_settings({"bottleneck": 16, "skip_layers": 2})
     new_delta(backbone, pfeiffer, "mood", ("bad", "good"), max_length=128).save(folder / "mood")
-    export_bundle(backbone, [folder / "mood"], folder / "bundle", texts=TEXTS, trainable=True)
+    export_bundle(backbone, [folder / "mood"], folder / "bundle", texts=TEXTS)
     return folder / "bundle"
 
 

@@ -1,8 +1,8 @@
 """Rows that are looked up.  The gradient of a row is the sum over its places.
 
-The sum is a product with the matrix of who looks up the same row: ScatterND that adds loses terms where two threads meet
-in one row (ONNX Runtime 1.31, 8 threads), and ScatterElements is 30 times slower.  Where the graph itself undoes a
-lookup by another one, that one is taken.
+The sum is a product with the matrix of who looks up the same row: ScatterND that adds loses terms where two threads
+meet in one row (ONNX Runtime 1.31, 8 threads), and ScatterElements is 30 times slower.  Where the graph itself undoes
+a lookup by another one, that one is taken.
 """
 
 from __future__ import annotations

@@ -40,20 +40,20 @@ def _matmul(at: Visit) -> Gradients:
         gradient = at.op("MatMul", at.dy, _flipped(at, b))
         yield 0, at.reduced(gradient, 0, (*stack, *rows[-2:]))
     if 1 in at.wanted and len(columns) == 2:
-        # One product over all rows, not a sum of products.
-        tall, dy = (at.op("Reshape", each, at.tape.ints(-1, _width(at, each))) for each in (a, at.dy))
-        yield 1, at.op("Gemm", tall, dy, transA=1)
+        yield 1, at.op("Gemm", _tall(at, a, a), _tall(at, at.dy, at.y), transA=1)
     elif 1 in at.wanted:
         gradient = at.op("MatMul", _flipped(at, a), at.dy)
         yield 1, at.reduced(gradient, 1, (*stack, *columns[-2:]))
 
 
-def _width(at: Visit, value: str) -> int:
-    """Of its rows."""
-    extent = at.tape.extents(at.y if value == at.dy else value)[-1]
-    if len(set(extent)) > 1:
-        raise at.refusal("of a width that follows from the batch")
-    return extent[0]
+def _tall(at: Visit, value: str, like: str) -> str:
+    """A stack of matrices, of the extents of ``like``, as one: a product over all rows, not a sum of products."""
+    if at.tape.rank(like) == 2:
+        return value
+    width = at.tape.extents(like)[-1]
+    if len(set(width)) > 1:
+        raise at.refusal("of stacked rows whose width follows from the batch")
+    return at.op("Reshape", value, at.tape.ints(-1, width[0]))
 
 
 def _flipped(at: Visit, value: str) -> str:

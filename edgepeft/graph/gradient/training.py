@@ -1,0 +1,81 @@
+"""A task's training graph, made of its spliced inference graph: packed, so nothing is computed for padding.
+
+inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], or the hidden states that they are cut
+          at; labels [batch], int64 classes or float32 numbers; every trained tensor by its name in the delta graph;
+          where the head has dropout, ``dropout:<i>`` float32 [batch, width]: 0, or 1 / (1 - p) where a feature is kept
+outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each trained tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from edgepeft.errors import BundleError
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.gradient.build import differentiate
+from edgepeft.graph.gradient.losses import add_loss
+from edgepeft.graph.names import LOSS, dropout, gradient
+from edgepeft.graph.predicates import all_used, standard, well_formed
+from edgepeft.graph.protos import copied, followed, writers
+from edgepeft.graph.prune import prune
+from edgepeft.graph.shapes import Spec
+from edgepeft.graph.training import TrainingFacts
+
+__all__ = ["with_gradients", "with_loss"]
+
+
+@Contract(requires=[well_formed], ensures=[well_formed, all_used])
+def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProto:
+    """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits.
+
+    Raises:
+        BundleError: the head has no such product, before which features are dropped.
+    """
+    model = copied(deployed)
+    graph = model.graph
+    for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
+        _drop(graph, weight, i, width)
+    add_loss(graph, TensorProto.FLOAT, regression=facts.regression)
+    prune(graph)
+    return model
+
+
+@Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
+def with_gradients(
+    forward: onnx.ModelProto, facts: TrainingFacts, samples: Sequence[Mapping[str, Spec]]
+) -> onnx.ModelProto:
+    """What ``with_loss`` gives, whole or cut, and the gradients; ``samples`` hold the spec of each of its values.
+
+    Raises:
+        BundleError: there is no gradient of an operator, or none reaches a tensor.
+    """
+    model = copied(forward)
+    found = differentiate(model.graph, LOSS, facts.trained, samples)
+    for name, value in found.items():
+        output = gradient(name)
+        model.graph.node.append(helper.make_node("Identity", [value], [output], name=output))
+        spec = samples[0][name]
+        model.graph.output.append(helper.make_tensor_value_info(output, spec.kind, spec.shape))
+    prune(model.graph)
+    return model
+
+
+def _drop(graph: onnx.GraphProto, weight: str, index: int, width: int) -> None:
+    """Scale what the product with this weight reads by an input."""
+    product, kept = next(_products(graph, weight), None), f"dropout/{index}"
+    if product is None:
+        raise BundleError(f"the task's head has no product with {weight}, before which features are dropped.")
+    value, name = product.input[0], dropout(index)
+    product.input[0] = kept
+    graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
+    graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]))
+
+
+def _products(graph: onnx.GraphProto, weight: str) -> Iterator[onnx.NodeProto]:
+    writer = writers(graph)
+    for node in graph.node:
+        if node.op_type in ("Gemm", "MatMul") and followed(node.input[1], writer, {"Transpose"})[-1] == weight:
+            yield node
