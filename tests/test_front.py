@@ -107,7 +107,6 @@ def test_a_block_of_the_page_trains_exports_and_answers(mood, capsys, number):
     assert re.fullmatch(r"accuracy [01]\.\d*\n(bad|good) 0\.\d+\n", out), out
     card = json.loads((mood / "mood" / "delta.json").read_text())
     assert (card["hyperparameters"]["rank"], card["training"]["learning_rate"]) == (4, 1e-3)
-    assert json.loads((mood / "bundle" / "edgepeft.json").read_text())["tasks"]["mood"]["previous"]
 
 
 def test_a_function_with_a_verbs_options_gives_what_the_verb_prints_as_json(mood):

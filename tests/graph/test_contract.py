@@ -207,7 +207,7 @@ def test_values_of_a_branch_are_its_own_and_it_may_read_the_graph_around_it():
 
 MODELS = ("onnx.ModelProto", "onnx.GraphProto")
 MODULES = [
-    importlib.import_module(f"edgepeft.graph.{info.name}") for info in pkgutil.iter_modules(edgepeft.graph.__path__)
+    importlib.import_module(info.name) for info in pkgutil.walk_packages(edgepeft.graph.__path__, "edgepeft.graph.")
 ]
 HELPERS = {"contract", "predicates", "protos"}  # what passes are made of
 

@@ -8,7 +8,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LABELS, LOGITS, LOSS
+from edgepeft.graph.predicates import closed, one_writer, values_stay
 
 __all__ = ["add_loss"]
 
@@ -35,6 +37,7 @@ _SQUARED_ERROR: Nodes = [
 _KINDS: Mapping[bool, Nodes] = {False: _CROSS_ENTROPY, True: _SQUARED_ERROR}
 
 
+@Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
 def add_loss(graph: onnx.GraphProto, kind: int, *, regression: bool) -> None:
     """Append the mean loss of ``logits`` [batch, outputs], of that element type, and the input ``labels`` [batch].
 
