@@ -107,8 +107,7 @@ def run_benchmark(
             work = replace(work, batches=units[0].job.batches)  # of as many texts as a request has
         schedule = _schedule(request, scenario, work.batches)
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
-            progress("packing the weights", 0, 1)
-            _pack(work.subject)
+            _pack(work.subject, progress)
         launch = start or setting.worker
         say(_announcement(units, schedule, work))
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
@@ -125,12 +124,9 @@ def run_benchmark(
             budget=budget,
         )
         result = _result(work, setting, measured, schedule, board=board_name(root), meter=meter)
-        more = {
-            "metrics": metrics,
-            "instructions_skipped": skipped,
-            "operators": profile_all(units, launch) if request.profile_ops else None,
-            "calibration": calibration_of(setting, measured),
-        }
+        more: dict[str, object] = {"metrics": metrics, "instructions_skipped": skipped}
+        more["operators"] = profile_all(units, launch) if request.profile_ops else None
+        more["calibration"] = calibration_of(setting, measured)
         result = result.model_copy(update={name: part for name, part in more.items() if part is not None})
     return Outcome(result, tuple(one.failure for one in measured if one.failure), tuple(measured))
 
@@ -227,10 +223,11 @@ def _missing() -> dict[str, str]:
     return {}
 
 
-def _pack(subject: BenchSubject) -> None:
+def _pack(subject: BenchSubject, progress: ProgressCallback) -> None:
     """Fill the cache here, once: under a profile's limits it would cost the first worker memory, and its peak."""
     from edgepeft.runtime.weights import Weights
 
+    progress("packing the weights", 0, 1)
     weights = Weights(subject.bundle, cache=True, threads=None)
     weights.prepare()
     weights.close()

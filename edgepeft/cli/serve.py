@@ -76,10 +76,11 @@ def command(
         limits=limits,
     )
     log_to_stderr()
-    messages().print(f"opening the tasks of {line(str(bundle))}", markup=False, soft_wrap=True)
+    shown = line(str(bundle))
+    messages().print(f"opening the tasks of {shown}", markup=False, soft_wrap=True)
+    run_server(settings, lambda address: _started(shown, address))
 
-    def started(address: str) -> None:
-        no_longer()
-        messages().print(f"serving {line(str(bundle))} on {address}", markup=False, soft_wrap=True)
 
-    run_server(settings, started)
+def _started(bundle: str, address: str) -> None:
+    no_longer()  # from here on it waits
+    messages().print(f"serving {bundle} on {address}", markup=False, soft_wrap=True)
