@@ -125,7 +125,7 @@ class _Walker:
             inferred = shape_inference.infer_node_outputs(
                 schema, node, types, data, opset_imports=self.opsets, ir_version=self.ir_version
             )
-        except (KeyError, defs.SchemaError, shape_inference.InferenceError) as error:
+        except (KeyError, defs.SchemaError, onnx.checker.ValidationError, shape_inference.InferenceError) as error:
             raise BundleError(f"the shape of {node.output[0]} ({node.op_type}) cannot be told: {error}") from error
         for name in filter(None, node.output):
             tensor = inferred[name].tensor_type if name in inferred else onnx.TypeProto.Tensor()

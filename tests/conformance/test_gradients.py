@@ -168,6 +168,15 @@ def test_an_operator_without_a_rule_is_refused_by_name(pfeiffer: suite.Case, mon
         Tuned(pfeiffer)
 
 
+def test_a_graph_that_breaks_onnxs_rules_is_refused_before_it_is_walked(tiny: Callable[..., Path]):
+    """As a bundle from elsewhere may hold one: an operator reads what nothing gives."""
+    found = open_backbone(str(tiny("bert")))
+    graph = found.family.build_graph(found.architecture, found.checkpoint)
+    graph.graph.node[-1].input[0] = "nowhere"
+    with pytest.raises(BundleError, match=r"the task's graph is damaged: .*nowhere"):
+        training_graph(graph, TrainingFacts(()), found.checkpoint, prefix_cache=False)
+
+
 def test_a_projection_of_the_whole_backbone_is_refused_by_name(tiny: Callable[..., Path]):
     backbone: Backbone = open_backbone(str(tiny("bert")))
     case = suite.Case(methods()["intrinsic-said"].examples()[0], backbone)

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS
-from edgepeft.errors import EdgepeftError
+from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
 from edgepeft.graph.gradient.samples import measured
 from edgepeft.graph.gradient.training import with_gradients, with_loss
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.sound import check_standard
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
@@ -72,8 +73,12 @@ def training_graph(
     compute once.
 
     Raises:
-        BundleError: an operator of the task has no gradient.
+        BundleError: the graph breaks ONNX's rules, or an operator of the task has no gradient.
     """
+    try:
+        check_standard(deployed)
+    except onnx.checker.ValidationError as error:
+        raise BundleError(f"the task's graph is damaged: {str(error).strip():.200}") from error
     forward = with_loss(deployed, facts)
     samples = measured(forward)
     live = live_values(deployed.graph, facts.trained)
