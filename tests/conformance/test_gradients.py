@@ -35,6 +35,8 @@ from edgepeft.training.engine import replaced_dropout
 
 RELATIVES: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}, "distilbert": {}, "electra": {"embedding_size": 20}}
 WITH_GRADIENTS = [name for name in methods() if name != "intrinsic-said"]
+# Of a tensor's largest, beside what float32 may make of PyTorch's own way: ours rounds in other places (SPARTAN 4e-6).
+TOLERANCE = 1e-5
 NUMERICAL = WITH_GRADIENTS[0]  # one runs under other instruction sets too: they share the kernels
 
 
@@ -104,7 +106,8 @@ def require_pytorchs(tuned: Tuned, batch: int, length: int, masks: Sequence[np.n
     }
     assert sorted(on_graph.values()) == sorted(found.gradients)
     for name, expected in exact.items():
-        expected.require(found.gradients[on_graph[name]], name)
+        share = TOLERANCE * float(np.abs(expected.value).max())
+        Exact(expected.value, expected.error + share).require(found.gradients[on_graph[name]], name)
 
 
 @pytest.mark.parametrize(("name", "example", "relative"), cases())
