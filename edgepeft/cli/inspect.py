@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import TaskID, TextColumn, TimeRemainingColumn
+from rich import progress as rich_progress
 
-from edgepeft.cli._options import TorchThreads
+from edgepeft.cli._options import ROWS_HELP, LabelColumn, PairColumn, TextColumn, TorchThreads
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.cli._progress import bars
 from edgepeft.cli._run import use_threads
@@ -25,7 +25,10 @@ __all__ = ["command"]
 def command(
     *,
     delta: Annotated[Path, typer.Argument(help="Folder that `edgepeft train` wrote.")],
-    data: Annotated[Path, typer.Option(help="Labelled rows, best those that did not train: jsonl, csv or tsv.")],
+    data: Annotated[Path, typer.Option(help=f"Labelled rows, best those that did not train: {ROWS_HELP}.")],
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
     out: Annotated[Path, typer.Option(help="The folder for pictures and inspect.json, new.")],
     backbone: Annotated[
         str | None, typer.Option(help="Folder in Hugging Face layout, or a Hub name. Default: what the delta names.")
@@ -41,12 +44,15 @@ def command(
         from edgepeft.inspection.run import inspect_delta
 
     from edgepeft.backbones.source import open_backbone
+    from edgepeft.data.rows import Columns
     from edgepeft.delta import read_card
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)
     use_threads(threads)
     with _bar() as watch:
-        done = inspect_delta(delta, opened, data, out, metric=metric, limit=limit, force=force, watch=watch)
+        columns = Columns(text_column, pair_column, label_column)
+        asked: dict[str, Any] = {"columns": columns, "metric": metric, "limit": limit, "force": force}
+        done = inspect_delta(delta, opened, data, out, **asked, watch=watch)
     if as_json:
         print_json(done.document)
     else:
@@ -55,8 +61,8 @@ def command(
 
 @contextmanager
 def _bar() -> Iterator[WatchInspection]:
-    with bars(TextColumn("rows"), TimeRemainingColumn()) as progress:
-        rows: dict[str, TaskID] = {}
+    with bars(rich_progress.TextColumn("rows"), rich_progress.TimeRemainingColumn()) as progress:
+        rows: dict[str, rich_progress.TaskID] = {}
 
         def watch(name: str, done: int, total: int) -> None:
             if name not in rows:

@@ -16,7 +16,7 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.data.batches import encode
 from edgepeft.data.metrics import check_metric, default_metric
-from edgepeft.data.rows import Row, label_number, read_rows
+from edgepeft.data.rows import SENTENCES, Columns, Row, label_number, read_rows
 from edgepeft.data.sampling import part
 from edgepeft.delta import Delta, DeltaCard
 from edgepeft.drawing import save, styled
@@ -50,6 +50,7 @@ def inspect_delta(
     data: Path,
     out: Path,
     *,
+    columns: Columns = SENTENCES,
     metric: str | None = None,
     limit: int = LIMIT,
     force: bool = False,
@@ -62,6 +63,7 @@ def inspect_delta(
         backbone: what it was trained on.
         data: labelled rows.
         out: the folder for ``inspect.json`` and the pictures.
+        columns: what the texts and labels stand in.
         metric: its name; None takes the one that the delta was trained by.
         limit: at most so many rows, in every label's proportion.
         force: replace an earlier inspection in ``out``.
@@ -79,7 +81,7 @@ def inspect_delta(
     fitting, skipped = _fitting(delta)
     metric = metric or delta.card.metrics.get("metric") or default_metric(delta.card.labels is None)
     check_metric(metric, regression=delta.card.labels is None, names=delta.card.labels)
-    every = tuple(read_rows(data, labels=True))
+    every = tuple(read_rows(data, labels=True, columns=columns))
     _check(every, delta.card)
     rows = part(every, limit, "inspect", stratify=delta.card.labels is not None).taken
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work

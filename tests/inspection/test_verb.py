@@ -110,6 +110,20 @@ def test_a_person_reads_scores_rows_sharing_and_what_was_left_out(call, backbone
     assert "ablation.png" in said
 
 
+def test_columns_of_other_names_give_the_same_figures(call, backbone, data, tmp_path):
+    delta = delta_of(backbone, "lora", rank=2)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    lines = ["text,kind", *(f"{row['sentence1']},{row['label']}" for row in rows)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    named = ("--text-column", "text", "--label-column", "kind")
+    assert call(delta, *named, data=tmp_path / "rows.csv", out="csv").exit_code == 0
+    assert call(delta, out="jsonl").exit_code == 0
+    documents = [json.loads((tmp_path / out / "inspect.json").read_text()) for out in ("csv", "jsonl")]
+    for document in documents:
+        document["data"].pop("file"), document["data"].pop("sha256", None)
+    assert documents[0] == documents[1]
+
+
 def test_rows_are_limited_from_every_label_in_proportion(call, backbone, tmp_path):
     call(delta_of(backbone, "spartan", **SPARTAN), "--limit", "30")
     found = json.loads((tmp_path / "out" / "inspect.json").read_text())
