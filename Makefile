@@ -25,7 +25,7 @@ GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --determinis
 # The oldest onnxruntime that pyproject.toml allows on this kind of machine.
 OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript lint types contracts faults images-test generated picture check-generated wheel-test ci clean
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript lint types contracts faults images-test generated picture check-generated wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -118,6 +118,9 @@ attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, an
 
 images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
 	PYTHON=$(BIN)/python bash docker/images_test.sh
+
+wheel: $(BIN)/python  ## dist/edgepeft-*.whl, to copy to a board: edgepeft is on no package index yet
+	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --wheel-dir dist .
 
 wheel-test: $(INSTALLED)  ## The built wheel in a fresh environment without torch
 	$(BIN)/python -m pytest -m installs $(PYTEST_ARGS)

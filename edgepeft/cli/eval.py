@@ -90,5 +90,5 @@ def _losses(rows: Sequence[Row], targets: Sequence[float], answers: Sequence[Pre
     wanted = np.array(targets, np.float64 if answers[0].label is None else np.int64)
     for row, answer, loss in zip(rows, answers, losses_of(logits, wanted).tolist(), strict=True):
         text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
-        shown = {"row": row.where, "text": text[:_SHOWN], "label": row.label or "", "answer": answer.value}
+        shown = {"row": row.short, "text": text[:_SHOWN], "label": row.label or "", "answer": answer.value}
         yield {**shown, "loss": loss}

@@ -70,6 +70,11 @@ class Row(NamedTuple):
         """``file:line``."""
         return f"{self.file}:{self.line}"
 
+    @property
+    def short(self) -> str:
+        """``name:line``, where a table has no room for the folder."""
+        return f"{Path(self.file).name}:{self.line}"
+
 
 SENTENCES = Columns()
 

@@ -279,7 +279,7 @@ class Course:
         labels, targets = self.data.labels, self.rows["test"].targets
         expected, answers = (v.tolist() if labels is None else [labels[i] for i in v] for v in (targets, test.outputs))
         columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
-        worst = ({"row": f"{Path(r.file).name}:{r.line}", "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
+        worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
         return {**errors_of(expected, answers, labels), "worst": worst_of(worst)}
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
