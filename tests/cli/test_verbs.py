@@ -177,7 +177,12 @@ def test_eval_scores_the_deployed_artefact(exported, tmp_path):
     assert found["confusion"][wrong[0]][labels[0]] == 1
     assert found["by_class"][labels[0]]["support"] == wrong.count(labels[0])
     first = found["worst"][0]  # the row whose label was turned round
-    assert (first["row"], first["text"], first["label"], first["answer"]) == (f"{rows.name}:2", "w7", wrong[0], labels[0])
+    assert (first["row"], first["text"], first["label"], first["answer"]) == (
+        f"{rows.name}:2",
+        "w7",
+        wrong[0],
+        labels[0],
+    )
     (tmp_path / "eval.json").write_text(done.stdout)
     edgepeft("report", tmp_path / "eval.json", "--out", tmp_path / "report")
     report = (tmp_path / "report" / "report.md").read_text()

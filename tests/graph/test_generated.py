@@ -92,7 +92,7 @@ def test_a_graph_without_a_recipe_is_refused(trained: tuple[Backbone, Delta]):
     kept = [entry for entry in graph.metadata_props if entry.key != RECIPE]
     del graph.metadata_props[:]
     graph.metadata_props.extend(kept)
-    with pytest.raises(BundleError, match="not a recipe that this version knows: .*not JSON"):
+    with pytest.raises(BundleError, match=r"not a recipe that this version knows: .*not JSON"):
         spliced(backbone, graph)
 
 
