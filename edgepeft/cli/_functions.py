@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 import typer
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError, create_model
 
 from edgepeft.cli import export as export_verb
 from edgepeft.cli import train as train_verb
@@ -22,6 +22,7 @@ from edgepeft.cli._output import INTERRUPTED
 from edgepeft.data.course.run import Interrupted
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.exporting.bundle import export_bundle
+from edgepeft.mistakes import in_words
 from edgepeft.training.loop import train as train_delta
 
 __all__ = ["export", "train"]
@@ -89,10 +90,11 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
         value = [value]
     elif isinstance(value, float) and float not in (hint, *typing.get_args(hint)):
         value = str(value)
+    fields: dict[str, Any] = {name: (hint, ...)}
     try:
-        return TypeAdapter(hint).validate_python(value)
+        return getattr(create_model("options", **fields)(**{name: value}), name)
     except ValidationError as error:
-        raise UsageError(f"{name}={value!r}: {error.errors()[0]['msg']}.") from None
+        raise UsageError(f"{in_words(error)}.") from None
 
 
 def _joined(value: Any) -> str:
