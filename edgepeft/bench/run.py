@@ -109,7 +109,8 @@ def run_benchmark(
         if start is None and request.cache and any(unit.job and unit.workload == "infer" for unit in units):
             _pack(work.subject, progress)
         launch = start or setting.worker
-        say(_announcement(units, schedule, work))
+        if any(unit.job for unit in units):
+            say(_announcement(units, schedule, work))
         sensors, meter = Sensors(root), Meter(root) if setting.mode == "measured" else None
         if against is not None and request.bundle is None:
             _make_random(against, work, stack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,15 +148,31 @@ def untunable(bundle: Bundle, task: str) -> str:
         UnknownName: no such task.
         BundleError: its graph is damaged.
     """
-    delta = bundle.delta_graph(task)
+    return next((few for few, _ in _obstacles(bundle, task, bundle.delta_graph(task))), "")
+
+
+def _obstacles(bundle: Bundle, task: str, delta: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    """What keeps the task from being tuned: each in a few words, and as an error says it, with what to do."""
+    found = properties(delta)
     if bundle.manifest.backbone.weights_dtype != "fp32":
-        return "the backbone has 8-bit weights"
+        yield "the backbone has 8-bit weights", _eight_bits(bundle)
     if bundle.entry(task).weights_dtype != "fp32":
-        return "it is stored in half precision"
-    if RECIPE in properties(delta):
-        method = properties(delta).get("edgepeft.method", "its method")
-        return f"{method} trains one vector through a projection of every tensor, which is larger than the backbone"
-    return ""
+        yield (
+            "it is stored in half precision",
+            f"task {task} is stored in half precision, which would swallow small steps. On a workstation: edgepeft add "
+            "--force, with the delta's folder and without --delta-weights fp16.",
+        )
+    if RECIPE in found:
+        method = found.get("edgepeft.method", "its method")
+        why = f"{method} trains one vector through a projection of every tensor, which is larger than the backbone"
+        yield why, f"task {task} cannot be tuned on a board: {why}. On a workstation: edgepeft train."
+
+
+def _eight_bits(bundle: Bundle) -> str:
+    return (
+        f"{bundle.folder} holds its backbone in 8 bits; gradients need the float32 weights. Tune in a bundle that "
+        "was exported with --weights fp32, then copy the task here: edgepeft add."
+    )
 
 
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
@@ -166,16 +183,9 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
         UsageError: it is not stored in float32, or its method's gradients are not to be had.
         DataError: the rows do not fit it.
     """
-    entry = bundle.entry(task)
-    _require_float32_backbone(bundle)
-    if entry.weights_dtype != "fp32":
-        raise UsageError(
-            f"task {task} is stored in half precision, which would swallow small steps. On a workstation: edgepeft add "
-            "--force, with the delta's folder and without --delta-weights fp16."
-        )
-    delta = bundle.delta_graph(task)
-    if why := untunable(bundle, task):
-        raise UsageError(f"task {task} cannot be tuned on a board: {why}. On a workstation: edgepeft train.")
+    entry, delta = bundle.entry(task), bundle.delta_graph(task)
+    if obstacles := list(_obstacles(bundle, task, delta)):
+        raise UsageError(obstacles[0][1])
     data = files.load(entry.labels, options, regression=entry.labels is None)
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
@@ -205,7 +215,8 @@ def from_template(
     """
     check_new_name(task, bundle.manifest.tasks)
     entry = bundle.manifest.template(template)
-    _require_float32_backbone(bundle)
+    if bundle.manifest.backbone.weights_dtype != "fp32":
+        raise UsageError(_eight_bits(bundle))
     if new and task in bundle.manifest.tasks:
         raise UsageError(
             f"the bundle has a task {task!r} already; without --template it is tuned further, or take another name."
@@ -228,11 +239,3 @@ def from_template(
         prompt_length=entry.prompt_length,
         template=template,
     )
-
-
-def _require_float32_backbone(bundle: Bundle) -> None:
-    if bundle.manifest.backbone.weights_dtype != "fp32":
-        raise UsageError(
-            f"{bundle.folder} holds its backbone in 8 bits; gradients need the float32 weights. Tune in a bundle that "
-            "was exported with --weights fp32, then copy the task here: edgepeft add."
-        )
