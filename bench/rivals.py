@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import mean, median
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from tokenizers import Tokenizer
 
+from edgepeft.cli._main import main
 from edgepeft.data.rows import read_rows
+from edgepeft.errors import UsageError
 from edgepeft.host.machine import host_facts
 from edgepeft.resources import write_json
 
@@ -48,9 +52,16 @@ def train(
     from edgepeft.data.parts import load_data
     from edgepeft.runtime.merge import merge_task
 
-    work.mkdir(parents=True)  # one that exists holds other results
+    folders = sorted(path for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
+    if not folders:
+        raise UsageError(f"--data {data} holds no folder of a task with train.jsonl, eval.jsonl and test.jsonl.")
+    if work.exists():
+        raise UsageError(f"{work} is there already, with other results; name a new folder.")
+    if setfit is not None and shutil.which(setfit) is None:
+        raise UsageError(f"--setfit {setfit}: there is no such interpreter; make an environment with setfit in it.")
+    work.mkdir(parents=True)
     scores: dict[str, dict[str, float]] = {name: {} for name in (*METHODS, *([SETFIT] if setfit else []))}
-    for folder in sorted(path for path in data.iterdir() if path.is_dir()):
+    for folder in folders:
         rows = load_data(folder / "train.jsonl", folder / "eval.jsonl", folder / "test.jsonl")
         for method in METHODS:
             task = f"{folder.name}-{method}"
@@ -74,6 +85,8 @@ def throughput(
     work: Path, *, setfit: Annotated[str | None, typer.Option()] = None, rounds: Annotated[int, typer.Option()] = 20
 ) -> None:
     """Time single texts of the last task, all rivals in turn; print the table and keep the samples."""
+    if not (work / "scores.json").is_file():
+        raise UsageError(f"{work} holds no scores.json; run `python -m bench.rivals train {work}` to its end first.")
     kept = json.loads((work / "scores.json").read_bytes())
     folder = Path(kept["data"])
     texts = [row.sentence1 for row in read_rows(folder / "test.jsonl", labels=True)][:32]
@@ -89,18 +102,22 @@ def throughput(
     rates = {name: each[1:] for name, each in samples.items()}  # the first round warms up
     write_json(work / "times.json", {"texts_per_second": rates, "threads": THREADS, "host": host_facts()})
     print(_table(work, kept["scores"], rates))
+    mean_tokens = mean(len(_tokenizer(work / "merged").encode(text).ids) for text in texts)
+    print(
+        f"Medians of {rounds} rounds of {len(texts)} texts of {folder.name}, one by one, {mean_tokens:.0f} tokens "
+        f"in the mean; {THREADS} threads; {host_facts()['cpu']}. Bytes of one task, or of one model, times {N_TASKS}."
+    )
 
 
 def _answering(
     stack: ExitStack, work: Path, folder: Path, backbone: str, setfit: str | None
 ) -> dict[str, Callable[[str], object]]:
-    from tokenizers import Tokenizer
-
+    """What answers one text, by rival; opened here, closed with the stack."""
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.runtime.session import plain_session
 
     runtime = stack.enter_context(Runtime(work / "bundle", threads=THREADS))
-    merged, tokenizer = plain_session(work / "merged" / "model.onnx", THREADS), _tokenizer(work, Tokenizer)
+    merged, tokenizer = plain_session(work / "merged" / "model.onnx", THREADS), _tokenizer(work / "merged")
 
     def answer_merged(text: str) -> object:
         encoded = tokenizer.encode(text)
@@ -124,10 +141,10 @@ def _answering(
     return answers
 
 
-def _tokenizer(work: Path, library: Any) -> Any:
+def _tokenizer(model: Path) -> Tokenizer:
     """The merged model's, cut as the task was trained."""
-    tokenizer = library.from_file(str(work / "merged" / "tokenizer.json"))
-    settings = json.loads((work / "merged" / "tokenizer_config.json").read_bytes())
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    settings = json.loads((model / "tokenizer_config.json").read_bytes())
     tokenizer.enable_truncation(settings["model_max_length"])
     tokenizer.no_padding()
     return tokenizer
@@ -166,4 +183,4 @@ def _setfit(python: str, backbone: Path, folder: Path, out: Path) -> subprocess.
 
 
 if __name__ == "__main__":
-    app()
+    main(app)
