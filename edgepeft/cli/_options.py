@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import UsageError
 
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
@@ -29,10 +30,11 @@ Trainable = Annotated[
     bool, typer.Option("--trainable", help="Refuse what `edgepeft tune` could not train; it needs nothing more.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
-VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help="Texts to verify on (jsonl, csv, tsv).")]
 
 # What rows are read from.
-ROWS_HELP = "jsonl, json, csv, tsv or parquet, - for standard input, or a dataset's name or folder"
+_FORMATS = "jsonl, json, csv, tsv or parquet"
+ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
+VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help=f"Texts to verify on: {_FORMATS}.")]
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]
 PairColumn = Annotated[str | None, typer.Option(help="That of second texts. Default: sentence2.", metavar="NAME")]
 LabelColumn = Annotated[str | None, typer.Option(help="That of labels. Default: label.", metavar="NAME")]
@@ -66,6 +68,18 @@ def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
         if "=" not in pair:
             raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def columns_of(data: Path | None, text: str | None, pair: str | None, label: str | None) -> Columns:
+    """What the rows of ``--verify-data`` call their columns.
+
+    Raises:
+        UsageError: columns are named of no data.
+    """
+    columns = Columns(text, pair, label)
+    if data is None and columns != SENTENCES:
+        raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")
+    return columns
 
 
 def rows_or_share(option: str, given: Path | None) -> Path | float | None:

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import BundleFolder, DeltaWeights, Trainable, VerifyRows
+from edgepeft.cli._options import (
+    BundleFolder,
+    DeltaWeights,
+    LabelColumn,
+    PairColumn,
+    TextColumn,
+    Trainable,
+    VerifyRows,
+    columns_of,
+)
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
 from edgepeft.errors import MissingPackage, UsageError
@@ -19,6 +28,9 @@ def command(
     bundle: BundleFolder,
     delta: Annotated[list[Path], typer.Argument(help="Trained delta folders, or exported <task>.onnx files.")],
     verify_data: VerifyRows = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
     backbone: Annotated[
         str | None, typer.Option(help="The float32 checkpoint, where the bundle holds 8-bit weights only.")
     ] = None,
@@ -32,6 +44,7 @@ def command(
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
 
+    columns = columns_of(verify_data, text_column, pair_column, label_column)
     if all(path.suffix == ".onnx" for path in delta):
         if trainable:
             raise UsageError(
@@ -58,6 +71,7 @@ def command(
                 backbone=None if backbone is None else open_backbone(backbone),
                 delta_weights=delta_weights,
                 data=verify_data,
+                columns=columns,
             )
     if as_json:
         print_json(manifest.model_dump(mode="json"))

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgepeft.cli._options import DeltaWeights, Replace, Trainable, VerifyRows
+from edgepeft.cli._options import (
+    DeltaWeights,
+    LabelColumn,
+    PairColumn,
+    Replace,
+    TextColumn,
+    Trainable,
+    VerifyRows,
+    columns_of,
+)
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
 from edgepeft.errors import UsageError, requiring
@@ -25,6 +34,9 @@ def command(
     out: Annotated[Path | None, typer.Option(help="The bundle's folder.")] = None,
     more: Annotated[list[Path] | None, typer.Argument(metavar="[DELTA]...", help="Further deltas.")] = None,
     verify_data: VerifyRows = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
     trainable: Trainable = False,
     template: Annotated[
         list[str] | None,
@@ -70,9 +82,11 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
     backbone, out, templates = options["backbone"], options["out"], options["template"] or []
     deltas = [*(options["delta"] or []), *(options["more"] or [])]
     kinds = {name: options[name] for name in ("trainable", "weights", "delta_weights")}
+    verified = options["verify_data"]
+    columns = columns_of(verified, *(options[f"{name}_column"] for name in ("text", "pair", "label")))
     if options["to_peft"] is not None:
         stored = (kinds["weights"], kinds["delta_weights"]) != ("fp32", "fp32")
-        if out or len(deltas) != 1 or options["verify_data"] or kinds["trainable"] or templates or stored:
+        if out or len(deltas) != 1 or verified or kinds["trainable"] or templates or stored:
             raise _no_bundle()
         _to_peft(backbone, deltas[0], options["to_peft"], options["force"])
         return Path(options["to_peft"])
@@ -81,7 +95,7 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
     if not deltas and not templates:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     _say_costs(options["profile"], kinds["weights"], kinds["delta_weights"])
-    more = {"templates": templates, "data": options["verify_data"], "force": options["force"], **kinds}
+    more = {"templates": templates, "data": verified, "columns": columns, "force": options["force"], **kinds}
     with stages(1 + len(deltas) + len(templates)) as stage:
         return export_bundle(backbone, deltas, out, stage=stage, **more)
 

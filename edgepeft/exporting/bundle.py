@@ -19,6 +19,7 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.delta import Delta, read_card
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.check import check_content, check_texts, data_check
@@ -61,6 +62,7 @@ def export_bundle(
     weights: WeightsDtype = "fp32",
     delta_weights: DeltaDtype = "fp32",
     data: Path | str | None = None,
+    columns: Columns = SENTENCES,
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
@@ -68,7 +70,8 @@ def export_bundle(
     is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``trainable`` refuses what cannot be
     tuned, ``templates`` are methods to start tasks from on a board; ``stage`` is entered around each step by name;
     ``weights`` is how the backbone is stored, ``delta_weights`` how the tasks are (templates are float32).  With 8-bit
-    weights, every row of ``data`` is compared too, and its metric where its labels are the task's.
+    weights, every row of ``data``, whose columns may have other names, is compared too, and its metric where its labels
+    are the task's.
 
     Raises:
         UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or what is to be tuned has
@@ -79,14 +82,14 @@ def export_bundle(
     if trainable or templates:
         _require_float32(weights, delta_weights if trainable else "fp32")
     data = None if data is None else Path(data)
-    texts = check_texts(data) if texts is None else texts
+    texts = check_texts(data, columns) if texts is None else texts
     methods = [method_of(template) for template in templates]
     with new_folder(Path(out), force=force) as new:
         backbone = open_backbone(backbone)
         require_addable(_names([*map(Path, deltas)]), ())
         with stage("backbone"):
             write_backbone(backbone, new, weights)
-        exporter = _Exporter(Bundle(new), backbone, texts, trainable, delta_weights, data)
+        exporter = _Exporter(Bundle(new), backbone, texts, trainable, delta_weights, data, columns)
         commit_tasks(exporter.bundle, exporter.prepare([*map(Path, deltas)], stage))
         for method in methods:
             with stage(method.name):
@@ -105,6 +108,7 @@ def add_deltas(
     backbone: Backbone | None = None,
     delta_weights: DeltaDtype = "fp32",
     data: Path | None = None,
+    columns: Columns = SENTENCES,
 ) -> Manifest:
     """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
 
@@ -118,12 +122,12 @@ def add_deltas(
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
-    texts = check_texts(data) if texts is None else texts
+    texts = check_texts(data, columns) if texts is None else texts
     if trainable:
         _require_float32(bundle.manifest.backbone.weights_dtype, delta_weights)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data).prepare(deltas, stage)
+    tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data, columns).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
 
 
@@ -211,6 +215,7 @@ class _Exporter:
     trainable: bool
     delta_weights: DeltaDtype
     data: Path | None
+    columns: Columns
 
     @cached_property
     def model(self) -> nn.Module:
@@ -236,7 +241,8 @@ class _Exporter:
         graph = exported.SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.texts)
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
-        data = data_check(delta, self.backbone, self.model, self.data) if quantised and self.data else None
+        rows = (self.data, self.columns) if quantised and self.data else None
+        data = data_check(delta, self.backbone, self.model, *rows) if rows else None
         return prepare_task(self.bundle, graph, check, path, data=data)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.data.rows import label_number, read_rows
+from edgepeft.data.rows import SENTENCES, Columns, label_number, read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
@@ -30,7 +30,7 @@ def shipped_texts() -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
-def check_texts(path: Path | None) -> list[Text]:
+def check_texts(path: Path | None, columns: Columns = SENTENCES) -> list[Text]:
     """64 texts of mixed length from a data file, or the shipped ones.
 
     Raises:
@@ -38,29 +38,33 @@ def check_texts(path: Path | None) -> list[Text]:
     """
     if path is None:
         return shipped_texts()
-    rows = [Text(row.sentence1, row.sentence2) for row in read_rows(path, labels=False)]
+    found = read_rows(path, labels=columns.label is not None, columns=columns)
+    rows = [Text(row.sentence1, row.sentence2) for row in found]
     # Spread over all lengths: the shortest and the longest are where padding goes wrong.
     rows.sort(key=lambda text: len(text.first) + len(text.second or ""))
     chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().astype(int)
     return [rows[i] for i in chosen]
 
 
-def data_check(delta: Delta, backbone: Backbone, model: nn.Module, path: Path) -> DataCheck:
+def data_check(
+    delta: Delta, backbone: Backbone, model: nn.Module, path: Path, columns: Columns = SENTENCES
+) -> DataCheck:
     """PyTorch's logits for every row of a file, and its labels where all of them are the task's.
 
     Raises:
         UsageError, DataError: the file is missing, or its texts cannot be read.
     """
-    rows = list(read_rows(path, labels=False))
+    rows = list(read_rows(path, labels=False, columns=columns))
     texts = fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
     inputs = backbone.encoder().encode(texts, delta.card.max_length).inputs
-    return DataCheck(inputs, _logits(delta, model, inputs), _labels(path, delta.card.labels), delta.card.labels)
+    labels = _labels(path, columns, delta.card.labels)
+    return DataCheck(inputs, _logits(delta, model, inputs), labels, delta.card.labels)
 
 
-def _labels(path: Path, names: Sequence[str] | None) -> list[str | float] | None:
+def _labels(path: Path, columns: Columns, names: Sequence[str] | None) -> list[str | float] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
-        rows = list(read_rows(path, labels=True))
+        rows = list(read_rows(path, labels=True, columns=columns))
         if names is None:
             return [label_number(row) for row in rows]
     except DataError:

@@ -10,9 +10,11 @@ import pytest
 import torch
 import transformers
 from deltas import TEXTS, random_delta, saved
+from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError, UsageError, VerificationFailed
+from edgepeft.data.rows import Columns
+from edgepeft.errors import BundleError, DataError, UsageError, VerificationFailed
 from edgepeft.exporting import bundle as exporting
 from edgepeft.exporting.bundle import add_deltas, export_bundle
 from edgepeft.exporting.check import check_texts, shipped_texts
@@ -191,3 +193,28 @@ def test_verification_rows_are_spread_over_all_lengths_of_a_file(tmp_path):
     path.write_text("".join(json.dumps({"sentence1": "w " * n}) + "\n" for n in range(1, 1001)))
     lengths = [len(text.first.split()) for text in check_texts(path)]
     assert len(lengths) == 64 and min(lengths) == 1 and max(lengths) == 1000 and 400 < np.median(lengths) < 600
+
+
+def test_verification_rows_are_read_from_the_columns_that_are_named(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("review,title,stars\nw1 w2,w3,no\nw4,w5 w6,yes\n")
+    texts = check_texts(path, Columns("review", "title", "stars"))
+    assert sorted(texts) == [("w1 w2", "w3"), ("w4", "w5 w6")]
+    with pytest.raises(DataError, match=r"no column grade.*--label-column NAME"):
+        check_texts(path, Columns("review", "title", "grade"))
+
+
+@pytest.mark.parametrize("verb", ["export", "add"])
+def test_a_column_of_the_verification_rows_that_is_not_there_is_refused(bundle, tmp_path, verb):
+    delta, data = bundle.parent / "delta", tmp_path / "rows.csv"
+    data.write_text("review,stars\nw1,no\n")
+    start = ("--backbone", bundle, "--out", tmp_path / "out", "--delta", delta) if verb == "export" else (bundle, delta)
+    saved(random_delta(open_backbone(str(bundle)), "lora", "late"), delta)
+    done = edgepeft(verb, *start, "--verify-data", data, "--text-column", "body")
+    assert done.returncode == 1 and "no column body" in done.stderr and "review, stars" in done.stderr
+    done = edgepeft(verb, *start, "--text-column", "review")
+    assert done.returncode == 2 and "are about --verify-data" in done.stderr
+    assert not (tmp_path / "out").exists() and "late" not in Manifest.read(bundle).tasks
+    if verb == "add":
+        done = edgepeft(verb, *start, "--verify-data", data, "--text-column", "review")
+        assert done.returncode == 0 and "late" in Manifest.read(bundle).tasks, done.stderr

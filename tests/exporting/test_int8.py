@@ -209,20 +209,22 @@ def test_more_changed_decisions_than_two_in_a_hundred_fail_and_say_what_to_do(ba
     assert not (tmp_path / "out").exists()
 
 
-def test_decisions_and_metric_are_compared_on_every_row_of_the_data(backbone, tmp_path):
+@pytest.mark.parametrize("columns", [{}, {"text": "review", "label": "stars"}], ids=["ours", "their own"])
+def test_decisions_and_metric_are_compared_on_every_row_of_the_data(backbone, tmp_path, columns):
     """Labels are PyTorch's own decisions, so its accuracy is 1 and ONNX Runtime's the share that did not change."""
     delta = random_delta(backbone, "lora", "t", seed=2)  # whose labels are nowhere nearly equal
     expected = pytorch(delta, load_model(backbone, "eager"), rows(backbone, TEXTS)).argmax(1)
     assert 0 < expected.mean() < 1
     data = tmp_path / "rows.jsonl"
     lines = (
-        json.dumps({"sentence1": text.first, "label": ("no", "yes")[i]})
+        json.dumps({columns.get("text", "sentence1"): text.first, columns.get("label", "label"): ("no", "yes")[i]})
         for text, i in zip(TEXTS, expected, strict=True)
     )
     data.write_text("\n".join(lines))
     out = tmp_path / "out"
     arguments = ("--backbone", backbone.folder, "--delta", saved(delta, tmp_path / "delta"), "--verify-data", data)
-    done = edgepeft("export", *arguments, "--weights", "int8", "--out", out)
+    named = [word for option, column in columns.items() for word in (f"--{option}-column", column)]
+    done = edgepeft("export", *arguments, *named, "--weights", "int8", "--out", out)
     assert done.returncode == 0, done.stderr
     found = Manifest.read(out).task("t").verification.data
     assert found.rows == len(TEXTS) and found.metric == "accuracy" and found.pytorch == 1.0
