@@ -48,6 +48,7 @@ EvalRows = Annotated[
 TestRows = Annotated[
     Path | None, typer.Option("--test", help=f"Rows whose score is reported: {_SHARE}. Default: another 10%.")
 ]
+Balanced = Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")]
 FewShot = Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")]
 Epochs = Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")]
 Steps = Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edgepeft.cli._options import (
+    Balanced,
     Epochs,
     EvalRows,
     FewShot,
@@ -63,7 +64,7 @@ def command(
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
     regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers to predict.")] = False,
-    balanced: Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")] = False,
+    balanced: Balanced = False,
     metric: MetricName = None,
     seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
     head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgepeft.cli._options import (
+    Balanced,
     BundleFolder,
     Epochs,
     EvalRows,
@@ -49,6 +50,7 @@ def command(
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     few_shot: FewShot = None,
+    balanced: Balanced = False,
     epochs: Epochs = None,
     steps: Steps = None,
     patience: Patience = None,
@@ -87,6 +89,7 @@ def command(
         metric=metric,
         seed=seed,
         few_shot=few_shot,
+        balanced=balanced,
         dropout=dropout,
         prefix_cache=prefix_cache,
         **room,

@@ -16,6 +16,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgepeft.data.arrow import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, label_number, read_rows
 from edgepeft.data.sampling import part, row_digest
@@ -50,9 +53,14 @@ class TaskData:
 
     @property
     def class_weights(self) -> dict[str, float]:
-        """n / (k n_c) of each of k labels: the rows of every label weigh as much together."""
+        """n / (k n_c) of each of the k labels that train: the rows of every label weigh as much together."""
         counts = Counter(row.label for row in self.train)
-        return {label: len(self.train) / (len(counts) * counts[label]) for label in self.labels or ()}
+        return {label: len(self.train) / (len(counts) * counts[label]) for label in self.labels or () if counts[label]}
+
+    def row_weights(self, *, balanced: bool) -> NDArray[np.float64]:
+        """[rows that train]: what each weighs in the loss, all alike or as its label does."""
+        weights = self.class_weights if balanced else {}
+        return np.array([weights.get(row.label or "", 1.0) for row in self.train])
 
     @property
     def sha256(self) -> str:

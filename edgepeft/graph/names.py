@@ -8,6 +8,7 @@ __all__ = [
     "LOSS",
     "PLACEHOLDER_ID",
     "PROMPT_LENGTH",
+    "SHARES",
     "adapted",
     "dropout",
     "generated",
@@ -18,7 +19,7 @@ __all__ = [
 ]
 
 LOGITS = "logits"
-LABELS, LOSS = "labels", "loss"  # of a training graph
+LABELS, SHARES, LOSS = "labels", "shares", "loss"  # of a training graph
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"

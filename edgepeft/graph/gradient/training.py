@@ -1,7 +1,8 @@
 """A task's training graph, made of its spliced inference graph: packed, so nothing is computed for padding.
 
 inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], or the hidden states that they are cut
-          at; labels [batch], int64 classes or float32 numbers; every trained tensor by its name in the delta graph;
+          at; labels [batch], int64 classes or float32 numbers; shares float32 [batch], of the rows in the loss; every
+          trained tensor by its name in the delta graph;
           where the head has dropout, ``dropout:<i>`` float32 [batch, width]: 0, or 1 / (1 - p) where a feature is kept
 outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each trained tensor
 """

@@ -62,6 +62,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._folder = work if layout.in_file else None
         self._hidden: dict[str, HiddenStates] = {}
         self._optimizer, self._options = optimizer, options
+        self._weights = subject.data.row_weights(balanced=options.balanced)
         self.trained = subject.tensors()
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
@@ -97,25 +98,24 @@ class OnnxRuntimeEngine(TrainingEngine):
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
         self.prepare()
-        whole, size = len(chosen), self._micro_batch
-        if whole <= size:
-            return self._micro(chosen, masks)
+        weights, size = self._weights[list(chosen)], self._micro_batch
+        shares = (weights / weights.sum()).astype(np.float32)
         loss, logits, gradients = 0.0, [], dict[str, NDArray[np.float32]]()
-        for start in range(0, whole, size):
-            part = slice(start, min(start + size, whole))
-            result = self._micro(chosen[part], [mask[part] for mask in masks])
-            share = (part.stop - part.start) / whole  # the graph's loss is the mean of the rows that it is given
-            loss += share * result.loss
+        for start in range(0, len(chosen), size):
+            part = slice(start, start + size)
+            result = self._micro(chosen[part], [mask[part] for mask in masks], shares[part])
+            loss += result.loss
             logits.append(result.logits)
             for name, gradient in result.gradients.items():
-                weighted = np.multiply(gradient, np.float32(share), out=gradient)
-                gradients[name] = gradients[name] + weighted if name in gradients else weighted
+                gradients[name] = np.add(gradients[name], gradient, out=gradient) if name in gradients else gradient
         return StepResult(loss, np.concatenate(logits), gradients)
 
-    def _micro(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
+    def _micro(
+        self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], shares: NDArray[np.float32]
+    ) -> StepResult:
         inputs, targets = self._rows["train"].batch(chosen)
         states = self._hidden["train"].packed(chosen) if self._hidden else {}
-        return self._step(self.trained, {**inputs, **states}, targets, masks)
+        return self._step(self.trained, {**inputs, **states}, targets, masks, shares)
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs], as deployed: packed, and from the hidden states on where they are kept."""
@@ -167,18 +167,13 @@ class OnnxRuntimeEngine(TrainingEngine):
     def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
         self.finish(self.trained)
-        facts, size = self._subject.facts, self._micro_batch
-        graph = TrainingStep(self._deployed, facts, self._bundle.folder, self._threads)
-
-        def micro(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-            rows = len(given["input_ids"])
-            labels = np.zeros(rows, np.float32 if facts.regression else np.int64)
-            masks = [np.ones((rows, width), np.float32) for _, width in facts.dropouts]
-            return graph.run([LOGITS], self.trained, given, labels, masks)[0]
+        size = self._micro_batch
+        graph = TrainingStep(self._deployed, self._subject.facts, self._bundle.folder, self._threads)
 
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             starts = range(0, len(given["input_ids"]), size)
-            return np.concatenate([micro({n: values[i : i + size] for n, values in given.items()}) for i in starts])
+            parts = ({n: values[i : i + size] for n, values in given.items()} for i in starts)
+            return np.concatenate([graph.run([LOGITS], self.trained, part, [])[0] for part in parts])
 
         return run_in_groups(group, inputs)
 

@@ -16,12 +16,14 @@ __all__ = ["TuneOptions"]
 class TuneOptions(CourseOptions):
     """A course's numbers; None means what the task or the metric says.
 
-    ``weight_decay`` and ``dropout`` hold for what has them.  ``prefix_cache`` and ``micro_batch`` (None: what fits
-    ``memory`` and the ``profile``'s) change how a step is computed, and its result in the last digits only.
+    ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
+    weigh alike.  ``prefix_cache`` and ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a
+    step is computed, and its result in the last digits only.
     """
 
     weight_decay: float = 0.0
     few_shot: int | None = None
+    balanced: bool = False
     dropout: bool = True
     save_every: int = 20
     prefix_cache: bool = True

@@ -94,6 +94,8 @@ class TuningRun:
             **self.layout.plain(),
             **result.training,
         }
+        if self.options.balanced:
+            training["class_weights"] = self.subject.data.class_weights
         before = {} if self.subject.template else {"before": self._score_before(result)}
         return replace(result, training=training, metrics={**result.metrics, **before})
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, dropout, gradient
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, SHARES, dropout, gradient
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.session import failing_as, session_options
 
@@ -57,13 +58,21 @@ class TrainingStep:
         self._outputs = [LOSS, LOGITS, *map(gradient, self.facts.trained)]
 
     def __call__(
-        self, trained: Mapping[str, Any], inputs: Mapping[str, Any], labels: Any, masks: Sequence[Any]
+        self,
+        trained: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        labels: Any,
+        masks: Sequence[Any],
+        shares: NDArray[np.float32] | None = None,
     ) -> StepResult:
         """``inputs`` are token ids and masks [batch, length] int64, or packed hidden states that the graph starts from;
 
-        ``labels`` [batch], ``masks`` [batch, width], one for each dropout.
+        ``labels`` [batch], ``masks`` [batch, width], one for each dropout; ``shares`` [batch] of the rows in the loss,
+        None for its mean.
         """
-        loss, logits, *gradients = self.run(self._outputs, trained, inputs, labels, masks)
+        shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
+        given = {**inputs, LABELS: labels, SHARES: shares}
+        loss, logits, *gradients = self.run(self._outputs, trained, given, masks)
         return StepResult(float(loss), logits, dict(zip(self.facts.trained, gradients, strict=True)))
 
     def run(
@@ -71,11 +80,10 @@ class TrainingStep:
         outputs: Sequence[str],
         trained: Mapping[str, Any],
         inputs: Mapping[str, Any],
-        labels: Any,
         masks: Sequence[Any],
     ) -> list[NDArray[Any]]:
-        """Some of the graph's outputs: all that one cut at its logits has is these."""
-        given = {**trained, **inputs, LABELS: labels, **{dropout(i): mask for i, mask in enumerate(masks)}}
+        """Some of the graph's outputs, of what it has as inputs; a deployed one has no more than its logits."""
+        given = {**trained, **inputs, **{dropout(i): mask for i, mask in enumerate(masks)}}
         rows, length = inputs["input_ids"].shape
         with failing_as(f"stops in the training graph, with {rows} rows of {length} tokens"):
             return list(self._session.run(outputs, {name: given[name] for name in self._inputs}))

@@ -128,7 +128,14 @@ class Files:
     columns: Columns = SENTENCES
 
     def load(self, labels: tuple[str, ...] | None, options: TuneOptions, *, regression: bool) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's."""
+        """Read them; ``labels`` are those that the head has, None takes the data's.
+
+        Raises:
+            UsageError: a regression has no classes to balance.
+            DataError: the rows cannot be used.
+        """
+        if options.balanced and regression:
+            raise UsageError("--balanced weighs classes, and a regression has none; leave --balanced out.")
         return load_data(
             self.train,
             self.eval,
