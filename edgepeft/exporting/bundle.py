@@ -75,12 +75,12 @@ def export_bundle(
 
     Raises:
         UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or what is to be tuned has
-            no gradients of its own or is not stored in float32.
+            no gradients of its own or stands over 8-bit weights.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
     if trainable or templates:
-        _require_float32(weights, delta_weights if trainable else "fp32")
+        _require_float32(weights)
     data = None if data is None else Path(data)
     texts = check_texts(data, columns) if texts is None else texts
     methods = [method_of(template) for template in templates]
@@ -117,14 +117,14 @@ def add_deltas(
 
     Raises:
         UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another one;
-            or what is to be trained is not stored in float32.
+            or what is to be trained stands over 8-bit weights.
         BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
     texts = check_texts(data, columns) if texts is None else texts
     if trainable:
-        _require_float32(bundle.manifest.backbone.weights_dtype, delta_weights)
+        _require_float32(bundle.manifest.backbone.weights_dtype)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
     tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data, columns).prepare(deltas, stage)
@@ -136,17 +136,12 @@ def _names(deltas: Sequence[Path]) -> list[str]:
     return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
 
 
-def _require_float32(weights: WeightsDtype, delta_weights: DeltaDtype) -> None:
-    """See that gradients find the values that they read: the backbone's and the task's in float32."""
+def _require_float32(weights: WeightsDtype) -> None:
+    """See that gradients find the values that they read."""
     if weights != "fp32":
         raise UsageError(
             "--trainable and --template need the backbone's float32 weights, which a bundle of 8-bit weights does not "
             "hold. Leave them out here, and export a second bundle with --weights fp32 to tune in."
-        )
-    if delta_weights != "fp32":
-        raise UsageError(
-            "--trainable needs the task's tensors in float32: half precision would swallow small steps. "
-            "Leave --delta-weights fp16 or --trainable out."
         )
 
 

@@ -1,4 +1,4 @@
-"""Pass: a delta graph stores its matrices in half precision and casts them to float32, which is done once, at load.
+"""Passes: a delta graph stores its matrices in half precision and casts them to float32, once, at load; and back.
 
 What is not worth a Cast (biases, scales) or is read by the loader (``generator/``) stays float32.
 """
@@ -6,6 +6,7 @@ What is not worth a Cast (biases, scales) or is read by the loader (``generator/
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -15,8 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.errors import UsageError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.predicates import same_interface, values_stay, well_formed
+from edgepeft.graph.protos import reads
 
-__all__ = ["is_half", "store_in_half"]
+__all__ = ["halved", "is_half", "rounded", "store_in_half", "widen"]
 
 _STORED = ":fp16"
 _LEAST = 128  # a Cast node and its names take about 200 bytes
@@ -31,12 +33,31 @@ def store_in_half(graph: onnx.GraphProto) -> None:
     Raises:
         UsageError: a value is beyond what float16 holds.
     """
+    names = halved(graph)
     for initializer in graph.initializer:
-        if _is_worth_it(initializer):
+        if initializer.name in names:
             name, values = initializer.name, numpy_helper.to_array(initializer)
-            initializer.CopyFrom(numpy_helper.from_array(_rounded(name, values), name + _STORED))
+            initializer.CopyFrom(numpy_helper.from_array(rounded(name, values), name + _STORED))
             # Before its readers.
             graph.node.insert(0, helper.make_node("Cast", [name + _STORED], [name], name=name, to=TensorProto.FLOAT))
+
+
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
+def widen(graph: onnx.GraphProto) -> None:
+    """Undo ``store_in_half``, so that what it rounded can be trained: its values are stored in float32."""
+    readers = Counter(name for node in graph.node for name in reads(node))
+    casts = {node.output[0] + _STORED: node for node in graph.node if node.op_type == "Cast"}
+    for initializer in graph.initializer:
+        cast = casts.get(initializer.name)
+        if cast and initializer.data_type == TensorProto.FLOAT16 and readers[initializer.name] == 1:
+            values = numpy_helper.to_array(initializer).astype(np.float32)
+            initializer.CopyFrom(numpy_helper.from_array(values, cast.output[0]))
+            graph.node.remove(cast)
+
+
+def halved(graph: onnx.GraphProto) -> frozenset[str]:
+    """The initializers that ``store_in_half`` rounds."""
+    return frozenset(initializer.name for initializer in graph.initializer if _is_worth_it(initializer))
 
 
 def is_half(graph: onnx.GraphProto) -> bool:
@@ -51,7 +72,12 @@ def _is_worth_it(initializer: TensorProto) -> bool:
     return matrix_or_own and math.prod(initializer.dims) >= _LEAST
 
 
-def _rounded(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
+def rounded(name: str, values: NDArray[np.float32]) -> NDArray[np.float16]:
+    """In half precision.
+
+    Raises:
+        UsageError: a value is beyond what float16 holds.
+    """
     largest = float(np.abs(values).max(initial=0))
     if not largest <= float(np.finfo(np.float16).max):  # a NaN is not, either
         raise UsageError(

@@ -163,18 +163,20 @@ def test_the_table_has_the_same_step_and_its_memory(tuned):
 
 
 def test_a_bundle_whose_tasks_are_not_for_a_board_is_told_why(trainable, tmp_path, fake_start):
-    from deltas import TEXTS
+    from deltas import TEXTS, random_delta, saved
 
+    from edgepeft.backbones.source import open_backbone
     from edgepeft.exporting.bundle import add_deltas
 
     bundle = shutil.copytree(trainable, tmp_path / "bundle")
-    add_deltas(bundle, [trainable.parent / "delta"], texts=TEXTS, replace=True, delta_weights="fp16")
+    said = random_delta(open_backbone(str(bundle)), "intrinsic-said", "mood", settings={"dimension": 90})
+    add_deltas(bundle, [saved(said, tmp_path / "said")], texts=TEXTS, replace=True)
     asked = {"bundle": bundle, "backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
-    with pytest.raises(UsageError, match=r"nothing can be fine-tuned .* half precision"):
+    with pytest.raises(UsageError, match=r"nothing can be fine-tuned .* through a projection"):
         bench(fake_start(), **asked)
     document = bench(fake_start(), **{**asked, "engines": ()}).result.to_json()
     found = [row for row in document["results"] if row["engine"] == "onnxruntime"]
-    assert len(found) == 1 and "half precision" in found[0]["warnings"][0]
+    assert len(found) == 1 and "through a projection" in found[0]["warnings"][0]
 
 
 def test_fine_tuning_a_random_backbone_with_onnx_runtime_needs_a_method(fake_start):

@@ -1,10 +1,13 @@
 """Small passes on graphs written as ONNX text."""
 
+import numpy as np
 import onnx
 import pytest
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.half import halved, is_half, store_in_half, widen
 from edgepeft.graph.names import adapted, override, weight, without_prefix
+from edgepeft.graph.protos import copied
 from edgepeft.graph.prune import prune
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.strip import strip
@@ -39,6 +42,23 @@ def test_prune_refuses_a_circle():
     model = parsed("g (float[2] x) => (float[2] y) { a = Add(x, b) b = Neg(a) y = Neg(b) }")
     with pytest.raises(BundleError, match="read its own output"):
         prune(model.graph)
+
+
+def test_what_is_stored_in_half_precision_is_widened_to_the_graph_that_it_was():
+    model = parsed(
+        "g (float[200] x) => (float[200] y) "
+        "{ s = Constant <value_ints = [200]> () flat = Reshape (m, s) a = Add (x, flat) y = Add (a, bias) }"
+    )
+    source = np.random.default_rng(0)
+    for name, shape in {"bias": (200,), "m": (2, 100)}.items():
+        values = source.normal(size=shape).astype(np.float16).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    before = copied(model)
+    assert halved(model.graph) == {"m"}  # a vector is not worth a Cast
+    store_in_half(model.graph)
+    assert is_half(model.graph) and not halved(model.graph)
+    widen(model.graph)
+    assert model == before
 
 
 def test_rename_reaches_inputs_outputs_initializers_and_subgraphs():

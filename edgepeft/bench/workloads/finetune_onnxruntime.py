@@ -19,6 +19,7 @@ def prepare(job: Job) -> Prepared:
     """Build the task's training graph and open it on the bundle's weights, with an optimiser for what is trained."""
     from pathlib import Path
 
+    from edgepeft.graph.half import widen
     from edgepeft.graph.training import training_facts
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tuning.adamw import AdamW
@@ -28,6 +29,7 @@ def prepare(job: Job) -> Prepared:
 
     bundle = Bundle(Path(job.bundle))
     delta = bundle.delta_graph(job.task or "")
+    widen(delta.graph)
     facts = training_facts(delta)
     deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)
     graph, _ = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=False)

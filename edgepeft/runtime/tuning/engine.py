@@ -64,6 +64,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._optimizer, self._options = optimizer, options
         self._weights = subject.data.row_weights(balanced=options.balanced)
         self.trained = subject.tensors()
+        self._stored: Arrays | None = None
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
         """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
@@ -85,6 +86,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW."""
+        self._stored = None
         drawn = [
             masks(index, probability if self._options.dropout else 0.0, (len(chosen), width))
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
@@ -118,7 +120,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         return self._step(self.trained, {**inputs, **states}, targets, masks, shares)
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, outputs], as deployed: packed, and from the hidden states on where they are kept."""
+        """[rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
@@ -126,7 +128,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         logits = np.empty((len(chosen), self._subject.n_outputs), np.float32)
         for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
             states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
-            logits[place] = run_session(session, LOGITS, {**self.trained, **inputs, **states})
+            logits[place] = run_session(session, LOGITS, {**self.stored, **inputs, **states})
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
@@ -136,9 +138,18 @@ class OnnxRuntimeEngine(TrainingEngine):
             states[place] = run_session(self._bare, self._subject.pooling.site, inputs)
         return states
 
+    @property
+    def stored(self) -> Arrays:
+        """What is trained as the task's file has it: steps are float32's, scores are of what half precision keeps."""
+        if not self._subject.half:
+            return self.trained
+        if self._stored is None:
+            self._stored = self._subject.as_stored(self.trained)
+        return self._stored
+
     def tensors(self) -> Arrays:
-        """Copies by name."""
-        return {name: tensor.copy() for name, tensor in self.trained.items()}
+        """Copies by name, of what is stored."""
+        return {name: tensor.copy() for name, tensor in self.stored.items()}
 
     def state(self) -> Arrays:
         """``delta:``, ``first:`` and ``second:<tensor>`` (AdamW's moments), and ``steps``."""
@@ -148,6 +159,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def load_state(self, state: Arrays) -> None:
         """Put tensors and AdamW where they were."""
+        self._stored = None
         parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
         for key, values in state.items():
             part, _, name = key.partition(":")
@@ -157,7 +169,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Take the best tensors; let sessions and states go, to make room for what comes after."""
-        self.trained = dict(tensors)
+        self.trained, self._stored = dict(tensors), None
         self._hidden.clear()
         self._split = None
         for name in ("_step", "_above", "_whole", "_bare"):

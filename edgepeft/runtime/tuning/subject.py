@@ -22,6 +22,7 @@ from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import DataError, UsageError
 from edgepeft.graph.generated import RECIPE
+from edgepeft.graph.half import halved, rounded, store_in_half, widen
 from edgepeft.graph.protos import properties, replace
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
@@ -41,7 +42,10 @@ _RATE = 1e-3  # of a method that this version does not know
 
 @dataclass(frozen=True)
 class TuningSubject:
-    """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on."""
+    """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on.
+
+    ``half`` are the tensors that the task's file holds in half precision; here they are float32.
+    """
 
     task: str
     delta: onnx.ModelProto
@@ -51,6 +55,7 @@ class TuningSubject:
     max_length: int
     prompt_length: int
     template: str | None = None
+    half: frozenset[str] = frozenset()
 
     @property
     def method(self) -> str:
@@ -86,6 +91,14 @@ class TuningSubject:
         """The trained tensors as the delta graph has them, to be written to."""
         return self.facts.tensors(self.delta)
 
+    def as_stored(self, tensors: Arrays) -> Arrays:
+        """The values that the task's file will have of these tensors.
+
+        Raises:
+            UsageError: one is beyond what half precision holds.
+        """
+        return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
+
     def with_tensors(self, tensors: Arrays, metrics: dict[str, object], training: dict[str, object]) -> onnx.ModelProto:
         """The delta graph with these values and this account of how they came about."""
         model = onnx.ModelProto()
@@ -98,6 +111,8 @@ class TuningSubject:
         for entry in model.metadata_props:
             if entry.key == "edgepeft.card":
                 entry.value = json.dumps({**json.loads(entry.value), **update})
+        if self.half:
+            store_in_half(model.graph)
         return model
 
 
@@ -163,12 +178,6 @@ def _obstacles(bundle: Bundle, task: str, delta: onnx.ModelProto) -> Iterator[tu
     found = properties(delta)
     if bundle.manifest.backbone.weights_dtype != "fp32":
         yield "the backbone has 8-bit weights", _eight_bits(bundle)
-    if bundle.entry(task).weights_dtype != "fp32":
-        yield (
-            "it is stored in half precision",
-            f"task {task} is stored in half precision, which would swallow small steps. On a workstation: edgepeft add "
-            "--force, with the delta's folder and without --delta-weights fp16.",
-        )
     if RECIPE in found:
         method = found.get("edgepeft.method", "its method")
         why = f"{method} trains one vector through a projection of every tensor, which is larger than the backbone"
@@ -187,7 +196,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
 
     Raises:
         UnknownName: no such task.
-        UsageError: it is not stored in float32, or its method's gradients are not to be had.
+        UsageError: its gradients are not to be had.
         DataError: the rows do not fit it.
     """
     entry, delta = bundle.entry(task), bundle.delta_graph(task)
@@ -199,6 +208,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
     check = bundle.current(task, CHECK)
     expect_hash(check, entry.check_sha256)
+    widen(delta.graph)
     return TuningSubject(
         task=task,
         delta=delta,
@@ -207,6 +217,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
         data=data,
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,
+        half=halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
     )
 
 

@@ -178,16 +178,20 @@ def test_a_variant_of_a_device_has_less_and_a_reserve_takes_from_it(heavy):
     assert predicted(heavy, "--task", "lora", "--reserve", "300MB")["allowed_bytes"] == whole - 300_000_000
 
 
-def test_a_template_and_a_task_that_cannot_be_tuned(bundle, trainable):
+def test_a_template_and_a_task_that_cannot_be_tuned(bundle, trainable, tmp_path):
     assert predicted(bundle, "--template", "lora")["finetune"]["fits"]
     assert predicted(bundle, "--task", "score")["finetune"]["fits"]  # a regression
     add_deltas(bundle, [trainable.parent / "mood"], texts=TEXTS, replace=True, delta_weights="fp16")
-    found = predicted(bundle, "--task", "mood")
-    assert found["finetune"] is None and "half precision" in found["untunable"]
-    shown = edgepeft("fit", bundle, "--task", "mood", "--profile", "rpi4")
-    assert shown.returncode == 0 and "half precision" in shown.stderr and "largest batch" in shown.stdout
-    asked = edgepeft("fit", bundle, "--task", "mood", "--profile", "rpi4", "--workload", "finetune")
-    assert asked.returncode == 2 and "half precision" in asked.stderr
+    assert predicted(bundle, "--task", "mood")["finetune"]["fits"]
+    said = random_delta(open_backbone(str(bundle)), "intrinsic-said", "said", settings={"dimension": 90})
+    add_deltas(bundle, [saved(said, tmp_path / "said")], texts=TEXTS)
+    found = predicted(bundle, "--task", "said")
+    assert found["finetune"] is None and "through a projection" in found["untunable"]
+    shown = edgepeft("fit", bundle, "--task", "said", "--profile", "rpi4")
+    assert shown.returncode == 0 and "through a projection" in " ".join(shown.stderr.split())
+    assert "largest batch" in shown.stdout
+    asked = edgepeft("fit", bundle, "--task", "said", "--profile", "rpi4", "--workload", "finetune")
+    assert asked.returncode == 2 and "through a projection" in asked.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from deltas import TEXTS
@@ -22,7 +23,8 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tasks import roll_back
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files
+from edgepeft.runtime.tuning.run import TuningRun
+from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
 
 from .conftest import known
@@ -54,28 +56,68 @@ def test_8_bit_weights_are_not_tuned_over_and_leave_nothing_behind(trainable, tm
     assert not any(tmp_path.iterdir())
 
 
-def test_half_precision_tasks_are_not_for_tuning(bundle, trainable, tmp_path):
-    done = edgepeft(
-        *("export", "--backbone", trainable.parent / "bert", "--delta", trainable.parent / "mood"),
-        *("--out", tmp_path / "out", "--trainable", "--delta-weights", "fp16"),
-    )
-    assert done.returncode == 2 and "Leave --delta-weights fp16 or --trainable out" in done.stderr
-    with pytest.raises(UsageError, match="Leave --delta-weights fp16 or --trainable out"):
-        add_deltas(bundle, [trainable.parent / "mood"], texts=TEXTS, replace=True, trainable=True, delta_weights="fp16")
+def in_half(bundle, delta):
+    """The task in half precision."""
+    add_deltas(bundle, [delta], texts=TEXTS, replace=True, trainable=True, delta_weights="fp16")
+    entry = Bundle(bundle).entry("mood")
+    assert entry.weights_dtype == "fp16"
+    return entry
 
 
-def test_a_half_precision_task_is_not_tuned_and_comes_back_after_a_replacement(bundle, trainable, moods):
-    mood = trainable.parent / "mood"
-    add_deltas(bundle, [mood], texts=TEXTS, replace=True, delta_weights="fp16")
-    with pytest.raises(UsageError, match=r"task mood is stored in half precision.*edgepeft add --force"):
-        quick(bundle, "mood", moods)
-    add_deltas(bundle, [mood], texts=TEXTS, replace=True, trainable=True)
-    quick(bundle, "mood", moods)
-    assert Bundle(bundle).entry("mood").weights_dtype == "fp32" and sound(bundle)
-    add_deltas(bundle, [mood], texts=TEXTS, replace=True, delta_weights="fp16")
+def values_of(bundle):
+    """What the task's graph stores, by initializer."""
+    stored = Bundle(bundle).delta_graph("mood").graph.initializer
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in stored}
+
+
+def test_a_half_precision_task_is_trained_in_float32_and_comes_back_in_half_precision(bundle, trainable, moods):
+    before, first = in_half(bundle, trainable.parent / "mood"), values_of(bundle)
+    result = quick(bundle, "mood", moods)
+    entry, after = Bundle(bundle).entry("mood"), values_of(bundle)
+    assert result.tuned.improved and result.tuned.test_score >= 0.8
+    assert entry.weights_dtype == "fp16" and sound(bundle)
+    kinds = {name: values.dtype for name, values in after.items()}
+    assert kinds == {name: values.dtype for name, values in first.items()} and np.float16 in kinds.values()
+    assert entry.n_bytes == pytest.approx(before.n_bytes, rel=0.2)  # the card grows
+    assert sum(not np.array_equal(values, after[name]) for name, values in first.items()) == len(first)
+    # What is said of it is said of what is stored: a parity that half precision's rounding would break.
+    assert entry.verification.max_abs_difference < 1e-4
+    for name, tensor in result.tuned.tensors.items():
+        stored = after.get(f"{name}:fp16", after.get(name))
+        np.testing.assert_array_equal(stored.astype(np.float32), tensor)
     roll_back(bundle, "mood")
-    roll_back(bundle, "mood")
-    assert Bundle(bundle).entry("mood").weights_dtype == "fp16" and sound(bundle)
+    assert Bundle(bundle).entry("mood").sha256 == before.sha256 and sound(bundle)
+
+
+def test_steps_that_half_precision_would_swallow_add_up(bundle, trainable, moods, tmp_path):
+    in_half(bundle, trainable.parent / "mood")
+    opened, options = Bundle(bundle), TuneOptions(steps=64, learning_rate=1e-6, head_learning_rate=1e-6, warmup=0.0)
+    run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
+    name = max(run.subject.half, key=lambda name: run.engine.trained[name].size)
+    start = run.engine.trained[name].copy()
+    run.course.update([0, 1, 2])
+    moved = run.engine.trained[name] - start
+    large = (np.abs(start) > 0.01) & (moved != 0)  # float16's steps there are 8e-6 and more: each is 1e-6
+    assert large.any() and np.array_equal(run.engine.tensors()[name][large], start[large])
+    before = run.course.score("eval").loss
+    for _ in range(63):
+        run.course.update([0, 1, 2])
+    found = run.engine.tensors()[name]
+    assert not np.array_equal(found[large], start[large])
+    np.testing.assert_array_equal(found, run.engine.trained[name].astype(np.float16).astype(np.float32))
+    after = run.course.score("eval").loss
+    run.engine.trained = {n: run.engine.tensors()[n] for n in run.engine.trained}
+    assert before != after == run.course.score("eval").loss  # of what is stored
+
+
+def test_a_value_beyond_half_precision_is_refused_by_name(bundle, trainable, moods, tmp_path):
+    in_half(bundle, trainable.parent / "mood")
+    opened, options = Bundle(bundle), TuneOptions(steps=1)
+    run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
+    name = next(iter(run.subject.half))
+    run.engine.trained[name][0, 0] = 7e4
+    with pytest.raises(UsageError, match=rf"{name} reaches 7e\+04; half precision ends at 65504"):
+        run.engine.tensors()
 
 
 def test_a_task_runs_over_8_bit_weights_and_is_not_tuned_there(bundle, eight, moods, tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from deltas import TEXTS
+from deltas import TEXTS, random_delta, saved
 from torch.nn import functional
 from typer.testing import CliRunner
 from verbs import edgepeft, process
@@ -345,10 +345,11 @@ def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_task_that_cannot_be_tuned_says_why_before_rows_are_looked_for(bundle, trainable, tmp_path):
-    add_deltas(bundle, [trainable.parent / "mood"], texts=TEXTS, replace=True, delta_weights="fp16")
+def test_a_task_that_cannot_be_tuned_says_why_before_rows_are_looked_for(bundle, tmp_path):
+    said = random_delta(open_backbone(str(bundle)), "intrinsic-said", "mood", settings={"dimension": 90})
+    add_deltas(bundle, [saved(said, tmp_path / "said")], texts=TEXTS, replace=True)
     (bundle / "model.safetensors").unlink()  # nor is this one read
-    with pytest.raises(UsageError, match="half precision"):
+    with pytest.raises(UsageError, match="through a projection"):
         quick(bundle, "mood", tmp_path / "nowhere.csv")
 
 
