@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,22 @@ class Checkpoint:
             f"{self.path} lacks {len(fewest)} of the tensors that its config.json asks for ({shown}, ...); "
             "weights and config do not belong together."
         )
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether any tensor is."""
+        return any(stored.dtype == "I8" for stored in self.tensors.values())
+
+    @property
+    def as_published(self) -> Checkpoint:
+        """An index in which a quantised tensor is float32, of the shape that it had; of no use to read values by."""
+        whole = {name: stored for name, stored in self.tensors.items() if stored.dtype == "F32"}
+        for name, stored in self.tensors.items():
+            original, quantised, form = name.partition(":int8")
+            if quantised:
+                shape = stored.shape[::-1] if form else stored.shape
+                whole[original] = replace(stored, name=original, dtype="F32", shape=shape)
+        return replace(self, tensors=whole)
 
     def has(self, canonical: str) -> bool:
         """Whether the base model's tensor of that name is stored, quantised or not."""

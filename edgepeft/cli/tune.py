@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,7 @@ __all__ = ["command"]
 _PrefixCache = Annotated[
     bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once.")
 ]
+_Backward = Annotated[Literal["int8", "fp32"], typer.Option(help="How gradients pass a backbone's 8-bit weights.")]
 
 
 def command(
@@ -63,6 +64,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Of a new head, the order, the dropout, the few shots.")] = 0,
     micro_batch: Annotated[int | None, typer.Option(help="Rows computed at once. Default: what memory allows.")] = None,
     prefix_cache: _PrefixCache = True,
+    backward: _Backward = "int8",
     profile: Annotated[str | None, typer.Option(help="A device whose memory the run must fit.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory the run must fit, such as 800MB or 1.5GiB.")] = None,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 20,
@@ -92,6 +94,7 @@ def command(
         balanced=balanced,
         dropout=dropout,
         prefix_cache=prefix_cache,
+        backward=backward,
         **room,
     )
     names = Columns(text_column, pair_column, label_column)

@@ -75,12 +75,10 @@ def export_bundle(
 
     Raises:
         UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or what is to be tuned has
-            no gradients of its own or stands over 8-bit weights.
+            no gradients of its own.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
-    if trainable or templates:
-        _require_float32(weights)
     data = None if data is None else Path(data)
     texts = check_texts(data, columns) if texts is None else texts
     methods = [method_of(template) for template in templates]
@@ -116,15 +114,12 @@ def add_deltas(
     checkpoint, which a bundle of 8-bit weights does not hold.
 
     Raises:
-        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another one;
-            or what is to be trained stands over 8-bit weights.
+        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another.
         BundleError, VerificationFailed: as ``export_bundle``.
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
     texts = check_texts(data, columns) if texts is None else texts
-    if trainable:
-        _require_float32(bundle.manifest.backbone.weights_dtype)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
     tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data, columns).prepare(deltas, stage)
@@ -134,15 +129,6 @@ def add_deltas(
 def _names(deltas: Sequence[Path]) -> list[str]:
     """What the tasks will be called."""
     return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
-
-
-def _require_float32(weights: WeightsDtype) -> None:
-    """See that gradients find the values that they read."""
-    if weights != "fp32":
-        raise UsageError(
-            "--trainable and --template need the backbone's float32 weights, which a bundle of 8-bit weights does not "
-            "hold. Leave them out here, and export a second bundle with --weights fp32 to tune in."
-        )
 
 
 def _original(bundle: Bundle, given: Backbone | None) -> Backbone:

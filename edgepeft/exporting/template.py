@@ -6,6 +6,8 @@ import itertools
 import json
 from collections.abc import Sequence
 
+import onnx
+import onnxruntime as ort
 import torch
 from torch import nn
 
@@ -15,11 +17,13 @@ from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import UsageError
 from edgepeft.exporting.check import check_content
 from edgepeft.exporting.delta import export_delta
+from edgepeft.graph.splice import splice
 from edgepeft.graph.template import OPEN
 from edgepeft.methods.base import Method
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.runtime.manifest import TemplateEntry
+from edgepeft.runtime.session import open_session
 from edgepeft.runtime.tasks import prepare_task
 from edgepeft.task_name import named_after
 from edgepeft.training.options import MAX_LENGTH
@@ -44,7 +48,9 @@ def write_template(
     graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
     check = check_content(delta, backbone, model, texts)
     where = bundle.folder / TEMPLATES_FOLDER / name
-    prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where)
+    # An untrained head decides nothing that 8-bit weights could be held to: that the graph is right shows over float32.
+    exact = None if bundle.manifest.backbone.weights_dtype == "fp32" else _over_float32(backbone, graph)
+    prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, exact=exact)
     for suffix, content in prepared.content.items():
         write_atomically(where.with_name(f"{name}{suffix}"), content)
     entry = TemplateEntry.model_validate(prepared.entry.model_dump())
@@ -52,6 +58,13 @@ def write_template(
     bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})
     bundle.manifest.write(bundle.folder)
     return entry
+
+
+def _over_float32(backbone: Backbone, delta: onnx.ModelProto) -> ort.InferenceSession:
+    family, architecture, file = backbone.family, backbone.architecture, backbone.weights.resolve()
+    checkpoint = family.open_checkpoint(architecture, file)
+    whole = family.build_graph(architecture, checkpoint)
+    return open_session(splice(whole, delta, family.bindings(architecture), checkpoint), file.parent)
 
 
 def refuse_generated(delta: Delta, option: str) -> None:

@@ -10,7 +10,7 @@ from edgepeft.graph.protos import ancestors, followed, reads, writers
 
 __all__ = ["frozen_states", "live_values", "lowest_states"]
 
-_PRODUCTS = {"Gemm", "MatMul"}
+_PRODUCTS = {"Gemm", "MatMul", "MatMulInteger"}
 _SAME = {"Identity", "Reshape"}
 _SHAPES = {"Shape", "Size"}  # what they give does not depend on the values that they read
 

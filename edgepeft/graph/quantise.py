@@ -18,7 +18,7 @@ The weights file holds ``Quantised`` tensors for these, and every other tensor a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -40,7 +40,7 @@ from edgepeft.graph.predicates import (
 )
 from edgepeft.graph.protos import copied, replace, writers
 
-__all__ = ["dequantised", "quantise", "quantised_tensors", "restore"]
+__all__ = ["IntegerProduct", "dequantised", "integer_products", "quantise", "quantised_tensors", "restore"]
 
 _LARGEST = 127  # symmetric: -128 is not used
 # Words have more rows than this; positions and token types, well under one per cent of the weights, stay as they are.
@@ -122,6 +122,25 @@ def restore(graph: onnx.GraphProto, tensors: Iterable[str]) -> None:
         elif reader.op_type == "MatMulInteger" and reader.input[1] in originals:
             inputs = [writer[reader.input[0]].input[0], originals[reader.input[1]]]
             node.CopyFrom(_NODE("Gemm", inputs, node.output, name=node.name, transB=1))
+
+
+class IntegerProduct(NamedTuple):
+    """A product in integers: ``y`` (T, out) of ``x`` (T, in), both float32; ``matrix`` and ``scale`` as stored."""
+
+    x: str
+    matrix: str
+    scale: str
+    y: str
+
+
+def integer_products(graph: onnx.GraphProto) -> Iterator[IntegerProduct]:
+    """Each that ``quantise`` has written, in the order of their results."""
+    writer = writers(graph)
+    for node in graph.node:
+        reader = _reader_of_integers(node, writer)
+        if reader is not None and reader.op_type == "MatMulInteger":
+            scale = writer[writer[node.input[0]].input[1]].input[1]
+            yield IntegerProduct(writer[reader.input[0]].input[0], reader.input[1], scale, node.output[0])
 
 
 def dequantised(tensor: str, checkpoint: Checkpoint) -> Iterator[onnx.NodeProto]:

@@ -109,7 +109,7 @@ def bundle_fit(
     subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
     tuning = None
     if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
-        demand, _, _ = demand_of(bundle, subject, length, prefix_cache=True)
+        demand, _, _ = demand_of(bundle, subject, length, TuneOptions())
         most, peak = demand.most_rows(allowed, 0, _MOST_TUNED), demand.n_bytes(batch_size, 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
     return Fit(task, batch_size, length, allowed, _disk(bundle), inference, tuning, why)

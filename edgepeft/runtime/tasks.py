@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnxruntime as ort
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.errors import BundleError, UsageError
@@ -71,8 +72,11 @@ def prepare_task(
     *,
     data: DataCheck | None = None,
     reference: CheckReference = "pytorch",
+    exact: ort.InferenceSession | None = None,
 ) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
+
+    ``exact`` is the task over float32 weights, to be compared in place of what the bundle gives with its own.
 
     Raises:
         BundleError: damaged, of another version or of another backbone.
@@ -83,10 +87,10 @@ def prepare_task(
     name = check_task_name(facts.get("edgepeft.task", ""))
     sites = bundle.manifest.backbone.sites
     model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
-    session = open_session(model, bundle.folder)
+    session = exact or open_session(model, bundle.folder)
     inputs, expected = read_check(check, f"the check file of {where}")
     dtype = "fp16" if is_half(delta.graph) else "fp32"
-    allowed = allowed_for(bundle.manifest.backbone.weights_dtype, dtype)
+    allowed = allowed_for("fp32" if exact else bundle.manifest.backbone.weights_dtype, dtype)
     run = partial(run_session, session, LOGITS)
     result = replay(run, inputs, expected, allowed)
     result = result.model_copy(update={"reference": reference})

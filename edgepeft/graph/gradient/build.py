@@ -1,5 +1,7 @@
 """The way back: from a loss to the gradients of what it depends on, by one rule for each operator.
 
+A product in integers counts as one operator, ``INTEGER_PRODUCT``: its roundings have no gradient of their own.
+
 Visited is only what lies between the lowest of these tensors and the loss.  A path without a rule would be a gradient
 that is wrong in silence, so each one is refused by name.
 """
@@ -9,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from edgepeft.errors import BundleError
-from edgepeft.graph.gradient.rule import Rule, Visit, rules
+from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Backward, Rule, Visit, rules
 from edgepeft.graph.gradient.tape import Tape
-from edgepeft.graph.protos import reads
+from edgepeft.graph.protos import ancestors, reads, writers
+from edgepeft.graph.quantise import integer_products
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["differentiate"]
@@ -23,20 +26,26 @@ _FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16}
 
 
 def differentiate(
-    graph: onnx.GraphProto, loss: str, tensors: Sequence[str], samples: Sequence[Mapping[str, Spec]]
+    graph: onnx.GraphProto,
+    loss: str,
+    tensors: Sequence[str],
+    samples: Sequence[Mapping[str, Spec]],
+    backward: Backward = "int8",
 ) -> dict[str, str]:
     """Append what computes the gradient of the scalar ``loss`` by each of ``tensors``; tensor -> its gradient's value.
 
     The nodes stand in an order that can be run, and ``samples`` hold the spec of every value in some batches.
+    ``backward`` is the arithmetic of the way back through products in integers.
 
     Raises:
         BundleError: an operator on the way has no rule, or not for how it is used; or the loss does not depend on a
             tensor.
     """
     tape, known = Tape(graph, samples), rules()
-    live = _live(graph, tensors, samples[0])
+    nodes = _operators(graph, backward)
+    live = _live(nodes, tensors, samples[0])
     arrived: dict[str, list[str]] = {loss: [tape.number(1, loss)]}
-    for node in reversed(list(graph.node)):
+    for node in reversed(nodes):
         if arrived.keys().isdisjoint(node.output):
             continue
         wanted = frozenset(i for i, name in enumerate(node.input) if name in live)
@@ -76,10 +85,19 @@ def _sum(tape: Tape, gradients: Iterable[str]) -> str:
     return first
 
 
-def _live(graph: onnx.GraphProto, tensors: Iterable[str], specs: Mapping[str, Spec]) -> set[str]:
+def _operators(graph: onnx.GraphProto, backward: Backward) -> list[onnx.NodeProto]:
+    """The nodes, with one in place of all that make up a product in integers."""
+    writer, inner, whole = writers(graph), set[str](), dict[str, onnx.NodeProto]()
+    for x, matrix, scale, y in integer_products(graph):
+        inner.update(name for node in ancestors([y], writer, {x}) for name in node.output)
+        whole[y] = helper.make_node(INTEGER_PRODUCT, [x, matrix, scale], [y], name=y, backward=backward)
+    return [whole.get(node.output[0], node) for node in graph.node if not inner.intersection(node.output) - set(whole)]
+
+
+def _live(nodes: Iterable[onnx.NodeProto], tensors: Iterable[str], specs: Mapping[str, Spec]) -> set[str]:
     """The numbers that depend on the tensors; what is counted or compared has no gradient."""
     live = set(tensors)
-    for node in graph.node:
+    for node in nodes:
         if not live.isdisjoint(reads(node)):
             live.update(name for name in node.output if name and specs[name].kind in _FLOATS)
     return live

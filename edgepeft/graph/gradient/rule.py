@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx
 
@@ -13,7 +13,10 @@ from edgepeft.graph.gradient.tape import Extent, Tape
 from edgepeft.graph.protos import attributes
 from edgepeft.registry import modules_of
 
-__all__ = ["Gradients", "Rule", "Visit", "rules"]
+__all__ = ["INTEGER_PRODUCT", "Backward", "Gradients", "Rule", "Visit", "rules"]
+
+INTEGER_PRODUCT = "IntegerProduct"  # of x, an int8 matrix and its scales: see ``edgepeft.graph.quantise``
+Backward = Literal["fp32", "int8"]
 
 Gradients: TypeAlias = Iterator[tuple[int, str]]  # (which input of the node, the value that is its gradient)
 

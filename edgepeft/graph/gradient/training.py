@@ -18,6 +18,7 @@ from edgepeft.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.gradient.build import differentiate
 from edgepeft.graph.gradient.losses import add_loss
+from edgepeft.graph.gradient.rule import Backward
 from edgepeft.graph.names import LOSS, dropout, gradient
 from edgepeft.graph.predicates import all_used, standard, well_formed
 from edgepeft.graph.protos import copied, followed, writers
@@ -46,15 +47,20 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
 
 @Contract(requires=[well_formed], ensures=[well_formed, all_used, standard])
 def with_gradients(
-    forward: onnx.ModelProto, facts: TrainingFacts, samples: Sequence[Mapping[str, Spec]]
+    forward: onnx.ModelProto,
+    facts: TrainingFacts,
+    samples: Sequence[Mapping[str, Spec]],
+    backward: Backward = "int8",
 ) -> onnx.ModelProto:
     """What ``with_loss`` gives, whole or cut, and the gradients; ``samples`` hold the spec of each of its values.
+
+    ``backward`` is the arithmetic of the way back through products in integers.
 
     Raises:
         BundleError: there is no gradient of an operator, or none reaches a tensor.
     """
     model = copied(forward)
-    found = differentiate(model.graph, LOSS, facts.trained, samples)
+    found = differentiate(model.graph, LOSS, facts.trained, samples, backward)
     for name, value in found.items():
         output = gradient(name)
         model.graph.node.append(helper.make_node("Identity", [value], [output], name=output))

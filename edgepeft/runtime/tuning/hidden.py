@@ -23,6 +23,7 @@ from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
+from edgepeft.graph.gradient.rule import Backward
 from edgepeft.graph.gradient.samples import measured
 from edgepeft.graph.gradient.training import with_gradients, with_loss
 from edgepeft.graph.names import LOGITS
@@ -65,7 +66,12 @@ class SplitGraphs:
 
 
 def training_graph(
-    deployed: onnx.ModelProto, facts: TrainingFacts, checkpoint: Checkpoint, *, prefix_cache: bool
+    deployed: onnx.ModelProto,
+    facts: TrainingFacts,
+    checkpoint: Checkpoint,
+    *,
+    prefix_cache: bool,
+    backward: Backward = "int8",
 ) -> tuple[onnx.ModelProto, SplitGraphs | None]:
     """What steps run, and where it and the deployed graph, whose trained tensors are inputs, are cut.
 
@@ -84,12 +90,12 @@ def training_graph(
     live = live_values(deployed.graph, facts.trained)
     lowest = lowest_states(deployed.graph, live, frozen_states(deployed.graph, live, checkpoint.tensors))
     if not (prefix_cache and lowest):
-        return with_gradients(forward, facts, samples), None
+        return with_gradients(forward, facts, samples, backward), None
     rows = [sample[LOGITS].shape[0] for sample in samples]
     shapes = {name: [sample[name].shape for sample in samples] for name in lowest}
     states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
     axes = {state.name: state.axes for state in states}
-    training = with_gradients(above(forward, axes), facts, samples)
+    training = with_gradients(above(forward, axes), facts, samples, backward)
     return training, SplitGraphs(states, below(deployed, *lowest), above(deployed, axes))
 
 

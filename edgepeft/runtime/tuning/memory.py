@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose"}
+_PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose", "Cast"}
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
 _ARENA = 1.1
@@ -215,7 +215,7 @@ def lay_out(
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
     longest = max(rows["train"].lengths)
-    demand, training, split = demand_of(bundle, subject, longest, prefix_cache=options.prefix_cache)
+    demand, training, split = demand_of(bundle, subject, longest, options)
     if options.prefix_cache and split is None:
         notes.append(
             f"{subject.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
@@ -237,7 +237,7 @@ def lay_out(
 
 
 def demand_of(
-    bundle: Bundle, subject: TuningSubject, longest: int, *, prefix_cache: bool
+    bundle: Bundle, subject: TuningSubject, longest: int, options: TuneOptions
 ) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
     """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
 
@@ -247,7 +247,9 @@ def demand_of(
     checkpoint = bundle.checkpoint
     whole = deployed_graph(subject.delta, subject.facts, bundle.family, bundle.architecture, checkpoint)
     try:
-        training, split = training_graph(whole, subject.facts, checkpoint, prefix_cache=prefix_cache)
+        training, split = training_graph(
+            whole, subject.facts, checkpoint, prefix_cache=options.prefix_cache, backward=options.backward
+        )
     except BundleError as error:
         raise BundleError(f"task {subject.task}, of {subject.method}, cannot be tuned: {error}") from error
     demand = Demand(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_args
 
 from edgepeft.data.course.options import CourseOptions
 from edgepeft.errors import UsageError
+from edgepeft.graph.gradient.rule import Backward
 
 __all__ = ["TuneOptions"]
 
@@ -17,8 +18,9 @@ class TuneOptions(CourseOptions):
     """A course's numbers; None means what the task or the metric says.
 
     ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
-    weigh alike.  ``prefix_cache`` and ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a
-    step is computed, and its result in the last digits only.
+    weigh alike.  ``backward`` is how gradients pass a backbone of 8-bit weights, in int8 or fp32.  ``prefix_cache`` and
+    ``micro_batch`` (None: what fits ``memory`` and the ``profile``'s) change how a step is computed, and its result in
+    the last digits only.
     """
 
     weight_decay: float = 0.0
@@ -28,12 +30,15 @@ class TuneOptions(CourseOptions):
     save_every: int = 20
     prefix_cache: bool = True
     micro_batch: int | None = None
+    backward: Backward = "int8"
     profile: str | None = None
     memory: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_at_least({"micro_batch": 1})
+        if self.backward not in get_args(Backward):
+            raise UsageError(f"--backward {self.backward!r}: it is {' or '.join(get_args(Backward))}.")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
             raise UsageError(f"--weight-decay must be a number of at least 0; found {self.weight_decay}.")
 

@@ -24,6 +24,7 @@ from edgepeft.errors import DataError, UsageError
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
 from edgepeft.graph.protos import properties, replace
+from edgepeft.graph.quantise import quantise
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
@@ -123,8 +124,10 @@ def deployed_graph(
 
     The backbone is built anew: a bundle may be older than the names that gradients go by.
     """
-    backbone, sites = family.build_graph(architecture, checkpoint), family.bindings(architecture)
-    model = splice(backbone, delta, sites, checkpoint)
+    backbone = family.build_graph(architecture, checkpoint.as_published)
+    if checkpoint.is_quantised:
+        quantise(backbone, checkpoint)
+    model = splice(backbone, delta, family.bindings(architecture), checkpoint)
     own = {f"delta/{name}": name for name in facts.trained}
     rename_values(model.graph, lambda name: own.get(name, name))
     trained = [tensor for tensor in model.graph.initializer if tensor.name in own.values()]
@@ -176,19 +179,10 @@ def untunable(bundle: Bundle, task: str) -> str:
 def _obstacles(bundle: Bundle, task: str, delta: onnx.ModelProto) -> Iterator[tuple[str, str]]:
     """What keeps the task from being tuned: each in a few words, and as an error says it, with what to do."""
     found = properties(delta)
-    if bundle.manifest.backbone.weights_dtype != "fp32":
-        yield "the backbone has 8-bit weights", _eight_bits(bundle)
     if RECIPE in found:
         method = found.get("edgepeft.method", "its method")
         why = f"{method} trains one vector through a projection of every tensor, which is larger than the backbone"
         yield why, f"task {task} cannot be tuned on a board: {why}. On a workstation: edgepeft train."
-
-
-def _eight_bits(bundle: Bundle) -> str:
-    return (
-        f"{bundle.folder} holds its backbone in 8 bits; gradients need the float32 weights. Tune in a bundle that "
-        "was exported with --weights fp32, then copy the task here: edgepeft add."
-    )
 
 
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
@@ -233,8 +227,6 @@ def from_template(
     """
     check_new_name(task, bundle.manifest.tasks)
     entry = bundle.manifest.template(template)
-    if bundle.manifest.backbone.weights_dtype != "fp32":
-        raise UsageError(_eight_bits(bundle))
     if new and task in bundle.manifest.tasks:
         raise UsageError(
             f"the bundle has a task {task!r} already; without --template it is tuned further, or take another name."

@@ -17,9 +17,10 @@ from onnx.reference.op_run import OpRun
 from edgepeft.errors import BundleError
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.build import differentiate
-from edgepeft.graph.gradient.rule import rules
+from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, rules
 from edgepeft.graph.shapes import sized
 
+OPERATORS = set(rules()) - {INTEGER_PRODUCT}  # that one has a file of its own
 STEP = 1e-6
 NEAR = 1e-7  # of a derivative of about 1: rounding, 2**-53 / STEP, and what a step of that length bends, STEP**2
 
@@ -202,10 +203,10 @@ def test_a_rule_gives_what_finite_differences_give(op: str, inputs: tuple[Any, .
 
 
 def test_every_rule_is_among_them():
-    assert {case.values[0] for case in CASES} == set(rules())
+    assert {case.values[0] for case in CASES} == OPERATORS
 
 
-@pytest.mark.parametrize("op", sorted(rules()))
+@pytest.mark.parametrize("op", sorted(OPERATORS))
 def test_a_rule_that_is_wrong_is_found(op: str, monkeypatch: pytest.MonkeyPatch):
     """1.001 times what it should be: of one of its cases at least."""
     right = rules()

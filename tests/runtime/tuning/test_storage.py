@@ -24,7 +24,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tasks import roll_back
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
-from edgepeft.runtime.tuning.subject import Files, from_task
+from edgepeft.runtime.tuning.subject import Files, from_task, from_template
 from edgepeft.runtime.tuning.tune import tune
 
 from .conftest import known
@@ -41,19 +41,12 @@ def sound(bundle):
 
 @pytest.fixture(scope="session")
 def eight(trainable, tmp_path_factory):
-    """The same two tasks over 8-bit weights; not to be written to."""
+    """A task, and a template, over 8-bit weights; not to be written to."""
     folder = tmp_path_factory.mktemp("eight") / "bundle"
-    backbone = open_backbone(str(trainable.parent / "bert"))
-    export_bundle(backbone, [trainable.parent / "score"], folder, texts=TEXTS, weights="int8")
+    backbone, lora = open_backbone(str(trainable.parent / "bert")), method_named("lora").from_settings({})
+    options = {"texts": TEXTS, "trainable": True, "templates": [lora], "weights": "int8"}
+    export_bundle(backbone, [trainable.parent / "score"], folder, **options)
     return folder
-
-
-@pytest.mark.parametrize("more", [{"trainable": True}, {"templates": [method_named("lora").from_settings({})]}])
-def test_8_bit_weights_are_not_tuned_over_and_leave_nothing_behind(trainable, tmp_path, more):
-    backbone = open_backbone(str(trainable.parent / "bert"))
-    with pytest.raises(UsageError, match=r"--trainable and --template need .* float32 .*--weights fp32"):
-        export_bundle(backbone, [trainable.parent / "mood"], tmp_path / "out", texts=TEXTS, weights="int8", **more)
-    assert not any(tmp_path.iterdir())
 
 
 def in_half(bundle, delta):
@@ -120,14 +113,34 @@ def test_a_value_beyond_half_precision_is_refused_by_name(bundle, trainable, moo
         run.engine.tensors()
 
 
-def test_a_task_runs_over_8_bit_weights_and_is_not_tuned_there(bundle, eight, moods, tmp_path):
+@pytest.mark.parametrize("backward", ["int8", "fp32"])
+def test_tasks_are_tuned_over_8_bit_weights(bundle, eight, moods, tmp_path, backward):
+    """One that came as it was exported, and one from a template; what answers is what was scored."""
     other = shutil.copytree(eight, tmp_path / "other")
-    assert edgepeft("add", other, bundle / "tasks" / "score.onnx", "--force").returncode == 0
+    assert edgepeft("add", other, bundle / "tasks" / "mood.onnx").returncode == 0
+    for task, more in (("mood", ()), ("mine", ("--template", "lora"))):
+        rates = ("--lr", "1e-2", "--head-lr", "5e-2", "--steps", "40", "--backward", backward, *more)
+        done = edgepeft("tune", other, "--task", task, "--data", moods, *rates, "--json")
+        assert done.returncode == 0, done.stderr
+        said = json.loads(done.stdout)
+        losses = [entry["loss"] for entry in said["history"]]
+        assert said["replaced"] and min(losses) < 0.8 * losses[0] and said["metrics"]["test"] >= 0.8
+        assert said["training"]["backward"] == backward
     assert sound(other)
-    done = edgepeft("tune", other, "--task", "score", "--data", moods)
-    assert done.returncode == 2 and "holds its backbone in 8 bits" in done.stderr
-    done = edgepeft("add", other, bundle / "tasks" / "score.onnx", "--trainable", "--force")
-    assert done.returncode == 2 and "Leave --trainable out" in done.stderr
+
+
+@pytest.mark.parametrize("backward", ["int8", "fp32"])
+def test_gradients_pass_8_bit_weights_as_was_asked(eight, moods, tmp_path, backward):
+    opened, options = Bundle(eight), TuneOptions(steps=1, backward=backward)
+    subject = from_template(opened, "mine", "lora", Files(moods), options)
+    graph = TuningRun(opened, subject, options, tmp_path / "work", threads=1).layout.training.graph
+    back = {node.op_type for node in graph.node if node.name.startswith("back/")}
+    assert ("MatMulInteger" in back) == (backward == "int8")
+
+
+def test_an_unknown_way_back_is_refused():
+    with pytest.raises(UsageError, match="--backward 'int4': it is fp32 or int8"):
+        TuneOptions(backward="int4")
 
 
 @pytest.mark.parametrize("method", ["prompt-t", "prompt-r"])
