@@ -100,24 +100,15 @@ class OnnxRuntimeEngine(TrainingEngine):
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
         self.prepare()
-        weights, size = self._weights[list(chosen)], self._micro_batch
+        weights = self._weights[list(chosen)]
         shares = (weights / weights.sum()).astype(np.float32)
-        loss, logits, gradients = 0.0, [], dict[str, NDArray[np.float32]]()
-        for start in range(0, len(chosen), size):
-            part = slice(start, start + size)
-            result = self._micro(chosen[part], [mask[part] for mask in masks], shares[part])
-            loss += result.loss
-            logits.append(result.logits)
-            for name, gradient in result.gradients.items():
-                gradients[name] = np.add(gradients[name], gradient, out=gradient) if name in gradients else gradient
-        return StepResult(loss, np.concatenate(logits), gradients)
-
-    def _micro(
-        self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], shares: NDArray[np.float32]
-    ) -> StepResult:
         inputs, targets = self._rows["train"].batch(chosen)
-        states = self._hidden["train"].packed(chosen) if self._hidden else {}
-        return self._step(self.trained, {**inputs, **states}, targets, masks, shares)
+
+        def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+            return self._hidden["train"].packed([chosen[i] for i in part]) if self._hidden else {}
+
+        cut: dict[str, Any] = {"most_rows": self._micro_batch, "states": states}
+        return self._step(self.trained, inputs, targets, masks, shares, **cut)
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""

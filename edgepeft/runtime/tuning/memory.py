@@ -29,6 +29,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.runtime.tuning.hidden import SplitGraphs, training_graph
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.step import rows_at_once
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 
 __all__ = [
@@ -117,7 +118,8 @@ class Demand:
         self._alive: dict[int, int] = {}
 
     def n_bytes(self, rows: int, states: int) -> int:
-        """The peak, where ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
+        """The peak, where up to ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
+        rows = min(rows, rows_at_once(self._longest))
         if rows not in self._alive:
             specs = specs_of(self._training, (self._longest,) * rows)
             fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)

@@ -20,7 +20,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tuning import hidden
+from edgepeft.runtime.tuning import hidden, step
 from edgepeft.runtime.tuning.hidden import HiddenStates
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
@@ -74,8 +74,8 @@ def run_of(bundle, task, data, work, **more):
 def losses_of(run, steps=6):
     course = run.course
     losses, order = [], list(range(len(course.rows["train"].targets)))
-    for step in range(steps):
-        course.update(order[8 * step % 40 :][:8])
+    for number in range(steps):
+        course.update(order[8 * number % 40 :][:8])
         losses.append(course.loss)
     return losses
 
@@ -160,15 +160,22 @@ def test_a_full_disk_is_told_before_anything_is_mapped(source, moods, tmp_path, 
         HiddenStates(run.layout.split.states, run.course.rows["train"], tmp_path)
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
-def test_micro_batches_give_the_gradients_of_the_whole_batch(source, moods, tmp_path, size):
+@pytest.mark.parametrize(("size", "tokens"), [(1, 1024), (3, 1024), (7, 1024), (None, 20), (2, 40)])
+def test_parts_of_a_step_give_the_gradients_of_the_whole_batch(source, moods, tmp_path, monkeypatch, size, tokens):
     """Rows of many lengths, a last part that is smaller, and a dropout mask for each row."""
     whole, _ = run_of(source, "ffn", moods, tmp_path)
     parts, _ = run_of(source, "ffn", moods, tmp_path, micro_batch=size)
     chosen, generator = [0, 9, 3, 21, 14, 30, 2, 8], np.random.default_rng(0)
     masks = [(generator.random((8, width)) > 0.3).astype(np.float32) / 0.7 for _, width in whole.subject.facts.dropouts]
     assert masks
-    one, other = (run.engine.gradients(chosen, masks) for run in (whole, parts))
+    one = whole.engine.gradients(chosen, masks)
+    monkeypatch.setattr(step, "PASS_TOKENS", tokens)
+    computed, run = [], step.TrainingStep.run
+    monkeypatch.setattr(step.TrainingStep, "run", lambda self, *given: computed.append(given[2]) or run(self, *given))
+    other = parts.engine.gradients(chosen, masks)
+    shapes = [given["input_ids"].shape for given in computed]
+    assert len(shapes) > 1 and sum(rows for rows, _ in shapes) == len(chosen)
+    assert all(rows <= (size or 8) and (rows == 1 or rows * length <= tokens) for rows, length in shapes)
     assert other.loss == pytest.approx(one.loss, rel=1e-5)
     np.testing.assert_allclose(other.logits, one.logits, atol=1e-5)
     for name, gradient in one.gradients.items():
