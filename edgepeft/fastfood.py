@@ -94,6 +94,17 @@ class Fastfood:
             squares += _square_sum(gaussian)
         return walsh_hadamard(values)[: self.size] * np.float32(1 / self.denominator(squares))
 
+    def back(self, gradient: Floats) -> Floats:
+        """P^T g: [size] -> [width], the way back through ``project``; what meets in one entry is summed in float64."""
+        values = np.zeros(1 << self.bits, np.float32)
+        values[: self.size] = gradient
+        values, mixed, squares = walsh_hadamard(values), np.zeros(self.period), 0.0
+        for where, index, gaussian in self.blocks():
+            mixed += np.bincount(index, values[where] * gaussian, self.period)
+            squares += _square_sum(gaussian)
+        found = walsh_hadamard((mixed / self.denominator(squares)).astype(np.float32)) * self.signs()
+        return np.pad(found[: self.width], (0, max(0, self.width - self.period)))
+
     def denominator(self, squares: float) -> float:
         """sqrt(LL sum G^2) sqrt(D / LL)."""
         return float(np.sqrt(squares * self.size))

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from edgepeft.cli._output import messages
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import UsageError
 
@@ -27,7 +28,7 @@ Variant = Annotated[
 
 # What goes into a bundle.
 Trainable = Annotated[
-    bool, typer.Option("--trainable", help="Refuse what `edgepeft tune` could not train; it needs nothing more.")
+    bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
 
@@ -69,6 +70,12 @@ def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
         if "=" not in pair:
             raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def note_trainable(trainable: bool) -> None:
+    """Say of an option of earlier versions that it does nothing."""
+    if trainable:
+        messages().print("note: --trainable does nothing any more: every task can be tuned.")
 
 
 def columns_of(data: Path | None, text: str | None, pair: str | None, label: str | None) -> Columns:

@@ -16,10 +16,11 @@ from edgepeft.cli._options import (
     Trainable,
     VerifyRows,
     columns_of,
+    note_trainable,
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
-from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.errors import MissingPackage
 
 __all__ = ["command"]
 
@@ -44,12 +45,9 @@ def command(
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
 
+    note_trainable(trainable)
     columns = columns_of(verify_data, text_column, pair_column, label_column)
     if all(path.suffix == ".onnx" for path in delta):
-        if trainable:
-            raise UsageError(
-                "--trainable looks at trained folders; an exported task is taken as it is. Leave --trainable out."
-            )
         opened = Bundle(bundle)
         require_addable([path.stem for path in delta], opened.manifest.tasks, replace=force)
         manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
@@ -66,7 +64,6 @@ def command(
                 bundle,
                 delta,
                 replace=force,
-                trainable=trainable,
                 stage=stage,
                 backbone=None if backbone is None else open_backbone(backbone),
                 delta_weights=delta_weights,

@@ -17,6 +17,7 @@ from edgepeft.cli._options import (
     Trainable,
     VerifyRows,
     columns_of,
+    note_trainable,
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
@@ -81,12 +82,12 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
 
     backbone, out, templates = options["backbone"], options["out"], options["template"] or []
     deltas = [*(options["delta"] or []), *(options["more"] or [])]
-    kinds = {name: options[name] for name in ("trainable", "weights", "delta_weights")}
+    kinds = {name: options[name] for name in ("weights", "delta_weights")}
     verified = options["verify_data"]
     columns = columns_of(verified, *(options[f"{name}_column"] for name in ("text", "pair", "label")))
     if options["to_peft"] is not None:
         stored = (kinds["weights"], kinds["delta_weights"]) != ("fp32", "fp32")
-        if out or len(deltas) != 1 or verified or kinds["trainable"] or templates or stored:
+        if out or len(deltas) != 1 or verified or options["trainable"] or templates or stored:
             raise _no_bundle()
         _to_peft(backbone, deltas[0], options["to_peft"], options["force"])
         return Path(options["to_peft"])
@@ -94,6 +95,7 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
         raise UsageError("give --out, the bundle's folder, or --to-peft, a folder for PEFT.")
     if not deltas and not templates:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
+    note_trainable(options["trainable"])
     _say_costs(options["profile"], kinds["weights"], kinds["delta_weights"])
     more = {"templates": templates, "data": verified, "columns": columns, "force": options["force"], **kinds}
     with stages(1 + len(deltas) + len(templates)) as stage:

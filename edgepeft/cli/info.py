@@ -51,15 +51,14 @@ def _of_bundle(bundle: Bundle) -> dict[str, Any]:
 
 
 def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
-    from edgepeft.runtime.tuning.subject import untunable
-
     entry = bundle.entry(name)
     facts = entry.model_dump(
         mode="json",
         include={"method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics"},
     )
     try:
-        why, problem = untunable(bundle, name), ""
+        bundle.delta_graph(name)
+        why, problem = "", ""
     except EdgepeftError as error:
         why, problem = "its graph is damaged", str(error)
     return {"task": name, **facts, "bytes": entry.n_bytes, "tunable": not why, "untunable": why, "problem": problem}

@@ -24,7 +24,7 @@ from edgepeft.delta import Delta, read_card
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.check import check_content, check_texts, data_check
 from edgepeft.exporting.delta import export_delta
-from edgepeft.exporting.template import refuse_generated, write_template
+from edgepeft.exporting.template import write_template
 from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.half import store_in_half
 from edgepeft.graph.sound import check_standard
@@ -56,7 +56,6 @@ def export_bundle(
     *,
     texts: Sequence[Text] | None = None,
     force: bool = False,
-    trainable: bool = False,
     templates: Sequence[Method | str] = (),
     stage: Stage = _silent,
     weights: WeightsDtype = "fp32",
@@ -67,15 +66,13 @@ def export_bundle(
     """Write a bundle that appears whole or not at all.
 
     ``backbone`` may be a folder or a Hub name, a template a text such as ``lora:rank=8``.  ``texts`` are what each task
-    is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``trainable`` refuses what cannot be
-    tuned, ``templates`` are methods to start tasks from on a board; ``stage`` is entered around each step by name;
-    ``weights`` is how the backbone is stored, ``delta_weights`` how the tasks are (templates are float32).  With 8-bit
-    weights, every row of ``data``, whose columns may have other names, is compared too, and its metric where its labels
-    are the task's.
+    is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``templates`` are methods to start
+    tasks from on a board; ``stage`` is entered around each step by name; ``weights`` is how the backbone is stored,
+    ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``, whose
+    columns may have other names, is compared too, and its metric where its labels are the task's.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or what is to be tuned has
-            no gradients of its own.
+        UsageError: ``out`` exists and ``force`` is not given, or two deltas have one task name.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
@@ -87,7 +84,7 @@ def export_bundle(
         require_addable(_names([*map(Path, deltas)]), ())
         with stage("backbone"):
             write_backbone(backbone, new, weights)
-        exporter = _Exporter(Bundle(new), backbone, texts, trainable, delta_weights, data, columns)
+        exporter = _Exporter(Bundle(new), backbone, texts, delta_weights, data, columns)
         commit_tasks(exporter.bundle, exporter.prepare([*map(Path, deltas)], stage))
         for method in methods:
             with stage(method.name):
@@ -101,7 +98,6 @@ def add_deltas(
     *,
     texts: Sequence[Text] | None = None,
     replace: bool = False,
-    trainable: bool = False,
     stage: Stage = _silent,
     backbone: Backbone | None = None,
     delta_weights: DeltaDtype = "fp32",
@@ -122,7 +118,7 @@ def add_deltas(
     texts = check_texts(data, columns) if texts is None else texts
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    tasks = _Exporter(bundle, original, texts, trainable, delta_weights, data, columns).prepare(deltas, stage)
+    tasks = _Exporter(bundle, original, texts, delta_weights, data, columns).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
 
 
@@ -193,7 +189,6 @@ class _Exporter:
     bundle: Bundle
     backbone: Backbone
     texts: Sequence[Text]
-    trainable: bool
     delta_weights: DeltaDtype
     data: Path | None
     columns: Columns
@@ -213,8 +208,6 @@ class _Exporter:
         if path.suffix == ".onnx":
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
-        if self.trainable:
-            refuse_generated(delta, "--trainable")
         exported = export_delta(delta, self.backbone)
         if self.delta_weights == "fp16":
             store_in_half(exported.graph)

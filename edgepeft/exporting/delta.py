@@ -193,7 +193,7 @@ def _leave_to_the_loader(
 ) -> None:
     """Add the generator's parameters, and an input for each tensor that the loader makes of them."""
     for name, tensor in generator.named_parameters():
-        graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), f"generator/{name}"))
+        graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), names.of_loader(name)))
     for name in generator.names:
         made, shape = names.generated(stored[name]), architecture.shape_of(name)
         graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))

@@ -28,7 +28,7 @@ from edgepeft.runtime.tasks import prepare_task
 from edgepeft.task_name import named_after
 from edgepeft.training.options import MAX_LENGTH
 
-__all__ = ["refuse_generated", "write_template"]
+__all__ = ["write_template"]
 
 
 def write_template(
@@ -37,7 +37,7 @@ def write_template(
     """Write ``templates/<method>.onnx`` and its check rows, and list them in the manifest.
 
     Raises:
-        UsageError: the method does not fit the backbone, cannot be tuned on a board, or is there already.
+        UsageError: the method does not fit the backbone, or is there already.
         VerificationFailed: its logits are not PyTorch's.
     """
     name = named_after(method.name)
@@ -67,19 +67,6 @@ def _over_float32(backbone: Backbone, delta: onnx.ModelProto) -> ort.InferenceSe
     return open_session(splice(whole, delta, family.bindings(architecture), checkpoint), file.parent)
 
 
-def refuse_generated(delta: Delta, option: str) -> None:
-    """See that the method's gradients stay in tensors of its own.
-
-    Raises:
-        UsageError: they go through a projection of the whole backbone.
-    """
-    if delta.generator is not None:
-        raise UsageError(
-            f"task {delta.card.task}: {delta.card.method} trains one vector through a projection of every tensor of "
-            f"the backbone, which is larger than the backbone; a board cannot tune it. Leave {option} out."
-        )
-
-
 def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, dict[str, int]]:
     """A fresh delta, and which axis of which of its tensors counts the labels."""
 
@@ -91,7 +78,6 @@ def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, d
             return new_delta(backbone, method, name, labels, max_length=min(MAX_LENGTH, longest))
 
     probe = fresh(2)
-    refuse_generated(probe, f"--template {method.name}")
     shapes = [*probe.tensors().values(), *probe.frozen_reads.values()]
     taken = {extent for tensor in shapes for extent in tensor.shape}
     taken |= {extent for shape in backbone.architecture.tensors.values() for extent in shape}

@@ -3,12 +3,14 @@
 A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object:
 ``generator`` ("fastfood/1", specified in ``edgepeft.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
 its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
-scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.
+scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
+vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P_i^T g>.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,14 +22,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.errors import BundleError
 from edgepeft.fastfood import Fastfood, ahead
-from edgepeft.graph.names import generated, without_prefix
+from edgepeft.graph.names import generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties
 from edgepeft.host.cores import thread_count
 from edgepeft.mistakes import in_words
 
-__all__ = ["RECIPE", "generated_tensors"]
+__all__ = ["RECIPE", "Generator", "generated_tensors", "generator_of"]
 
 RECIPE = "edgepeft.generated"
+Floats = NDArray[np.float32]
 
 
 class _Recipe(BaseModel):
@@ -38,6 +41,44 @@ class _Recipe(BaseModel):
     vector: str
     scales: str
     tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A recipe that is followed.  ``vector`` and ``scales`` are names of initializers; ``streams`` are by input."""
+
+    seed: int
+    vector: str
+    scales: str
+    streams: Mapping[str, int]
+
+    def tensor(self, name: str, given: Mapping[str, Floats], checkpoint: Checkpoint) -> Floats:
+        """The tensor of an input ``generated:<tensor>``, by ``given`` vector and scales.
+
+        Raises:
+            BundleError: the recipe says nothing of it.
+        """
+        pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
+        projection, scale = self._followed(name, pretrained.size, given)
+        update = projection.project(given[self.vector])
+        update *= scale
+        update += pretrained.reshape(-1)
+        return update.reshape(pretrained.shape)
+
+    def back(self, name: str, gradient: Floats, given: Mapping[str, Floats]) -> dict[str, Floats]:
+        """What a tensor's gradient gives to those of vector and scales, by their names."""
+        projection, scale = self._followed(name, gradient.size, given)
+        vector, scales = given[self.vector], np.zeros_like(given[self.scales])
+        back = projection.back(gradient.reshape(-1))
+        scales[self.streams[name]] = np.vdot(back.astype(np.float64), vector)
+        return {self.vector: np.multiply(back, scale, out=back), self.scales: scales}
+
+    def _followed(self, name: str, size: int, given: Mapping[str, Floats]) -> tuple[Fastfood, np.float32]:
+        vector, scales = given[self.vector], given[self.scales]
+        if name not in self.streams or len(scales) != len(self.streams):
+            raise BundleError(f"the delta graph's {RECIPE} does not say how to make {name}; export the task again.")
+        stream = self.streams[name]
+        return Fastfood(self.seed, stream, size, len(vector)), scales[stream]
 
 
 def generated_tensors(
@@ -51,37 +92,36 @@ def generated_tensors(
     wanted = [name for name in bound if without_prefix(name)[0] == "generated"]
     if not wanted:
         return
-    recipe = _recipe(delta)
-    vector, scales = _parameter(delta, recipe.vector), _parameter(delta, recipe.scales)
-    streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
+    generator = generator_of(delta)
+    given = {name: _parameter(delta, name) for name in (generator.vector, generator.scales)}
 
     def make(name: str) -> onnx.TensorProto:
-        if name not in streams or len(scales) != len(streams):
-            raise BundleError(f"the delta graph's {RECIPE} does not say how to make {name}; export the task again.")
-        stream = streams[name]
-        pretrained = checkpoint.values(without_prefix(name)[1])  # mapped: its pages are read and not kept
-        update = Fastfood(recipe.seed, stream, pretrained.size, len(vector)).project(vector)
-        update *= scales[stream]
-        update += pretrained.reshape(-1)
-        return numpy_helper.from_array(update.reshape(pretrained.shape), bound[name])
+        return numpy_helper.from_array(generator.tensor(name, given, checkpoint), bound[name])
 
     yield from ahead(make, wanted, thread_count())
 
 
-def _recipe(delta: onnx.ModelProto) -> _Recipe:
+def generator_of(delta: onnx.ModelProto) -> Generator:
+    """What a delta graph says of the tensors that it leaves to its loader.
+
+    Raises:
+        BundleError: nothing that this version understands.
+    """
     try:
-        return _Recipe.model_validate_json(properties(delta).get(RECIPE, ""))
+        recipe = _Recipe.model_validate_json(properties(delta).get(RECIPE, ""))
     except ValidationError as error:
         raise BundleError(
             f"the delta graph's {RECIPE} is not a recipe that this version knows: {in_words(error)}."
         ) from error
+    streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
+    return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
 
 
-def _parameter(delta: onnx.ModelProto, name: str) -> NDArray[np.float32]:
+def _parameter(delta: onnx.ModelProto, name: str) -> Floats:
     """A float vector that the graph carries."""
     for initializer in delta.graph.initializer:
-        if initializer.name == f"generator/{name}" and initializer.data_type == TensorProto.FLOAT:
+        if initializer.name == name and initializer.data_type == TensorProto.FLOAT:
             value = numpy_helper.to_array(initializer)
             if value.ndim == 1 and value.size:
                 return value
-    raise BundleError(f"the delta graph has no vector generator/{name}, which its {RECIPE} names; export it again.")
+    raise BundleError(f"the delta graph has no vector {name}, which its {RECIPE} names; export it again.")

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.errors import UsageError
 from edgepeft.graph.contract import Contract
+from edgepeft.graph.names import is_of_loader
 from edgepeft.graph.predicates import same_interface, values_stay, well_formed
 from edgepeft.graph.protos import reads
 
@@ -22,7 +23,6 @@ __all__ = ["halved", "is_half", "rounded", "store_in_half", "widen"]
 
 _STORED = ":fp16"
 _LEAST = 128  # a Cast node and its names take about 200 bytes
-_LOADERS = "generator/"
 _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but vectors
 
 
@@ -66,7 +66,7 @@ def is_half(graph: onnx.GraphProto) -> bool:
 
 
 def _is_worth_it(initializer: TensorProto) -> bool:
-    if initializer.data_type != TensorProto.FLOAT or initializer.name.startswith(_LOADERS):
+    if initializer.data_type != TensorProto.FLOAT or is_of_loader(initializer.name):
         return False
     matrix_or_own = len(initializer.dims) > 1 or initializer.name.startswith(_OVERRIDES)
     return matrix_or_own and math.prod(initializer.dims) >= _LEAST

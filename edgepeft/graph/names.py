@@ -13,6 +13,8 @@ __all__ = [
     "dropout",
     "generated",
     "gradient",
+    "is_of_loader",
+    "of_loader",
     "override",
     "weight",
     "without_prefix",
@@ -26,6 +28,7 @@ _ADAPTED = ":adapted"
 _OVERRIDE = "override:"
 _WEIGHT = "weight:"
 _GENERATED = "generated:"
+_LOADERS = "generator/"
 
 
 def adapted(site: str) -> str:
@@ -46,6 +49,16 @@ def weight(tensor: str) -> str:
 def generated(tensor: str) -> str:
     """The input for a replaced backbone tensor that the loader computes by the graph's recipe."""
     return _GENERATED + tensor
+
+
+def of_loader(parameter: str) -> str:
+    """The initializer with what such tensors are computed of; no node reads it."""
+    return _LOADERS + parameter
+
+
+def is_of_loader(initializer: str) -> bool:
+    """Whether the loader reads it, and no node."""
+    return initializer.startswith(_LOADERS)
 
 
 def gradient(tensor: str) -> str:

@@ -29,9 +29,17 @@ __all__ = ["splice"]
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used, gives_logits])
 def splice(
-    backbone: onnx.ModelProto, delta: onnx.ModelProto, bindings: Mapping[str, str], checkpoint: Checkpoint
+    backbone: onnx.ModelProto,
+    delta: onnx.ModelProto,
+    bindings: Mapping[str, str],
+    checkpoint: Checkpoint,
+    *,
+    generate: bool = True,
 ) -> onnx.ModelProto:
     """The task's whole model: token ids and mask in, ``logits`` [batch, outputs] out.
+
+    Tensors that the delta leaves to its loader are computed, or inputs called ``delta/generated:<tensor>`` if not
+    ``generate``.
 
     ``bindings`` maps each site, ``<site>.input``, ``<site>.residual`` and ``Helper`` to a value of the backbone.
 
@@ -68,7 +76,11 @@ def splice(
         raise BundleError(f"the delta graph has no output called {LOGITS}.")
     share_residual_sums(graph)
     prune(graph)
-    graph.initializer.extend(generated_tensors(delta, checkpoint, bound))  # last: nothing copies them again
+    if generate:
+        graph.initializer.extend(generated_tensors(delta, checkpoint, bound))  # last: nothing copies them again
+    else:
+        given = {name for i, name in bound.items() if without_prefix(i)[0] == "generated"}
+        graph.input.extend(i for i in part.graph.input if i.name in given)
     return joined
 
 

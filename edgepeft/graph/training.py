@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from edgepeft.errors import BundleError
+from edgepeft.graph.names import is_of_loader, without_prefix
 from edgepeft.graph.protos import properties
 
 __all__ = ["DROPPED", "TrainingFacts", "training_facts"]
@@ -29,13 +30,20 @@ _LAST = ("head/classifier.weight",)
 class TrainingFacts:
     """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
 
-    ``dropped`` are the weights of the products that read what each dropout leaves.
+    ``dropped`` are the weights of the products that read what each dropout leaves; ``generated`` are the inputs that a
+    recipe makes of trained tensors.
     """
 
     trained: tuple[str, ...]
     regression: bool = False
     dropouts: tuple[tuple[float, int], ...] = ()
     dropped: tuple[str, ...] = ()
+    generated: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """What a training graph takes, and gives gradients of."""
+        return tuple(name for name in self.trained if not (self.generated and is_of_loader(name))) + self.generated
 
     def tensors(self, delta: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
         """The trained tensors as the delta graph has them, to be written to."""
@@ -61,4 +69,5 @@ def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
         raise BundleError(
             f"the delta graph does not say where its head has dropout ({error}); export it again."
         ) from error
-    return TrainingFacts(tuple(stored), card.get("labels") is None, dropouts, dropped)
+    generated = tuple(i.name for i in delta.graph.input if without_prefix(i.name)[0] == "generated")
+    return TrainingFacts(tuple(stored), card.get("labels") is None, dropouts, dropped, generated)

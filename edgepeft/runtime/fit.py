@@ -180,10 +180,7 @@ def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Tu
         return from_template(bundle, "new", template, _AnyRows(Path()), options, new=False), None
     if task is None:
         return None, "the bare backbone is not tuned; name a task or a template"
-    try:
-        return from_task(bundle, task, _AnyRows(Path(), pairs=bundle.entry(task).pairs), options), None
-    except UsageError as error:
-        return None, str(error)
+    return from_task(bundle, task, _AnyRows(Path(), pairs=bundle.entry(task).pairs), options), None
 
 
 def _disk(bundle: Bundle) -> dict[str, int]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 
 import pytest
 
@@ -160,23 +159,6 @@ def test_the_table_has_the_same_step_and_its_memory(tuned):
     text = table(tuned)
     assert "runs at 3.000 [3.000, 3.000] x PyTorch's same step, peak memory 1.00 of its" in text
     assert "6.000 [6.000, 6.000]" in text
-
-
-def test_a_bundle_whose_tasks_are_not_for_a_board_is_told_why(trainable, tmp_path, fake_start):
-    from deltas import TEXTS, random_delta, saved
-
-    from edgepeft.backbones.source import open_backbone
-    from edgepeft.exporting.bundle import add_deltas
-
-    bundle = shutil.copytree(trainable, tmp_path / "bundle")
-    said = random_delta(open_backbone(str(bundle)), "intrinsic-said", "mood", settings={"dimension": 90})
-    add_deltas(bundle, [saved(said, tmp_path / "said")], texts=TEXTS, replace=True)
-    asked = {"bundle": bundle, "backbone": None, "workloads": ("finetune",), "engines": ("onnxruntime",)}
-    with pytest.raises(UsageError, match=r"nothing can be fine-tuned .* through a projection"):
-        bench(fake_start(), **asked)
-    document = bench(fake_start(), **{**asked, "engines": ()}).result.to_json()
-    found = [row for row in document["results"] if row["engine"] == "onnxruntime"]
-    assert len(found) == 1 and "through a projection" in found[0]["warnings"][0]
 
 
 def test_fine_tuning_a_random_backbone_with_onnx_runtime_needs_a_method(fake_start):

@@ -163,11 +163,13 @@ def test_both_gemm_probes_multiply_the_same_shapes(monkeypatch):
     assert gemm.FLOPS_PER_STEP == 2 * 1024 * 768 * 3072 * 8
 
 
-def test_a_method_that_is_not_for_a_board_is_a_task_that_says_so(tmp_path, monkeypatch):
+def test_the_step_of_a_projection_of_the_whole_backbone_moves_its_vector(tmp_path, monkeypatch):
     monkeypatch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
-    found = random_subject("tiny", tmp_path, methods=("intrinsic-said", "lora"), trainable=True)
-    said, lora = found.model.tasks
-    assert "cannot be fine-tuned on a board: intrinsic-said trains" in said.untrainable and lora.untrainable is None
+    random_subject("tiny", tmp_path, methods=("intrinsic-said",), settings={"dimension": "90"})
+    moved = []
+    monkeypatch.setattr("edgepeft.runtime.tuning.adamw.AdamW.update", lambda _, __, found: moved.append(found))
+    finetune_onnxruntime.prepare(job(tmp_path, "finetune_onnxruntime", task="intrinsic-said")).step(0)
+    assert {"generator/theta", "generator/scales"} < moved[0].keys() and np.abs(moved[0]["generator/theta"]).max() > 0
 
 
 def test_regression_has_a_loss_of_its_own(bundle):

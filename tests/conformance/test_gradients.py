@@ -17,10 +17,9 @@ from deltas import random_delta
 from tolerance import Exact, exactly
 from torch.nn import functional
 
-from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.backbones.source import open_backbone
+from edgepeft.errors import BundleError
 from edgepeft.exporting.delta import export_delta
-from edgepeft.exporting.template import refuse_generated
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.rule import rules
 from edgepeft.graph.gradient.samples import specs_of
@@ -28,22 +27,22 @@ from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.heads.base import heads
 from edgepeft.methods.base import methods
+from edgepeft.runtime.tuning.expansion import Expansion
 from edgepeft.runtime.tuning.hidden import training_graph
 from edgepeft.runtime.tuning.step import StepResult, TrainingStep
 from edgepeft.runtime.tuning.subject import deployed_graph
 from edgepeft.training.engine import replaced_dropout
 
 RELATIVES: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}, "distilbert": {}, "electra": {"embedding_size": 20}}
-WITH_GRADIENTS = [name for name in methods() if name != "intrinsic-said"]
 # Of a tensor's largest, beside what float32 may make of PyTorch's own way: ours rounds in other places (SPARTAN 4e-6).
 TOLERANCE = 1e-5
-NUMERICAL = WITH_GRADIENTS[0]  # one runs under other instruction sets too: they share the kernels
+NUMERICAL = next(iter(methods()))  # one runs under other instruction sets too: they share the kernels
 
 
 def cases() -> list[Any]:
     """Every method on every relative; of each method's first instance one relative is not slow, in turn."""
     made = []
-    for turn, name in enumerate(WITH_GRADIENTS):
+    for turn, name in enumerate(methods()):
         for example, (place, relative) in itertools.product(
             range(len(methods()[name].examples())), enumerate(RELATIVES)
         ):
@@ -70,7 +69,10 @@ class Tuned:
         masks = masks or [np.ones((len(targets), width), np.float32) for _, width in self.facts.dropouts]
         given = {name: tensor.numpy() for name, tensor in rows.items()}
         step = TrainingStep(self.model, self.facts, self.backbone.folder, 1)
-        return step(self.facts.tensors(self.delta), given, targets.numpy(), masks)
+        expansion = Expansion(self.delta, self.facts, self.backbone.checkpoint, 1)
+        trained = self.facts.tensors(self.delta)
+        found = step(expansion.inputs(trained), given, targets.numpy(), masks)
+        return found._replace(gradients=expansion.gradients(trained, found.gradients))
 
 
 def gradients_of(
@@ -117,8 +119,8 @@ def test_the_gradients_are_pytorchs(tiny: Callable[..., Path], name: str, exampl
     model, facts = tuned.model, tuned.facts
     assert sum(len(i.raw_data) for i in model.graph.initializer) < 10_000, "no weight may be copied"
     specs = specs_of(model, (7, 7, 7))  # a board tells its memory from them, before it runs
-    assert all(specs[f"gradient:{name}"].shape == specs[name].shape for name in facts.trained)
-    assert peak_bytes(model.graph, specs) > sum(specs[name].n_bytes for name in facts.trained)
+    assert all(specs[f"gradient:{name}"].shape == specs[name].shape for name in facts.leaves)
+    assert peak_bytes(model.graph, specs) > sum(specs[name].n_bytes for name in facts.leaves)
     for batch, length in suite.SHAPES:
         require_pytorchs(tuned, batch, length)
 
@@ -178,13 +180,6 @@ def test_a_graph_that_breaks_onnxs_rules_is_refused_before_it_is_walked(tiny: Ca
     graph.graph.node[-1].input[0] = "nowhere"
     with pytest.raises(BundleError, match=r"the task's graph is damaged: .*nowhere"):
         training_graph(graph, TrainingFacts(()), found.checkpoint, prefix_cache=False)
-
-
-def test_a_projection_of_the_whole_backbone_is_refused_by_name(tiny: Callable[..., Path]):
-    backbone: Backbone = open_backbone(str(tiny("bert")))
-    case = suite.Case(methods()["intrinsic-said"].examples()[0], backbone)
-    with pytest.raises(UsageError, match=r"intrinsic-said .* cannot tune it.*--trainable"):
-        refuse_generated(case.fresh(), "--trainable")
 
 
 def test_the_same_task_gives_the_same_bytes_and_computes_nothing_twice(pfeiffer: suite.Case):

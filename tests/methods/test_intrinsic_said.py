@@ -99,6 +99,30 @@ def test_a_projection_equals_the_papers_product_of_matrices(size: int, width: in
     np.testing.assert_allclose(found, expected, rtol=0, atol=error_of_projection(size, vector))
 
 
+@pytest.mark.parametrize(
+    ("size", "width"), [(1, 3), (2, 1), (5, 3), (64, 20), (100, 7), (300, 512), (32, 90), (768, 33)]
+)
+def test_the_way_back_equals_the_transposed_product_of_matrices(size: int, width: int):
+    gradient = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    found = Fastfood(7, 3, size, width).back(gradient)
+    p = np.stack([papers_product(7, 3, size, column) for column in np.eye(width)], axis=1)
+    n = math.ceil(math.log2(size))
+    gauss = np.abs(specified(7, 3, n)[1])
+    sizes = gauss.sum() * np.abs(gradient).sum() / math.sqrt((gauss**2).sum() * size)
+    assert found.shape == (width,) and found.dtype == np.float32
+    np.testing.assert_allclose(found, p.T @ gradient, rtol=0, atol=error_of_sums(2 * n + 6, sizes))
+
+
+def test_the_way_back_over_many_blocks_is_the_adjoint():
+    """<P v, g> = <v, P^T g>, for a tensor of seven blocks and a vector of two."""
+    source, projection = np.random.default_rng(0), Fastfood(4, 1, 200_000, 60_000)
+    vector, gradient = (source.standard_normal(n).astype(np.float32) for n in (60_000, 200_000))
+    one = np.vdot(projection.project(vector).astype(np.float64), gradient)
+    other = np.vdot(vector.astype(np.float64), projection.back(gradient))
+    assert abs(one) > 1
+    assert one == pytest.approx(other, rel=1e-4)
+
+
 @pytest.mark.parametrize("size", [5, 64, 100, 300])
 def test_torchs_projection_and_its_gradient_equal_the_papers_product(size: int):
     """The gradient is P's transpose; the authors' backward pass gives 1 / LL of it."""

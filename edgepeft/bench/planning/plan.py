@@ -43,7 +43,6 @@ class BenchedTask:
     settings: Mapping[str, Any] = field(default_factory=dict)
     n_labels: int = 2
     prompt_length: int = 0
-    untrainable: str | None = None  # why it cannot be fine-tuned with ONNX Runtime
     trains_everything: bool = False
 
 
@@ -148,8 +147,6 @@ def _subjects(
 def _unit(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
     """``bare`` with its job, or with the reason why it has none."""
     reason = missing.get(bare.engine)
-    if bare.task and (bare.workload, bare.engine) == ("finetune", "onnxruntime"):
-        reason = reason or bare.task.untrainable
     if reason:
         return replace(bare, unavailable=reason)
     job = replace(shared, workload=f"{bare.workload}_{bare.engine}", method=bare.method)

@@ -180,12 +180,9 @@ def _subject(request: BenchRequest, stack: ExitStack) -> BenchSubject:
 
 
 def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:
-    """Refuse a request for fine-tuning with ONNX Runtime alone where no task can be fine-tuned with it."""
-    reasons = [task.untrainable for task in subject.model.tasks]
-    if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or None in reasons:
+    """Refuse a request for fine-tuning with ONNX Runtime alone where there is no task."""
+    if request.engines != ("onnxruntime",) or request.workloads != ("finetune",) or subject.model.tasks:
         return
-    if reasons:
-        raise UsageError(f"nothing can be fine-tuned with ONNX Runtime: {reasons[0]}.")
     what = "the bundle has no task" if request.bundle else "name one with --method"
     raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
 

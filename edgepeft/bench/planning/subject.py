@@ -17,7 +17,6 @@ from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
-from edgepeft.runtime.tuning.subject import untunable
 from edgepeft.runtime.versions import GRAPH
 from edgepeft.task_name import named_after
 
@@ -112,14 +111,13 @@ def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, rando
 
 
 def _task(bundle: Bundle, name: str) -> BenchedTask:
-    entry, why = bundle.entry(name), untunable(bundle, name)
+    entry = bundle.entry(name)
     return BenchedTask(
         name,
         entry.method,
         entry.hyperparameters,
         entry.n_outputs,
         entry.prompt_length,
-        f"task {name} cannot be fine-tuned on a board: {why}" if why else None,
         _trains_everything(entry.method),
     )
 

@@ -23,6 +23,7 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.graph.training import training_facts
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tuning.adamw import AdamW
+    from edgepeft.runtime.tuning.expansion import Expansion
     from edgepeft.runtime.tuning.hidden import training_graph
     from edgepeft.runtime.tuning.step import TrainingStep
     from edgepeft.runtime.tuning.subject import deployed_graph
@@ -34,7 +35,7 @@ def prepare(job: Job) -> Prepared:
     deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)
     graph, _ = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=False)
     training = TrainingStep(graph, facts, bundle.folder, job.threads)
-    tensors = facts.tensors(delta)
+    tensors, expansion = facts.tensors(delta), Expansion(delta, facts, bundle.checkpoint, job.threads)
     optimizer = AdamW(dict.fromkeys(tensors, LEARNING_RATE))
     source = np.random.default_rng(job.seed)
 
@@ -45,8 +46,8 @@ def prepare(job: Job) -> Prepared:
             ((source.random((rows, width), np.float32) >= p) / np.float32(1 - p)).astype(np.float32)
             for p, width in facts.dropouts
         ]
-        result = training(tensors, inputs, labels_of(job, rows), masks)
-        optimizer.update(tensors, result.gradients)
+        result = training(expansion.inputs(tensors), inputs, labels_of(job, rows), masks)
+        optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
     return Prepared(step)
 

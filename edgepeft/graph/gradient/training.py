@@ -2,9 +2,9 @@
 
 inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], or the hidden states that they are cut
           at; labels [batch], int64 classes or float32 numbers; shares float32 [batch], of the rows in the loss; every
-          trained tensor by its name in the delta graph;
+          trained tensor by its name in the delta graph, or the ``generated:<tensor>`` that are made of some;
           where the head has dropout, ``dropout:<i>`` float32 [batch, width]: 0, or 1 / (1 - p) where a feature is kept
-outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each trained tensor
+outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each of these tensors
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def with_gradients(
         BundleError: there is no gradient of an operator, or none reaches a tensor.
     """
     model = copied(forward)
-    found = differentiate(model.graph, LOSS, facts.trained, samples, backward)
+    found = differentiate(model.graph, LOSS, facts.leaves, samples, backward)
     for name, value in found.items():
         output = gradient(name)
         model.graph.node.append(helper.make_node("Identity", [value], [output], name=output))

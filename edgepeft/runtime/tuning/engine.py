@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
+from edgepeft.runtime.tuning.expansion import Expansion
 from edgepeft.runtime.tuning.hidden import HiddenStates
 from edgepeft.runtime.tuning.memory import StepLayout
 from edgepeft.runtime.tuning.options import TuneOptions
@@ -63,8 +64,9 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._hidden: dict[str, HiddenStates] = {}
         self._optimizer, self._options = optimizer, options
         self._weights = subject.data.row_weights(balanced=options.balanced)
-        self.trained = subject.tensors()
-        self._stored: Arrays | None = None
+        self._expansion = Expansion(subject.delta, subject.facts, bundle.checkpoint, threads)
+        self._trained: Arrays = subject.tensors()
+        self._given: Arrays | None = None
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
         """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
@@ -86,7 +88,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW."""
-        self._stored = None
+        self._given = None
         drawn = [
             masks(index, probability if self._options.dropout else 0.0, (len(chosen), width))
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
@@ -107,8 +109,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
             return self._hidden["train"].packed([chosen[i] for i in part]) if self._hidden else {}
 
-        cut: dict[str, Any] = {"most_rows": self._micro_batch, "states": states}
-        return self._step(self.trained, inputs, targets, masks, shares, **cut)
+        expansion, trained = self._expansion, self.trained
+        how: dict[str, Any] = {"most_rows": self._micro_batch, "states": states}
+        how["back"] = partial(expansion.gradients, trained)
+        return self._step(expansion.inputs(trained), inputs, targets, masks, shares, **how)
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
@@ -119,7 +123,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         logits = np.empty((len(chosen), self._subject.n_outputs), np.float32)
         for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
             states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
-            logits[place] = run_session(session, LOGITS, {**self.stored, **inputs, **states})
+            logits[place] = run_session(session, LOGITS, {**self.given, **inputs, **states})
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
@@ -130,17 +134,24 @@ class OnnxRuntimeEngine(TrainingEngine):
         return states
 
     @property
-    def stored(self) -> Arrays:
-        """What is trained as the task's file has it: steps are float32's, scores are of what half precision keeps."""
-        if not self._subject.half:
-            return self.trained
-        if self._stored is None:
-            self._stored = self._subject.as_stored(self.trained)
-        return self._stored
+    def trained(self) -> Arrays:
+        """In float32, by name."""
+        return self._trained
+
+    @trained.setter
+    def trained(self, tensors: Arrays) -> None:
+        self._trained, self._given = tensors, None
+
+    @property
+    def given(self) -> Arrays:
+        """What graphs take where answers are scored: of what the task's file will hold, in half precision or not."""
+        if self._given is None:
+            self._given = self._expansion.inputs(self._subject.as_stored(self.trained))
+        return self._given
 
     def tensors(self) -> Arrays:
-        """Copies by name, of what is stored."""
-        return {name: tensor.copy() for name, tensor in self.stored.items()}
+        """Copies by name, as the task's file will hold them."""
+        return {name: tensor.copy() for name, tensor in self._subject.as_stored(self.trained).items()}
 
     def state(self) -> Arrays:
         """``delta:``, ``first:`` and ``second:<tensor>`` (AdamW's moments), and ``steps``."""
@@ -150,7 +161,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def load_state(self, state: Arrays) -> None:
         """Put tensors and AdamW where they were."""
-        self._stored = None
+        self._given = None
         parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
         for key, values in state.items():
             part, _, name = key.partition(":")
@@ -160,7 +171,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Take the best tensors; let sessions and states go, to make room for what comes after."""
-        self.trained, self._stored = dict(tensors), None
+        self.trained = dict(tensors)
         self._hidden.clear()
         self._split = None
         for name in ("_step", "_above", "_whole", "_bare"):
@@ -176,7 +187,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             starts = range(0, len(given["input_ids"]), size)
             parts = ({n: values[i : i + size] for n, values in given.items()} for i in starts)
-            return np.concatenate([graph.run([LOGITS], self.trained, part, [])[0] for part in parts])
+            return np.concatenate([graph.run([LOGITS], self.given, part, [])[0] for part in parts])
 
         return run_in_groups(group, inputs)
 
@@ -196,6 +207,7 @@ class OnnxRuntimeEngine(TrainingEngine):
     @cached_property
     def _bare(self) -> ort.InferenceSession:
         self.__dict__.pop("_whole", None)  # one copy of the weights at a time
+        self._given = None
         return open_session(self._bundle.graph(None), self._bundle.folder, self._threads)
 
     @cached_property

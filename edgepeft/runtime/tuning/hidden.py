@@ -87,7 +87,7 @@ def training_graph(
         raise BundleError(f"the task's graph is damaged: {str(error).strip():.200}") from error
     forward = with_loss(deployed, facts)
     samples = measured(forward)
-    live = live_values(deployed.graph, facts.trained)
+    live = live_values(deployed.graph, facts.leaves)
     lowest = lowest_states(deployed.graph, live, frozen_states(deployed.graph, live, checkpoint.tensors))
     if not (prefix_cache and lowest):
         return with_gradients(forward, facts, samples, backward), None

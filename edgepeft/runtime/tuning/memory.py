@@ -2,15 +2,16 @@
 
 Counted are what the process has now, hidden states, each session's weights (the training graph reads them from the
 mapped file, each once; the others pack a matrix once for each product that reads it), the values that are alive at
-once, and what AdamW keeps.
+once, what AdamW keeps, and tensors that are generated from what is trained.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import onnx
@@ -23,6 +24,7 @@ from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.protos import followed, writers
 from edgepeft.graph.shapes import Spec
+from edgepeft.host.cores import thread_count
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
@@ -54,6 +56,9 @@ _PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose"
 _ARENA = 1.1
 _SESSION = 16_000_000
 _FLOAT_BYTES = 4
+# A task whose tensors are generated is opened when it is put in force: in the model, in its bytes, and in the session.
+# (MiniLM's shape, 86 MiB of tensors: 355 MiB.)
+_GENERATED_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -107,14 +112,30 @@ class Demand:
         architecture: Architecture,
         trained_bytes: int,
         longest: int,
+        generated: Sequence[int] = (),
     ) -> None:
+        """Count what does not depend on the rows.
+
+        Args:
+            training: what steps run.
+            deployed: what evaluations run, from the hidden states on where they are kept.
+            below: what gives the hidden states; None where none are kept.
+            whole: the deployed graph from the token ids on.
+            architecture: the backbone's.
+            trained_bytes: of what is trained.
+            longest: tokens of a row.
+            generated: numbers of each tensor that is generated from what is trained.
+        """
         self._training, self._longest = training, longest
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
         self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION
-        others = (packed_bytes(graph.graph) for graph in (below, whole) if graph is not None)
-        self._others = max(others) + pass_bytes + _SESSION
+        # Made, and gone through backwards, in as many numbers as the next power of two.
+        transforms = sorted(_FLOAT_BYTES << (size - 1).bit_length() for size in generated)
+        self._step += sum(transforms[-thread_count() :])
+        others = [packed_bytes(graph.graph) for graph in (below, whole) if graph is not None]
+        self._others = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + _SESSION
         self._alive: dict[int, int] = {}
 
     def n_bytes(self, rows: int, states: int) -> int:
@@ -246,14 +267,15 @@ def demand_of(
     Raises:
         BundleError: an operator of the task has no gradient.
     """
-    checkpoint = bundle.checkpoint
-    whole = deployed_graph(subject.delta, subject.facts, bundle.family, bundle.architecture, checkpoint)
+    checkpoint, facts = bundle.checkpoint, subject.facts
+    whole = deployed_graph(subject.delta, facts, bundle.family, bundle.architecture, checkpoint)
     try:
         training, split = training_graph(
-            whole, subject.facts, checkpoint, prefix_cache=options.prefix_cache, backward=options.backward
+            whole, facts, checkpoint, prefix_cache=options.prefix_cache, backward=options.backward
         )
     except BundleError as error:
         raise BundleError(f"task {subject.task}, of {subject.method}, cannot be tuned: {error}") from error
+    sized = {value.name: value for value in whole.graph.input}
     demand = Demand(
         training=training,
         deployed=split.deployed if split else whole,
@@ -262,6 +284,7 @@ def demand_of(
         architecture=bundle.architecture,
         trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
         longest=longest,
+        generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
     )
     return demand, training, split
 

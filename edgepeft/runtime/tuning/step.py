@@ -27,7 +27,7 @@ _COPIES_WEIGHTS = ["ConstantFolding"]
 
 
 class StepResult(NamedTuple):
-    """``logits`` [batch, outputs]; ``gradients`` by trained tensor."""
+    """``logits`` [batch, outputs]; ``gradients`` by tensor."""
 
     loss: float
     logits: NDArray[Any]
@@ -54,7 +54,7 @@ def _parts(lengths: Sequence[int], most_rows: int) -> Iterator[list[int]]:
 
 
 class TrainingStep:
-    """An opened training graph; the trained tensors are its inputs, so it holds none.
+    """An opened training graph; the tensors that it has gradients of are its inputs, so it holds none.
 
     ``folder`` is the bundle's, where the weights lie.
     """
@@ -77,11 +77,11 @@ class TrainingStep:
                 disabled_optimizers=_COPIES_WEIGHTS,
             )
         self._inputs = [value.name for value in self._session.get_inputs()]
-        self._outputs = [LOSS, LOGITS, *map(gradient, self.facts.trained)]
+        self._outputs = [LOSS, LOGITS, *map(gradient, self.facts.leaves)]
 
     def __call__(
         self,
-        trained: Mapping[str, Any],
+        tensors: Mapping[str, Any],
         inputs: Mapping[str, Any],
         labels: Any,
         masks: Sequence[Any],
@@ -89,41 +89,44 @@ class TrainingStep:
         *,
         most_rows: int | None = None,
         states: States = lambda _: {},
+        back: Callable[[Arrays], Arrays] = lambda found: found,
     ) -> StepResult:
         """Loss and gradients of a batch, summed over parts of at most ``PASS_TOKENS`` tokens, padding included.
 
         Args:
-            trained: each trained tensor.
+            tensors: each that the graph gives a gradient of.
             inputs: token ids and masks [batch, length], int64.
             labels: [batch].
             masks: [batch, width], one for each dropout.
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
             states: the hidden states of some rows [tokens, width], where the graph starts from these.
+            back: what to sum of a part's gradients.
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
         lengths = inputs["attention_mask"].sum(1).tolist()
-        loss, logits, total = 0.0, {}, dict[str, NDArray[Any]]()
+        loss, logits, total = 0.0, dict[int, NDArray[Any]](), dict[str, NDArray[Any]]()
         for part in _parts(lengths, most_rows or len(lengths)):
             longest = max(lengths[i] for i in part)
             given = {name: np.ascontiguousarray(values[part, :longest]) for name, values in inputs.items()}
             given |= {LABELS: labels[part], SHARES: shares[part], **states(part)}
-            one, of_part, *gradients = self.run(self._outputs, trained, given, [mask[part] for mask in masks])
-            loss += float(one)
-            logits |= dict(zip(part, of_part, strict=True))
-            for name, new in zip(self.facts.trained, gradients, strict=True):
+            results = self.run(self._outputs, tensors, given, [mask[part] for mask in masks])
+            loss += float(results.pop(0))
+            logits |= dict(zip(part, results.pop(0), strict=True))
+            found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
+            for name, new in found.items():
                 total[name] = np.add(total[name], new, out=new) if name in total else new
         return StepResult(loss, np.stack([logits[i] for i in range(len(lengths))]), total)
 
     def run(
         self,
         outputs: Sequence[str],
-        trained: Mapping[str, Any],
+        tensors: Mapping[str, Any],
         inputs: Mapping[str, Any],
         masks: Sequence[Any],
     ) -> list[NDArray[Any]]:
         """Some of the graph's outputs, of what it has as inputs; a deployed one has no more than its logits."""
-        given = {**trained, **inputs, **{dropout(i): mask for i, mask in enumerate(masks)}}
+        given = {**tensors, **inputs, **{dropout(i): mask for i, mask in enumerate(masks)}}
         rows, length = inputs["input_ids"].shape
         with failing_as(f"stops in the training graph, with {rows} rows of {length} tokens"):
             return list(self._session.run(outputs, {name: given[name] for name in self._inputs}))

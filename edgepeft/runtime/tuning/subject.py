@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from edgepeft.data.course.options import MEAN_HEAD_RATE
 from edgepeft.data.parts import Given, TaskData, load_data
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import DataError, UsageError
-from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
 from edgepeft.graph.protos import properties, replace
 from edgepeft.graph.quantise import quantise
@@ -36,7 +34,7 @@ from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH
 from edgepeft.task_name import check_new_name
 
-__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "untunable"]
+__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template"]
 
 _RATE = 1e-3  # of a method that this version does not know
 
@@ -120,15 +118,16 @@ class TuningSubject:
 def deployed_graph(
     delta: onnx.ModelProto, facts: TrainingFacts, family: Family, architecture: Architecture, checkpoint: Checkpoint
 ) -> onnx.ModelProto:
-    """The task's spliced graph, with the trained tensors as inputs, by the names that they have in its delta graph.
+    """The task's spliced graph, with the trained tensors as inputs, by the names that they have in its delta graph, or
+    what a recipe makes of them.
 
     The backbone is built anew: a bundle may be older than the names that gradients go by.
     """
     backbone = family.build_graph(architecture, checkpoint.as_published)
     if checkpoint.is_quantised:
         quantise(backbone, checkpoint)
-    model = splice(backbone, delta, family.bindings(architecture), checkpoint)
-    own = {f"delta/{name}": name for name in facts.trained}
+    model = splice(backbone, delta, family.bindings(architecture), checkpoint, generate=False)
+    own = {f"delta/{name}": name for name in facts.leaves}
     rename_values(model.graph, lambda name: own.get(name, name))
     trained = [tensor for tensor in model.graph.initializer if tensor.name in own.values()]
     model.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in trained)
@@ -166,36 +165,15 @@ class Files:
         )
 
 
-def untunable(bundle: Bundle, task: str) -> str:
-    """Why the task cannot be tuned in this bundle; empty where it can.
-
-    Raises:
-        UnknownName: no such task.
-        BundleError: its graph is damaged.
-    """
-    return next((few for few, _ in _obstacles(bundle, task, bundle.delta_graph(task))), "")
-
-
-def _obstacles(bundle: Bundle, task: str, delta: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    """What keeps the task from being tuned: each in a few words, and as an error says it, with what to do."""
-    found = properties(delta)
-    if RECIPE in found:
-        method = found.get("edgepeft.method", "its method")
-        why = f"{method} trains one vector through a projection of every tensor, which is larger than the backbone"
-        yield why, f"task {task} cannot be tuned on a board: {why}. On a workstation: edgepeft train."
-
-
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
     """Go on from a task of the bundle.
 
     Raises:
         UnknownName: no such task.
-        UsageError: its gradients are not to be had.
+        UsageError: the options do not fit it.
         DataError: the rows do not fit it.
     """
     entry, delta = bundle.entry(task), bundle.delta_graph(task)
-    if obstacles := list(_obstacles(bundle, task, delta)):
-        raise UsageError(obstacles[0][1])
     data = files.load(entry.labels, options, regression=entry.labels is None)
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")

@@ -76,13 +76,6 @@ def test_on_a_board_without_pytorch_fine_tuning_stands_alone():
     assert [(u.engine, u.method) for u in units] == [("onnxruntime", "pfeiffer"), ("onnxruntime", "lora")]
 
 
-def test_a_task_that_cannot_be_tuned_is_a_row_that_says_why():
-    tasks = (BenchedTask("a", "lora", untrainable="half precision"), BenchedTask("b", "lora"))
-    units = planned(BenchedModel(Path("b"), tasks, 100, 0))
-    said = {(u.workload, u.engine, u.task.name): u.unavailable for u in units if u.task and u.unavailable}
-    assert said == {("finetune", "onnxruntime", "a"): "half precision"}
-
-
 def test_jobs_name_an_existing_workload_file():
     import importlib
 

@@ -44,14 +44,14 @@ def eight(trainable, tmp_path_factory):
     """A task, and a template, over 8-bit weights; not to be written to."""
     folder = tmp_path_factory.mktemp("eight") / "bundle"
     backbone, lora = open_backbone(str(trainable.parent / "bert")), method_named("lora").from_settings({})
-    options = {"texts": TEXTS, "trainable": True, "templates": [lora], "weights": "int8"}
+    options = {"texts": TEXTS, "templates": [lora], "weights": "int8"}
     export_bundle(backbone, [trainable.parent / "score"], folder, **options)
     return folder
 
 
 def in_half(bundle, delta):
     """The task in half precision."""
-    add_deltas(bundle, [delta], texts=TEXTS, replace=True, trainable=True, delta_weights="fp16")
+    add_deltas(bundle, [delta], texts=TEXTS, replace=True, delta_weights="fp16")
     entry = Bundle(bundle).entry("mood")
     assert entry.weights_dtype == "fp16"
     return entry
@@ -150,7 +150,7 @@ def test_prompts_are_tuned_as_tasks_and_from_templates(trainable, moods, tmp_pat
     torch.manual_seed(0)
     new_delta(backbone, prompt, "mood", ("bad", "good"), max_length=40).save(tmp_path / "mood")
     folder = tmp_path / "bundle"
-    export_bundle(backbone, [tmp_path / "mood"], folder, texts=TEXTS, trainable=True, templates=[prompt])
+    export_bundle(backbone, [tmp_path / "mood"], folder, texts=TEXTS, templates=[prompt])
     for task, template in (("mood", None), ("mine", method)):
         result = quick(folder, task, moods, template, steps=60)
         losses = [entry["loss"] for entry in result.tuned.history]
@@ -166,7 +166,7 @@ def test_tasks_that_share_layers_answer_anew_after_a_reload(bundle, trainable, m
     for number, task in enumerate(("one", "two")):
         torch.manual_seed(number)
         new_delta(backbone, top, task, ("bad", "good"), max_length=40).save(tmp_path / task)
-    add_deltas(bundle, [tmp_path / "one", tmp_path / "two"], texts=TEXTS, trainable=True)
+    add_deltas(bundle, [tmp_path / "one", tmp_path / "two"], texts=TEXTS)
     assert Bundle(bundle).entry("one").shared_layers > 0
     texts = [Text(known(json.loads(line)["sentence1"])) for line in moods.read_text().splitlines()[:7]]
     runtime = Runtime(bundle, threads=1, cache=False)

@@ -15,7 +15,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from deltas import TEXTS, random_delta, saved
 from torch.nn import functional
 from typer.testing import CliRunner
 from verbs import edgepeft, process
@@ -28,7 +27,6 @@ from edgepeft.data.batches import epoch_batches
 from edgepeft.data.rows import read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
-from edgepeft.exporting.bundle import add_deltas
 from edgepeft.graph.training import DROPPED
 from edgepeft.resources import sha256_of
 from edgepeft.runtime import tasks
@@ -343,14 +341,6 @@ def test_what_cannot_be_tuned_is_refused_in_words(bundle, moods, tmp_path):
     with pytest.raises(UsageError, match="is not a bundle"):
         quick(tmp_path / "nowhere", "mood", moods)
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_a_task_that_cannot_be_tuned_says_why_before_rows_are_looked_for(bundle, tmp_path):
-    said = random_delta(open_backbone(str(bundle)), "intrinsic-said", "mood", settings={"dimension": 90})
-    add_deltas(bundle, [saved(said, tmp_path / "said")], texts=TEXTS, replace=True)
-    (bundle / "model.safetensors").unlink()  # nor is this one read
-    with pytest.raises(UsageError, match="through a projection"):
-        quick(bundle, "mood", tmp_path / "nowhere.csv")
 
 
 def test_a_second_run_on_a_task_is_refused_and_one_on_another_is_not(bundle, moods, tmp_path):
