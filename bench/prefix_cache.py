@@ -49,7 +49,7 @@ class Side:
     def step(self, chosen: list[int]) -> float:
         """One update; its loss."""
         start = time.perf_counter()
-        loss, _ = self.engine.step(chosen, 1.0, lambda _, __, shape: np.ones(shape, np.float32))
+        loss = self.engine.step(chosen, 1.0, lambda _, __, shape: np.ones(shape, np.float32)).loss
         self.seconds.append(time.perf_counter() - start)
         return loss
 

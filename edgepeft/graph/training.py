@@ -31,7 +31,7 @@ class TrainingFacts:
     """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
 
     ``dropped`` are the weights of the products that read what each dropout leaves; ``generated`` are the inputs that a
-    recipe makes of trained tensors.
+    recipe makes of trained tensors; ``n_outputs`` are the columns that the loss needs of the logits.
     """
 
     trained: tuple[str, ...]
@@ -39,6 +39,7 @@ class TrainingFacts:
     dropouts: tuple[tuple[float, int], ...] = ()
     dropped: tuple[str, ...] = ()
     generated: tuple[str, ...] = ()
+    n_outputs: int = 1
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -70,4 +71,5 @@ def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
             f"the delta graph does not say where its head has dropout ({error}); export it again."
         ) from error
     generated = tuple(i.name for i in delta.graph.input if without_prefix(i.name)[0] == "generated")
-    return TrainingFacts(tuple(stored), card.get("labels") is None, dropouts, dropped, generated)
+    labels = card.get("labels")
+    return TrainingFacts(tuple(stored), labels is None, dropouts, dropped, generated, len(labels or "1"))

@@ -9,6 +9,7 @@ import math
 from statistics import median
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.course.checkpoint import Position
@@ -27,7 +28,7 @@ class Diverged(EdgepeftError):
 
 def ignorant_loss(targets: NDArray[Any], labels: tuple[str, ...] | None) -> float:
     """Of equal probabilities for all labels, or of the mean in place of every number."""
-    return float(targets.var()) if labels is None else math.log(len(labels))
+    return float(targets.var(dtype=np.float64)) if labels is None else math.log(len(labels))
 
 
 def record_loss(position: Position, loss: float) -> None:

@@ -19,10 +19,14 @@ Masks = Callable[[int, float, Sequence[int]], NDArray[np.float32]]
 
 
 class StepOutcome(NamedTuple):
-    """The loss of a step's rows before the update, and the norm of all gradients before clipping."""
+    """The loss of a step's rows before the update, and the norm of all gradients before clipping.
+
+    Where one is not finite, ``odd_rows`` are those of which that is so alone; none where the engine does not look.
+    """
 
     loss: float
     gradient_norm: float
+    odd_rows: tuple[int, ...] = ()
 
 
 class TrainingEngine(ABC):

@@ -8,7 +8,7 @@ else that moves is in the checkpoint, so a resumed run ends as an uninterrupted 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -204,10 +204,10 @@ class Course:
         """
         step, seed = self.position.step, self.options.seed
         factor = rate_factor(step, self.warmup, self.total)
-        self.loss, norm = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))
+        self.loss, norm, odd = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))
         if not (math.isfinite(self.loss) and math.isfinite(norm)):
             what = "the gradients are not finite" if math.isfinite(self.loss) else f"the loss became {self.loss}"
-            raise self._diverged(what)
+            raise self._diverged(what, odd if len(odd) < len(chosen) else ())
         record_loss(self.position, self.loss)
         if rise := risen(self.position, self.ignorant):
             raise self._diverged(rise)
@@ -252,8 +252,10 @@ class Course:
     def _interrupted(self) -> Interrupted:
         return Interrupted(f"stopped after step {self.position.step} of {self.total}")
 
-    def _diverged(self, what: str) -> Diverged:
-        return Diverged(f"{what} in step {self.position.step + 1}: the training diverged. {self.remedy}")
+    def _diverged(self, what: str, odd: Sequence[int] = ()) -> Diverged:
+        rows = " and ".join(self.data.train[i].where for i in odd[:3]) + f" and {len(odd) - 3} more" * (len(odd) > 3)
+        why = f"by itself, only {rows} gives that; correct or remove it" if odd else "the training diverged"
+        return Diverged(f"{what} in step {self.position.step + 1}: {why}. {self.remedy}")
 
     def result(self) -> CourseResult:
         """The best tensors so far, scored on the test rows; there was an evaluation.  No step can follow."""

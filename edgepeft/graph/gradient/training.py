@@ -19,7 +19,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.gradient.build import differentiate
 from edgepeft.graph.gradient.losses import add_loss
 from edgepeft.graph.gradient.rule import Backward
-from edgepeft.graph.names import LOSS, dropout, gradient
+from edgepeft.graph.names import LOGITS, LOSS, dropout, gradient
 from edgepeft.graph.predicates import all_used, standard, well_formed
 from edgepeft.graph.protos import copied, followed, writers
 from edgepeft.graph.prune import prune
@@ -34,10 +34,11 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
     """The task's graph, whose trained tensors are inputs, with its head's dropout and the loss behind its logits.
 
     Raises:
-        BundleError: the head has no such product, before which features are dropped.
+        BundleError: the head has no such product, before which features are dropped, or its logits no loss.
     """
     model = copied(deployed)
     graph = model.graph
+    _check_head(graph, facts)
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
         _drop(graph, weight, i, width)
     add_loss(graph, TensorProto.FLOAT, regression=facts.regression)
@@ -68,6 +69,15 @@ def with_gradients(
         model.graph.output.append(helper.make_tensor_value_info(output, spec.kind, spec.shape))
     prune(model.graph)
     return model
+
+
+def _check_head(graph: onnx.GraphProto, facts: TrainingFacts) -> None:
+    """See that the loss has a column for each label, or one for a number."""
+    shape = next(output.type.tensor_type.shape.dim for output in graph.output if output.name == LOGITS)
+    if len(shape) != 2 or shape[1].dim_value != facts.n_outputs:
+        found = ", ".join(dim.dim_param or str(dim.dim_value) for dim in shape)
+        wanted = "a number" if facts.regression else f"one of {facts.n_outputs} labels"
+        raise BundleError(f"its head gives logits [{found}], of which there is no loss for {wanted}.")
 
 
 def _drop(graph: onnx.GraphProto, weight: str, index: int, width: int) -> None:

@@ -97,7 +97,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         norm = clip(result.gradients, self._options.clip_norm)
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
-        return StepOutcome(result.loss, norm)
+            return StepOutcome(result.loss, norm)
+        alone = (self.gradients([row], [mask[i : i + 1] for mask in drawn]) for i, row in enumerate(chosen))
+        finite = [math.isfinite(each.loss) and math.isfinite(clip(each.gradients, math.inf)) for each in alone]
+        return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
 
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
