@@ -57,6 +57,7 @@ class SuiteRun:
     progress: ProgressCallback = lambda what, done, total: None
     in_force: InForce | None = None
     gemm: list[float] = field(default_factory=list)  # seconds of every step of the yardstick
+    peaks: dict[str, int] = field(default_factory=dict)  # resident bytes of each side of the last race
 
     @property
     def sizes(self) -> Architecture:
@@ -126,6 +127,7 @@ class SuiteRun:
     ) -> dict[str, list[float]]:
         """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick."""
         everyone = {**racers, "gemm": Racer(Job("gemm", self.threads))}
+        self.peaks = {}
         with ExitStack() as stack:
             sides: dict[str, _Side] = {}
             for number, (label, racer) in enumerate(everyone.items()):
@@ -142,8 +144,10 @@ class SuiteRun:
                 ),
                 progress=lambda done, total: self.progress(what, done, total),
             )
-        self.gemm += _seconds(series["gemm"])
-        return {label: _seconds(one) for label, one in series.items()}
+            seconds = {label: _seconds(one) for label, one in series.items()}
+            self.peaks = {label: side.finish() for label, side in sides.items()}
+        self.gemm += seconds["gemm"]
+        return seconds
 
     def command(self, arguments: Sequence[str]) -> float:
         """Run ``edgepeft ARGUMENTS``; return the wall seconds from its start to its end.
@@ -167,6 +171,9 @@ class _Side:
 
     def __init__(self, worker: WorkerProcess, batches: Sequence[int]) -> None:
         self._worker, self._batches = worker, batches
+
+    def finish(self) -> int:
+        return self._worker.finish()
 
     def step(self, batch: int) -> Sample:
         return self._worker.step(self._batches[batch % len(self._batches)])

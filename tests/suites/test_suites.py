@@ -12,7 +12,7 @@ from configs import SMALL_BERT
 from rich.console import Console
 
 from bench.suites import __main__ as command_line
-from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names
+from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names, tuning
 from bench.suites import _result as suite_run
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
@@ -146,6 +146,7 @@ def test_a_race_gives_every_side_a_sample_in_every_round_and_the_yardstick_too(b
     raced = own.race("test", {"first": Racer(job, (0,)), "second": Racer(job, (1,))})
     assert set(raced) == {"first", "second", "gemm"} and {len(seconds) for seconds in raced.values()} == {3}
     assert len(own.gemm) == 3 and own.in_force is not None
+    assert own.peaks.keys() == raced.keys() and min(own.peaks.values()) > 20e6  # a process of Python at least
 
 
 def test_a_failing_worker_ends_the_race_with_its_words(bundle, tmp_path):
@@ -232,9 +233,9 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["scale", "sharing", "speed"]
-    assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed]
-    with pytest.raises(UnknownName, match="scale, sharing, speed"):
+    assert suite_names() == ["scale", "sharing", "speed", "tuning"]
+    assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed, tuning]
+    with pytest.raises(UnknownName, match="scale, sharing, speed, tuning"):
         suite_named("_suite_run")
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["prepare"]
 
 
-def prepare(job: Job) -> Prepared:
-    """Load the model with an optimiser for what is trained."""
+def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) -> Prepared:
+    """Load the model with an optimiser for what is trained; ``wrap`` makes of the forward pass what runs."""
     import torch
     from torch.nn import functional
 
@@ -29,6 +29,7 @@ def prepare(job: Job) -> Prepared:
     backbone, model = load(job)
     everything = method_named(job.method or "").trains_everything
     logits, trained = (_everything if everything else _delta)(job, backbone, model)
+    logits = wrap(logits)
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
 
     def step(batch: int) -> None:

@@ -1,0 +1,89 @@
+"""A step of fine-tuning beside PyTorch's: without padding, on real lengths, over 8-bit weights; its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bench.suites._random_bundle import Structure
+from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._row import SuiteRow, Target
+from bench.suites._suite_run import Racer, SuiteRun
+from edgepeft.bench.planning.job import Batches, batches_of
+from edgepeft.bench.planning.lengths import full_length, load_lengths
+from edgepeft.bench.planning.subject import torch_installed
+from edgepeft.errors import MissingPackage
+
+__all__ = ["TITLE", "measure"]
+
+TITLE = "A step of fine-tuning"
+
+_OWN, _INT8, _BITFIT, _PYTORCH, _COMPILED, _FULL = "edgepeft", "int8", "bitfit", "pytorch", "torch.compile", "full"
+_METHODS = [Structure("pfeiffer", ["pfeiffer"]), Structure("bitfit", ["bitfit"])]
+_SETS = ("sst2", "mrpc", "rte")
+_NO_PADDING = (8, 64)
+_ROWS = 16  # of a step on real lengths
+
+
+def measure(run: SuiteRun) -> Iterator[SuiteRow]:
+    """Pfeiffer's adapters: speed and memory, in float32 and over int8; BitFit."""
+    if not torch_installed():
+        raise MissingPackage("a step beside PyTorch's needs PyTorch: pip install 'edgepeft[train]'.")
+    yield from _no_padding(run)
+    yield from _real_lengths(run)
+
+
+def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
+    rows, tokens = _NO_PADDING
+    batches = (full_length(tokens, rows).values,)
+    racers = _racers(run, batches)
+    bundle = run.bundle("methods", _METHODS)
+    racers[_BITFIT] = _racer(run, "finetune_onnxruntime", "methods", batches, "bitfit")
+    racers[_COMPILED] = _racer(run, "bench.peers.finetune_torch_compile", "methods", batches, "pfeiffer")
+    racers[_FULL] = Racer(run.job("finetune_pytorch", bundle, batches=batches, method="full"))
+    raced = run.race("no padding", racers)
+    what = f"{rows} x {tokens} tokens, no padding: pfeiffer"
+    for own, peer, target in (
+        (_OWN, _PYTORCH, 1.0),
+        (_OWN, _COMPILED, None),
+        (_OWN, _FULL, None),
+        (_INT8, _PYTORCH, 2.4),
+    ):
+        name = what if own == _OWN else f"{what} over int8 weights"
+        yield ratio_row(name, raced, own, peer, None if target is None else Target(target))
+    yield ratio_row(f"{rows} x {tokens} tokens, no padding: bitfit", raced, _BITFIT, _OWN, Target(1.0))
+    for own, most in ((_OWN, 0.6), (_INT8, 0.42)):
+        peaks = {side: [run.peaks[side] / 1e6] for side in (own, _PYTORCH)}
+        share = run.peaks[own] / run.peaks[_PYTORCH]
+        name = f"peak memory, {what}" + ("" if own == _OWN else " over int8 weights")
+        yield SuiteRow(name, _PYTORCH, share, unit="share", target=Target(most, at_least=False), samples=peaks)
+
+
+def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
+    races: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {_OWN: [], _INT8: []}
+    for name in _SETS:
+        lengths = load_lengths(name, seed=run.seed).clamped(run.sizes.max_length)
+        raced = run.race(f"lengths of {name}", _racers(run, batches_of(lengths.values, _ROWS)))
+        for own, pairs in races.items():
+            pairs.append((raced[own], raced[_PYTORCH]))
+            what = f"{_ROWS} rows of {name}'s lengths: pfeiffer" + ("" if own == _OWN else " over int8 weights")
+            yield ratio_row(what, raced, own, _PYTORCH, of_totals=True)
+    for own, target in ((_OWN, 1.4), (_INT8, 3.2)):
+        mean, over = geometric_mean(races[own]), "" if own == _OWN else " over int8 weights"
+        what = f"real lengths: pfeiffer{over}, geometric mean of {', '.join(_SETS)}"
+        yield SuiteRow(what, _PYTORCH, mean.value, (mean.low, mean.high), target=Target(target))
+
+
+def _racers(run: SuiteRun, batches: Batches) -> dict[str, Racer]:
+    """Ours in float32 and over int8, and PyTorch's padded step, each with these batches."""
+    run.bundle("methods", _METHODS)
+    run.bundle("methods-int8", _METHODS, weights="int8")
+    return {
+        _OWN: _racer(run, "finetune_onnxruntime", "methods", batches, "pfeiffer"),
+        _INT8: _racer(run, "finetune_onnxruntime", "methods-int8", batches, "pfeiffer"),
+        _PYTORCH: _racer(run, "finetune_pytorch", "methods", batches, "pfeiffer"),
+    }
+
+
+def _racer(run: SuiteRun, workload: str, bundle: str, batches: Batches, method: str) -> Racer:
+    job = run.job(workload, run.bundle(bundle), batches=batches, task=method, method=method)
+    return Racer(job, range(len(batches)))
