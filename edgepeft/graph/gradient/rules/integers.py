@@ -33,8 +33,15 @@ def _in_integers(at: Visit, g: str, matrix: str) -> str:
     step = op("Max", op("Mul", largest, at.number(1 / _LARGEST)), at.number(1e-30))  # (T); of a row of zeros
     middle = at.tape.constant(_MIDDLE, TensorProto.UINT8)
     rounded = op("QuantizeLinear", g, step, op("Expand", middle, op("Shape", step)), axis=0)
-    product = op("MatMulInteger", rounded, op("Transpose", matrix, perm=[1, 0]), middle)
+    product = op("MatMulInteger", rounded, op("Transpose", _as_it_lies(at, g, matrix), perm=[1, 0]), middle)
     return op("Mul", op("Cast", product, to=TensorProto.FLOAT), op("Unsqueeze", step, last))
+
+
+def _as_it_lies(at: Visit, g: str, matrix: str) -> str:
+    """The matrix by a shape that is only known in a run: of a constant, ONNX Runtime would keep a transposed copy."""
+    sizes = [extent[0] for extent in at.tape.extents(matrix)]
+    nothing = at.op("Mul", at.op("Shape", g), at.tape.ints(0, 0))
+    return at.op("Reshape", matrix, at.op("Add", nothing, at.tape.ints(*sizes)))
 
 
 RULES: Mapping[str, Rule] = {INTEGER_PRODUCT: _integer_product}
