@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
+from edgepeft.errors import BundleError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
@@ -24,11 +25,14 @@ from edgepeft.runtime.tuning.expansion import Expansion
 from edgepeft.runtime.tuning.hidden import HiddenStates
 from edgepeft.runtime.tuning.memory import StepLayout
 from edgepeft.runtime.tuning.options import TuneOptions
+from edgepeft.runtime.tuning.slope import wrong_slope
 from edgepeft.runtime.tuning.step import StepResult, TrainingStep
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 from edgepeft.runtime.verify import run_in_groups
 
 __all__ = ["OnnxRuntimeEngine"]
+
+_ROUNDINGS = 100  # of the largest number that is trained, below which no move is judged
 
 
 class OnnxRuntimeEngine(TrainingEngine):
@@ -67,6 +71,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._expansion = Expansion(subject.delta, subject.facts, bundle.checkpoint, threads)
         self._trained: Arrays = subject.tensors()
         self._given: Arrays | None = None
+        self._checked = False
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
         """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
@@ -94,6 +99,7 @@ class OnnxRuntimeEngine(TrainingEngine):
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
         ]
         result = self.gradients(chosen, drawn)
+        self._check(chosen, drawn, result)
         norm = clip(result.gradients, self._options.clip_norm)
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
@@ -105,17 +111,42 @@ class OnnxRuntimeEngine(TrainingEngine):
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
         self.prepare()
-        weights = self._weights[list(chosen)]
-        shares = (weights / weights.sum()).astype(np.float32)
-        inputs, targets = self._rows["train"].batch(chosen)
+        back = partial(self._expansion.gradients, self.trained)
+        return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
+
+    def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+        """What a step takes of these rows."""
+        weights, (inputs, labels) = self._weights[list(chosen)], self._rows["train"].batch(chosen)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
             return self._hidden["train"].packed([chosen[i] for i in part]) if self._hidden else {}
 
-        expansion, trained = self._expansion, self.trained
-        how: dict[str, Any] = {"most_rows": self._micro_batch, "states": states}
-        how["back"] = partial(expansion.gradients, trained)
-        return self._step(expansion.inputs(trained), inputs, targets, masks, shares, **how)
+        rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
+        return {**rows, "shares": (weights / weights.sum()).astype(np.float32)}
+
+    def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
+        """See that the loss of these rows changes along its gradient as that says, by the method's own tensors.
+
+        Beside those of a fresh head theirs are small, and theirs is the long way back.  8-bit weights round what is
+        between by more than that; their gradients pass the rounding straight through.
+        """
+        if self._checked or self._bundle.manifest.backbone.weights_dtype != "fp32":
+            return
+        self._checked, trained = True, self.trained
+        own = {name: each for name, each in found.gradients.items() if not name.startswith("head/")} or found.gradients
+        norm, largest = clip(own, math.inf), max(float(np.abs(trained[name]).max(initial=0)) for name in own)
+
+        def along(distance: float) -> float:
+            moved = {name: trained[name] + np.float32(distance / norm) * gradient for name, gradient in own.items()}
+            return self._step.loss(self._expansion.inputs({**trained, **moved}), **self._fed(chosen, masks))
+
+        slope = wrong_slope(along, found.loss, norm, _ROUNDINGS * float(np.finfo(np.float32).eps) * largest)
+        if slope is not None:
+            raise BundleError(
+                f"the gradient of task {self._subject.task}, of {self._subject.method}, is wrong: its norm is "
+                f"{norm:.3g}, and along it the loss changes by {slope:.3g} for each unit. Nothing was changed. Please "
+                "report this; on a workstation, edgepeft train goes without this gradient."
+            )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
@@ -190,7 +221,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             starts = range(0, len(given["input_ids"]), size)
             parts = ({n: values[i : i + size] for n, values in given.items()} for i in starts)
-            return np.concatenate([graph.run([LOGITS], self.given, part, [])[0] for part in parts])
+            return np.concatenate([graph.run([LOGITS], self.given, part)[0] for part in parts])
 
         return run_in_groups(group, inputs)
 

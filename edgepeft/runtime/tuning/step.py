@@ -53,6 +53,21 @@ def _parts(lengths: Sequence[int], most_rows: int) -> Iterator[list[int]]:
     yield part
 
 
+def _cut(
+    inputs: Mapping[str, Any], by_row: Mapping[str, Any], most_rows: int | None, states: States
+) -> Iterator[tuple[list[int], dict[str, Any]]]:
+    """The rows of each part, and what the graph takes of them; tokens no further than they go."""
+    lengths = inputs["attention_mask"].sum(1).tolist()
+    for part in _parts(lengths, most_rows or len(lengths)):
+        longest = max(lengths[i] for i in part)
+        given = {name: np.ascontiguousarray(values[part, :longest]) for name, values in inputs.items()}
+        yield part, {**given, **{name: values[part] for name, values in by_row.items()}, **states(part)}
+
+
+def _by_row(labels: Any, masks: Sequence[Any], shares: Any) -> dict[str, Any]:
+    return {LABELS: labels, SHARES: shares, **{dropout(i): mask for i, mask in enumerate(masks)}}
+
+
 class TrainingStep:
     """An opened training graph; the tensors that it has gradients of are its inputs, so it holds none.
 
@@ -104,29 +119,40 @@ class TrainingStep:
             back: what to sum of a part's gradients.
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
-        lengths = inputs["attention_mask"].sum(1).tolist()
         loss, logits, total = 0.0, dict[int, NDArray[Any]](), dict[str, NDArray[Any]]()
-        for part in _parts(lengths, most_rows or len(lengths)):
-            longest = max(lengths[i] for i in part)
-            given = {name: np.ascontiguousarray(values[part, :longest]) for name, values in inputs.items()}
-            given |= {LABELS: labels[part], SHARES: shares[part], **states(part)}
-            results = self.run(self._outputs, tensors, given, [mask[part] for mask in masks])
+        for part, given in _cut(inputs, _by_row(labels, masks, shares), most_rows, states):
+            results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             logits |= dict(zip(part, results.pop(0), strict=True))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
             for name, new in found.items():
                 total[name] = np.add(total[name], new, out=new) if name in total else new
-        return StepResult(loss, np.stack([logits[i] for i in range(len(lengths))]), total)
+        return StepResult(loss, np.stack([logits[i] for i in range(len(labels))]), total)
+
+    def loss(
+        self,
+        tensors: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        labels: Any,
+        masks: Sequence[Any],
+        shares: NDArray[np.float32],
+        *,
+        most_rows: int | None = None,
+        states: States = lambda _: {},
+    ) -> float:
+        """That of ``__call__`` without the way back."""
+        parts = _cut(inputs, _by_row(labels, masks, shares), most_rows, states)
+        return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
     def run(
         self,
         outputs: Sequence[str],
         tensors: Mapping[str, Any],
         inputs: Mapping[str, Any],
-        masks: Sequence[Any],
     ) -> list[NDArray[Any]]:
         """Some of the graph's outputs, of what it has as inputs; a deployed one has no more than its logits."""
-        given = {**tensors, **inputs, **{dropout(i): mask for i, mask in enumerate(masks)}}
+        given, options = {**tensors, **inputs}, ort.RunOptions()
+        options.only_execute_path_to_fetches = True
         rows, length = inputs["input_ids"].shape
         with failing_as(f"stops in the training graph, with {rows} rows of {length} tokens"):
-            return list(self._session.run(outputs, {name: given[name] for name in self._inputs}))
+            return list(self._session.run(outputs, {name: given[name] for name in self._inputs}, options))
