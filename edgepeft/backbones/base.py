@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_HEAD",
     "Architecture",
+    "Decoder",
     "Family",
     "Helper",
     "Pooling",
@@ -48,15 +49,18 @@ class Role(StrEnum):
     QUERY = "query"  # outputs of self-attention's projections, bias included, before they are scaled or split
     KEY = "key"
     VALUE = "value"
-    CROSS_KEY = "cross_key"  # the same of a decoder's attention to the encoder
+    CROSS_QUERY = "cross_query"  # the same of a decoder's attention to the encoder
+    CROSS_KEY = "cross_key"
     CROSS_VALUE = "cross_value"
     ATTENTION_OUTPUT = "attention_output"  # self-attention's output projection, before the residual sum
+    CROSS_ATTENTION_OUTPUT = "cross_attention_output"
     FFN_UP = "ffn_up"  # the feed-forward's first product, before its activation
     FFN_ACTIVATION = "ffn_activation"  # past the activation (and gate): the input of its second product
     FFN_OUTPUT = "ffn_output"  # the second product, before the residual sum
     LAYER_OUTPUT = "layer_output"  # what the next layer reads: past the layer's last norm, if one ends it
     POOLED_FIRST = "pooled.first"  # the first token's last hidden state, [batch, d]
     POOLED_MEAN = "pooled.mean"  # the mean of the tokens' last hidden states, [batch, d]
+    POOLED_LABELS = "pooled.labels"  # what a decoder gives the edges of a task's labels: see ``trie``
 
 
 class Helper(StrEnum):
@@ -68,10 +72,11 @@ class Helper(StrEnum):
 
 
 class Pooling(StrEnum):
-    """How a sentence head reads the tokens' last hidden states."""
+    """How a sentence head reads the tokens' last hidden states, or what a decoder makes of them for its labels."""
 
     FIRST = "first"
     MEAN = "mean"
+    LABELS = "labels"
 
     @property
     def site(self) -> str:
@@ -98,6 +103,21 @@ class Site:
     reads: str = ""
     residual: tuple[str, int] | None = None
     norm: str | None = None
+    enters: bool = False
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A second stack of layers, which reads the first one's output and writes text.
+
+    Texts begin after the one token and end with the other.  Logits are the table's products with its last hidden state
+    times ``scale``.  Distances from ``max_distance`` on are one.
+    """
+
+    start_token_id: int
+    end_token_id: int
+    scale: float
+    max_distance: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +128,7 @@ class Architecture:
     ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
     ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
     are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
-    task gets, ``NO_HEAD`` where text comes out.
+    task gets.
     """
 
     family: str
@@ -129,6 +149,7 @@ class Architecture:
     inputs: tuple[str, ...]
     head: str
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    decoder: Decoder | None = None
 
     @property
     def placeholder_token_id(self) -> int:
@@ -166,8 +187,12 @@ class Architecture:
         return self.tensors[tensor] if tensor in self.tensors else self.pooler[tensor]
 
     def layer_path(self, layer: int) -> str:
-        """``encoder.layer.3.``: how the names of a layer's tensors begin, for that is what its sites' modules share."""
-        paths = (site.module.replace(".", "/") for site in self.sites if site.layer == layer)
+        """``encoder.layer.3.``: how the names of a layer's tensors begin, for that is what its sites' modules share.
+
+        Layers of all stacks are counted on.
+        """
+        stem = self.sites_of(Role.LAYER_OUTPUT)[layer].name.removesuffix(Role.LAYER_OUTPUT)
+        paths = (site.module.replace(".", "/") for site in self.sites if site.name.startswith(stem))
         return posixpath.commonpath(list(paths)).replace("/", ".") + "."
 
 

@@ -41,7 +41,7 @@ def checked(key: str, value: Any, kind: str) -> Any:
     """
     expected: tuple[type, ...] = {"int": (int,), "float": (int, float), "str": (str,)}[kind]
     wrong = not isinstance(value, expected) or isinstance(value, bool)
-    minimum = 0 if key == "pad_token_id" else 1
+    minimum = 0 if key.endswith("token_id") else 1
     if wrong or (kind == "int" and not minimum <= value <= _LARGEST) or (kind == "float" and not 0 < value < 1):
         raise UsageError(f"the backbone's config.json needs {key} as a positive {kind}; found {value!r}.")
     return value

@@ -67,19 +67,23 @@ class Packing:
         """(B, S) -> (T)."""
         return self.emit.op("Gather", self.emit.op("Reshape", value, self.emit.ints(-1)), self.index, output=output)
 
-    def attend(self, query: str, key: str, value: str, width: int, output: str) -> str:
-        """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d."""
+    def attend(self, query: str, key: str, value: str, width: int, output: str, *, bias: str = "") -> str:
+        """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d.
+
+        ``bias`` is added to them, (B, h, S, S); where none is given, what leaves padding out.
+        """
         op, ints, e = self.emit.op, self.emit.ints, width // self.n_heads
-        query = self._split_heads(query, e)
-        key = op("Transpose", self._split_heads(key, e), perm=[0, 1, 3, 2])  # (B, h, e, S)
-        scores = op("Add", op("MatMul", query, key), self.mask_bias)  # (B, h, S, S)
-        context = op("MatMul", op("Softmax", scores, axis=-1), self._split_heads(value, e))  # (B, h, S, e)
+        query = self.split_heads(query, width)
+        key = op("Transpose", self.split_heads(key, width), perm=[0, 1, 3, 2])  # (B, h, e, S)
+        scores = op("Add", op("MatMul", query, key), bias or self.mask_bias)  # (B, h, S, S)
+        context = op("MatMul", op("Softmax", scores, axis=-1), self.split_heads(value, width))  # (B, h, S, e)
         merged = op("Gather", op("Reshape", context, ints(-1, e)), self.merge)  # (T, h, e)
         return op("Reshape", merged, ints(-1, width), output=output)
 
-    def _split_heads(self, value: str, e: int) -> str:
-        """(T, d) -> (B, h, S, e) in one copy."""
-        return self.emit.op("Gather", self.emit.op("Reshape", value, self.emit.ints(-1, e)), self.split)
+    def split_heads(self, value: str, width: int) -> str:
+        """(T, d) -> (B, h, S, e) in one copy; ``width`` is d."""
+        rows = self.emit.op("Reshape", value, self.emit.ints(-1, width // self.n_heads))
+        return self.emit.op("Gather", rows, self.split)
 
     def outputs(self, hidden: str, width: int) -> list[onnx.ValueInfoProto]:
         """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""

@@ -1,0 +1,231 @@
+"""T5's shapes: sizes, tensors and sites of both stacks, read from a config.
+
+Letters: d hidden, i all heads together, f intermediate, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgepeft.backbones.base import Decoder, Role, Site
+from edgepeft.backbones.config import MOST_LAYERS, checked
+from edgepeft.errors import UsageError
+
+__all__ = [
+    "ACTIVATIONS",
+    "MODEL_TYPES",
+    "OUTPUT",
+    "Sizes",
+    "absent_biases",
+    "decoder_of",
+    "is_tied",
+    "linear_layers",
+    "neighbours",
+    "norms_of",
+    "sites_of",
+    "sizes_of",
+    "tensors_of",
+]
+
+_LINEAR = ("q", "k", "v")
+_ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
+_DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
+OUTPUT = "lm_head.weight"  # of the logits, where the embeddings are not taken
+# ``feed_forward_proj`` -> (ONNX operator, attributes), of the half that is not the gate.
+ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "relu": ("Relu", {}),
+    "gelu": ("Gelu", {}),
+    "gated-gelu": ("Gelu", {"approximate": "tanh"}),
+    "gated-relu": ("Relu", {}),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    d_model: int
+    d_kv: int
+    d_ff: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    num_decoder_layers: int
+    relative_attention_num_buckets: int
+    relative_attention_max_distance: int
+    layer_norm_epsilon: float
+    feed_forward_proj: str
+    n_positions: int
+    pad_token_id: int
+    eos_token_id: int
+    decoder_start_token_id: int
+
+    @property
+    def inner(self) -> int:
+        """Width of queries, keys and values."""
+        return self.num_heads * self.d_kv
+
+    @property
+    def up(self) -> tuple[str, ...]:
+        """The feed-forward's first linear layers; a gate is a second one."""
+        return ("wi_0", "wi_1") if self.feed_forward_proj.startswith("gated-") else ("wi",)
+
+    @property
+    def stacks(self) -> tuple[tuple[str, int, dict[str, str]], ...]:
+        """(module path, layers, sub-layer -> its path in a layer)."""
+        return ("encoder", self.num_layers, _ENCODER), ("decoder", self.num_decoder_layers, _DECODER)
+
+
+# What transformers takes where a config is silent; sizes have no default here.
+_DEFAULTS = {
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "n_positions": 512,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+}
+MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "t5": {},  # T5 1.1, Flan-T5 and byT5 too
+    "mt5": {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+}
+
+
+def sizes_of(config: Mapping[str, Any]) -> Sizes:
+    silent = {**_DEFAULTS, **MODEL_TYPES[config["model_type"]], "num_decoder_layers": config.get("num_layers")}
+    silent["decoder_start_token_id"] = config.get("pad_token_id", _DEFAULTS["pad_token_id"])
+    values = {}
+    for name, kind in Sizes.__annotations__.items():
+        value = config.get(name)
+        values[name] = checked(name, silent.get(name) if value is None else value, kind)
+    sizes = Sizes(**values)
+    if max(sizes.num_layers, sizes.num_decoder_layers) > MOST_LAYERS:
+        raise UsageError(f"the config asks for more layers than the {MOST_LAYERS} that are counted.")
+    if sizes.feed_forward_proj not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise UsageError(f"the config's feed_forward_proj is {sizes.feed_forward_proj!r}; supported: {known}.")
+    if sizes.relative_attention_max_distance <= sizes.relative_attention_num_buckets // 2:
+        raise UsageError("the config has more buckets than distances; it is damaged.")
+    if max(sizes.pad_token_id, sizes.eos_token_id, sizes.decoder_start_token_id) >= sizes.vocab_size:
+        raise UsageError("the config has a special token beyond its vocabulary.")
+    return sizes
+
+
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Whether logits are products with the embeddings; transformers 5 writes other models' as tied, but not scaled."""
+    tied = config.get("tie_word_embeddings", {**_DEFAULTS, **MODEL_TYPES[config["model_type"]]}["tie_word_embeddings"])
+    return bool(tied and config.get("scale_decoder_outputs") is not False)
+
+
+def decoder_of(config: Mapping[str, Any], sizes: Sizes) -> Decoder:
+    scale = sizes.d_model**-0.5 if config.get("scale_decoder_outputs", is_tied(config)) else 1.0
+    start, end = sizes.decoder_start_token_id, sizes.eos_token_id
+    return Decoder(start, end, scale, sizes.relative_attention_max_distance)
+
+
+def _layers(sizes: Sizes) -> Iterator[tuple[str, dict[str, str]]]:
+    """(module path of a layer, its sub-layers), of both stacks."""
+    for stack, count, parts in sizes.stacks:
+        for i in range(count):
+            yield f"{stack}.block.{i}", parts
+
+
+def linear_layers(sizes: Sizes) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Module path and weight [out, in]."""
+    d, inner, f = sizes.d_model, sizes.inner, sizes.d_ff
+    for layer, parts in _layers(sizes):
+        for part, place in parts.items():
+            module = f"{layer}.{place}.{part}"
+            if part == "DenseReluDense":
+                yield from ((f"{module}.{up}", (f, d)) for up in sizes.up)
+                yield f"{module}.wo", (d, f)
+            else:
+                yield from ((f"{module}.{name}", (inner, d)) for name in _LINEAR)
+                yield f"{module}.o", (d, inner)
+
+
+def norms_of(sizes: Sizes) -> Iterator[str]:
+    """One before each sub-layer, and one after each stack."""
+    for layer, parts in _layers(sizes):
+        yield from (f"{layer}.{place}.layer_norm" for place in parts.values())
+    yield from (f"{stack}.final_layer_norm" for stack, _, _ in sizes.stacks)
+
+
+def absent_biases(
+    sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...]
+) -> dict[str, tuple[int, ...]]:
+    """Those that the Compacter paper adds for BitFit: none on the stacks' final norms, one on the output layer."""
+    widths = {module: out for module, (out, _) in linear.items()}
+    widths |= {norm: sizes.d_model for norm in norms if not norm.endswith("final_layer_norm")}
+    return {f"{module}.bias": (width,) for module, width in {**widths, "lm_head": sizes.vocab_size}.items()}
+
+
+def tensors_of(
+    sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...], *, tied: bool
+) -> dict[str, tuple[int, ...]]:
+    table = (sizes.vocab_size, sizes.d_model)
+    tensors: dict[str, tuple[int, ...]] = {"shared.weight": table} | ({} if tied else {OUTPUT: table})
+    tensors |= {f"{module}.weight": shape for module, shape in linear.items()}
+    tensors |= {f"{norm}.weight": (sizes.d_model,) for norm in norms}
+    for stack, _, parts in sizes.stacks:
+        name = f"{stack}.block.0.{parts['SelfAttention']}.SelfAttention.relative_attention_bias.weight"
+        tensors[name] = (sizes.relative_attention_num_buckets, sizes.num_heads)
+    return tensors
+
+
+def sites_of(sizes: Sizes) -> Iterator[Site]:
+    d = sizes.d_model
+    yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", enters=True)
+    for stack, count, parts in sizes.stacks:
+        yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
+    yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+
+
+def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
+    d, inner, f = sizes.d_model, sizes.inner, sizes.d_ff
+
+    def at(role: Role, module: str, reads: str, widths: tuple[int, int], residual: str = "") -> Site:
+        added = (residual, 0) if residual else None
+        return Site(f"{stack}.layer.{i}.{role}", role, i, *widths, module, reads, added)
+
+    for part, place in parts.items():
+        around = f"{stack}.block.{i}.{place}"
+        within, ends = f"{around}.{part}.", f"{around}.dropout"
+        if part == "DenseReluDense":
+            if len(sizes.up) == 1:  # with a gate beside it there are two
+                yield at(Role.FFN_UP, within + "wi", within + "wi", (d, f))
+            yield at(Role.FFN_ACTIVATION, within + "dropout", within + "act", (f, f))
+            yield at(Role.FFN_OUTPUT, ends, within + "wo", (f, d), around)
+            yield at(Role.LAYER_OUTPUT, around, around, (d, d))
+        else:
+            cross = "cross_" if part == "EncDecAttention" else ""
+            for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
+                yield at(Role(cross + role), within + linear, within + linear, (d, inner))
+            yield at(Role(cross + Role.ATTENTION_OUTPUT), ends, within + "o", (inner, d), around)
+
+
+# Role -> the values around its site: what its module reads, and what is added to its output.
+_AROUND = {
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
+    Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
+    **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
+    Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
+    Role.FFN_UP: {"input": "{layer}ffn_norm"},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
+}
+
+
+def neighbours(site: Site) -> dict[str, str]:
+    """Suffix of a binding -> value of the graph."""
+    stack, layer = site.name.partition(".")[0], site.layer or 0
+    first, attended = {
+        "encoder": ("word_embeddings", "attention_output"),
+        "decoder": ("decoder.embeddings", "cross_attention_output"),
+    }.get(stack, ("", ""))
+    below = f"{stack}.layer.{layer - 1}.layer_output" if layer else first
+    values = _AROUND.get(site.role, {}).items()
+    here = {"below": below, "layer": f"{stack}.layer.{layer}.", "attended": attended}
+    return {suffix: value.format(**here) for suffix, value in values}
