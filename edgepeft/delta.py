@@ -11,80 +11,25 @@ import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Pooling
-from edgepeft.backbones.hooks import attached, pool
+from edgepeft.backbones.hooks import attached, edge_logits, needs, pool, prompted, tied
 from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.trie import EDGES
+from edgepeft.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.heads.base import head_named
+from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Method, method_named
-from edgepeft.mistakes import in_words
 from edgepeft.resources import new_folder, write_json
 
-__all__ = ["BackboneCard", "Delta", "DeltaCard", "new_delta", "write_tensors"]
-
-ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
-CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
-# Of a row with a prompt in front, the first position is the prompt's; the other two leave prompts out.
-READS = {"first_token": Pooling.FIRST, "first_position": Pooling.FIRST, "mean": Pooling.MEAN}
-
-
-class BackboneCard(BaseModel):
-    """Which backbone a delta belongs to; ``sha256`` is of its weights file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    source: str
-    family: str
-    model_type: str
-    sha256: str
-
-
-class DeltaCard(BaseModel):
-    """The content of ``delta.json``.  ``labels`` is None for regression."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
-    task: str
-    level: Literal["sentence"] = "sentence"
-    method: str
-    hyperparameters: dict[str, Any]
-    labels: tuple[str, ...] | None
-    pairs: bool = False
-    head: str
-    head_reads: Literal["first_token", "first_position", "mean"]
-    head_dropout: float = 0.1
-    max_length: int
-    prompt_length: int = 0
-    backbone: BackboneCard
-    trainable_parameters: int = 0
-    metrics: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    versions: dict[str, str] = {}
-
-    @property
-    def n_outputs(self) -> int:
-        """Logits of a row: one per label, one for regression."""
-        return 1 if self.labels is None else len(self.labels)
-
-    @property
-    def pooling(self) -> Pooling:
-        """The pooled value that the head reads."""
-        return READS[self.head_reads]
-
-    @property
-    def unpooled(self) -> int:
-        """Tokens at a row's start that the head's pooled value leaves out."""
-        return 0 if self.head_reads == "first_position" else self.prompt_length
+__all__ = ["Delta", "new_delta", "write_tensors"]
 
 
 class Delta(nn.Module):
@@ -102,7 +47,8 @@ class Delta(nn.Module):
         # nn.ModuleDict refuses dots in its keys, and site names have them.
         built = method.build(method.sites(architecture))
         self.modules_by_site = nn.ModuleDict({_key(site): module for site, module in built.items()})
-        self.head = head(architecture.hidden_size, card.n_outputs, card.head_dropout)
+        self.trie = backbone.trie(card.labels or ()) if head.decodes else None
+        self.head = head.made_for(architecture.hidden_size, card.n_outputs, card.head_dropout, self.trie)
         own = method.own_tensors(architecture, head.reads)
         self.generator = method.generator(own)
         trained = own if self.generator is None else {}
@@ -172,29 +118,36 @@ class Delta(nn.Module):
         return self.read_out(self._pooled(model, inputs, own), own)
 
     def _pooled(self, model: nn.Module, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
-        """[batch, d]: what the head reads."""
-        inputs = self._prompted(inputs)
+        """[batch, d], or [batch, nodes, edges] of labels: what the head reads."""
+        inputs = prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
         in_model = {self.architecture.site(n): m for n, m in self.site_modules.items() if not n.startswith("pooled.")}
-        overrides = {name: tensor for name, tensor in own.items() if name in self.architecture.tensors}
+        overrides = tied(model, {name: own[name] for name in own if name in self.architecture.tensors})
+
+        def run(**given: Any) -> Any:
+            return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
+
         with attached(model, in_model):
-            output = torch.func.functional_call(model, overrides, (), dict(inputs))
-        mask, skip = inputs["attention_mask"], self.card.unpooled
-        pooled = pool(output.last_hidden_state, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
-        site = self.card.pooling.site
-        return self.site_modules[site](pooled) if site in self.site_modules else pooled
+            if self.trie is not None:
+                pooled = edge_logits(run, inputs, self.trie)
+            else:
+                hidden, mask, skip = run(**inputs).last_hidden_state, inputs["attention_mask"], self.card.unpooled
+                pooled = pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
+        module = self.site_modules.get(self.card.pooling.site)
+        if module is None:
+            return pooled
+        tokens = {"token": self.edge_tokens(pooled.device)} if "token" in needs(module) else {}
+        adapted: Tensor = module(pooled, **tokens)
+        return adapted
+
+    def edge_tokens(self, device: torch.device | None = None) -> Tensor:
+        """int64 [edges]: the tokens of the labels' edges."""
+        assert self.trie is not None
+        return torch.from_numpy(self.trie.values[EDGES]).to(device)
 
     def read_out(self, pooled: Tensor, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
         """The head's logits [batch, outputs] of [batch, d]; ``own`` takes the place of backbone tensors."""
         logits: Tensor = self.head(pooled, *({**self.frozen_reads, **own}[name] for name in self.head.reads))
         return logits
-
-    def _prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Placeholder tokens in front of every row, as many as the prompt is long."""
-        length = self.card.prompt_length
-        if length == 0:
-            return inputs
-        fill = {"input_ids": self.architecture.placeholder_token_id, "attention_mask": 1}
-        return {name: functional.pad(rows, (length, 0), value=fill.get(name, 0)) for name, rows in inputs.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Every trained tensor by its name on disk; a shared one appears once."""
@@ -272,25 +225,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         raise EdgepeftError(f"{path.name} cannot be written into {path.parent.parent} ({error}).") from error
 
 
-def read_card(folder: Path) -> DeltaCard:
-    """The card of a delta's folder.
-
-    Raises:
-        UsageError: no such folder, or it holds no delta.
-        BundleError: the card is damaged or of an unknown version.
-    """
-    path = folder / CARD_FILE
-    try:
-        return DeltaCard.model_validate_json(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        reason = f"has no {CARD_FILE}" if folder.exists() else "is not there"
-        raise UsageError(f"{folder} is not a delta: it {reason}. Make one with: edgepeft train.") from None
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
-    except ValidationError as error:
-        raise BundleError(f"{path} is not a delta card that this version can read: {in_words(error)}.") from error
-
-
 def new_delta(
     backbone: Backbone,
     method: Method,
@@ -307,6 +241,8 @@ def new_delta(
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
+    kind = head_named(head or backbone.head)
+    _require_fitting(backbone, kind, labels)
     positions, prompt = backbone.architecture.max_length, method.prompt_length
     if prompt and prompt + max_length > positions:
         raise UsageError(
@@ -319,8 +255,8 @@ def new_delta(
         hyperparameters=json.loads(json.dumps(method.settings())),
         labels=labels,
         pairs=pairs,
-        head=head or backbone.head,
-        head_reads="mean" if backbone.pooling is Pooling.MEAN else "first_token",
+        head=kind.kind,
+        head_reads="labels" if kind.decodes else "mean" if backbone.pooling is Pooling.MEAN else "first_token",
         head_dropout=head_dropout,
         max_length=max_length,
         prompt_length=prompt,
@@ -332,9 +268,20 @@ def new_delta(
         ),
     )
     delta = Delta(card, backbone.architecture, backbone)
-    method.start(delta.site_modules, lambda name: _copied(backbone, name).detach())
-    delta.card = card.model_copy(update={"trainable_parameters": sum(delta.n_parameters().values())})
+    method.start(delta.site_modules, lambda: _copied(backbone, backbone.architecture.words).detach())
+    if not (trained := sum(delta.n_parameters().values())):
+        raise UsageError(f"{method.name} trains the head alone, and the head {kind.kind!r} has nothing to train.")
+    delta.card = card.model_copy(update={"trainable_parameters": trained})
     return delta
+
+
+def _require_fitting(backbone: Backbone, head: type[Head], labels: tuple[str, ...] | None) -> None:
+    if backbone.architecture.decoder is not None and not head.decodes:
+        raise UsageError(
+            f"{backbone.source} scores labels with its decoder, by the head 'labels'; {head.kind!r} is another."
+        )
+    if head.decodes and labels is None:
+        raise UsageError(f"{backbone.source} scores labels with its decoder; a regression has none. Use an encoder.")
 
 
 def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:

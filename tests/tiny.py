@@ -7,7 +7,9 @@ confused key and query, would still agree with it.  Here all of those are random
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,7 +45,24 @@ SIZES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
         "pad_token_id": 0,
     },
+    "t5": {
+        "d_model": 32,
+        "d_kv": 6,  # not d_model / num_heads
+        "d_ff": 48,
+        "num_layers": 2,
+        "num_decoder_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 60,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 20,
+        "pad_token_id": 0,
+        "eos_token_id": 3,
+        "decoder_start_token_id": 0,
+        "layer_norm_epsilon": 1e-5,
+    },
 }
+# Labels that a decoder writes, of several words too: the last of the vocabulary.
+WORDS = {56: "no", 57: "perhaps", 58: "yes", 59: "not"}
 
 
 def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
@@ -53,8 +72,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
         noise = torch.randn(parameter.shape, generator=generator)
         norm = "norm" in name.lower()
         if parameter.dim() == 2:
-            sharp = any(part in name for part in ("query", "key", "q_lin", "k_lin"))
-            embedding = "embeddings." in name
+            sharp = any(part in name for part in ("query", "key", "q_lin", "k_lin", "Attention.q", "Attention.k"))
+            embedding = any(part in name for part in ("embeddings.", "shared.", "attention_bias."))
             scale = 0.5 if embedding else (1.3 if sharp else 1.0) * parameter.shape[1] ** -0.5
             parameter.data = scale * noise
         elif norm and name.endswith("weight"):
@@ -67,22 +86,24 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 def write_model(folder: Path, model_type: str, *, seed: int = 0, mean: bool = False, **sizes: Any) -> Path:
     """A random base model with a tokenizer; ``mean`` adds sentence-transformers' note on pooling."""
     config = transformers.AutoConfig.for_model(model_type, **(SIZES[model_type] | sizes))
-    model = randomise(transformers.AutoModel.from_config(config, attn_implementation="eager"), seed)
+    of = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
+    model = randomise(of.from_config(config, attn_implementation="eager"), seed)
     model.save_pretrained(folder)
-    write_tokenizer(folder / "tokenizer.json", config.pad_token_id, config.vocab_size)
+    words = WORDS if config.is_encoder_decoder else {}
+    write_tokenizer(folder / "tokenizer.json", config.pad_token_id, config.vocab_size, words)
     if mean:
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
     return folder
 
 
-def write_tokenizer(path: Path, pad: int, vocab_size: int) -> None:
-    """Words w5, w6, ... by their own id, in BERT's template; RoBERTa pads with 1, the others with 0."""
+def write_tokenizer(path: Path, pad: int, vocab_size: int, words: Mapping[int, str] = MappingProxyType({})) -> None:
+    """Words w5, w6, ... by their own id, but for those given, in BERT's template; RoBERTa pads with 1, others with 0."""
     first, last = (0, 2) if pad == 1 else (2, 3)
     special = {pad: "[PAD]", first: "[CLS]", last: "[SEP]"}
     unknown = 3 if pad == 1 else 1
     special[unknown] = "[UNK]"
-    vocabulary = {special.get(i, f"w{i}"): i for i in range(vocab_size)}
+    vocabulary = {(special | dict(words)).get(i, f"w{i}"): i for i in range(vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", last), ("[CLS]", first))

@@ -181,6 +181,7 @@ def sites_of(sizes: Sizes) -> Iterator[Site]:
     for stack, count, parts in sizes.stacks:
         yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
+    yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
 
 
 def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> Iterator[Site]:
@@ -194,13 +195,16 @@ def _layer_sites(sizes: Sizes, stack: str, i: int, parts: Mapping[str, str]) -> 
         around = f"{stack}.block.{i}.{place}"
         within, ends = f"{around}.{part}.", f"{around}.dropout"
         if part == "DenseReluDense":
-            if len(sizes.up) == 1:  # with a gate beside it there are two
-                yield at(Role.FFN_UP, within + "wi", within + "wi", (d, f))
+            yield at(Role.FFN_NORM, f"{around}.layer_norm", f"{around}.layer_norm", (d, d))
+            first = (Role.FFN_UP,) if len(sizes.up) == 1 else (Role.FFN_GATE, Role.FFN_GATED)
+            yield from (at(role, within + up, within + up, (d, f)) for role, up in zip(first, sizes.up, strict=True))
             yield at(Role.FFN_ACTIVATION, within + "dropout", within + "act", (f, f))
             yield at(Role.FFN_OUTPUT, ends, within + "wo", (f, d), around)
             yield at(Role.LAYER_OUTPUT, around, around, (d, d))
         else:
             cross = "cross_" if part == "EncDecAttention" else ""
+            norm = f"{around}.layer_norm"
+            yield at(Role(cross + Role.ATTENTION_NORM), norm, norm, (d, d))
             for role, linear in ((Role.QUERY, "q"), (Role.KEY, "k"), (Role.VALUE, "v")):
                 yield at(Role(cross + role), within + linear, within + linear, (d, inner))
             yield at(Role(cross + Role.ATTENTION_OUTPUT), ends, within + "o", (inner, d), around)
@@ -213,7 +217,7 @@ _AROUND = {
     Role.CROSS_QUERY: {"input": "{layer}cross_attention_norm"},
     **{role: {"input": "encoder.output"} for role in (Role.CROSS_KEY, Role.CROSS_VALUE)},
     Role.CROSS_ATTENTION_OUTPUT: {"input": "{layer}cross_context", "residual": "{layer}attention_output.sum"},
-    Role.FFN_UP: {"input": "{layer}ffn_norm"},
+    **{role: {"input": "{layer}ffn_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
     Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}{attended}.sum"},
 }
 

@@ -54,6 +54,11 @@ class Role(StrEnum):
     CROSS_VALUE = "cross_value"
     ATTENTION_OUTPUT = "attention_output"  # self-attention's output projection, before the residual sum
     CROSS_ATTENTION_OUTPUT = "cross_attention_output"
+    ATTENTION_NORM = "attention_norm"  # where norms stand first, the norm before a sub-layer
+    CROSS_ATTENTION_NORM = "cross_attention_norm"
+    FFN_NORM = "ffn_norm"
+    FFN_GATE = "ffn_gate"  # where the feed-forward has two first products, the one past which the activation comes
+    FFN_GATED = "ffn_gated"  # and the one that is multiplied by it
     FFN_UP = "ffn_up"  # the feed-forward's first product, before its activation
     FFN_ACTIVATION = "ffn_activation"  # past the activation (and gate): the input of its second product
     FFN_OUTPUT = "ffn_output"  # the second product, before the residual sum
@@ -128,7 +133,7 @@ class Architecture:
     ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
     ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
     are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
-    task gets.
+    task gets, ``words`` the table of word embeddings.
     """
 
     family: str
@@ -149,6 +154,7 @@ class Architecture:
     inputs: tuple[str, ...]
     head: str
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    words: str = "embeddings.word_embeddings.weight"
     decoder: Decoder | None = None
 
     @property

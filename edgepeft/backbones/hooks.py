@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,13 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from edgepeft.backbones.base import Pooling, Site
 from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.trie import EDGES, Trie
 from edgepeft.errors import BundleError
 
-__all__ = ["attached", "load_model", "needs", "pool"]
+__all__ = ["attached", "edge_logits", "load_model", "needs", "pool", "prompted", "states_of", "tied"]
 
 
 def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
-    """transformers' own base model with these weights, float32, frozen, in eval mode.
+    """transformers' own base model with these weights, or the one that writes text, float32, frozen, in eval mode.
 
     ``attention`` is transformers' ``attn_implementation``: None takes the fast one where the model has it (ELECTRA
     has none in transformers 4), eager is the reference.
@@ -33,9 +34,8 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # it announces the unused pooler of every such checkpoint
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        model: nn.Module = transformers.AutoModel.from_pretrained(
-            str(backbone.folder), attn_implementation=attention, dtype=torch.float32
-        )
+        of = transformers.AutoModelForSeq2SeqLM if backbone.architecture.decoder else transformers.AutoModel
+        model: nn.Module = of.from_pretrained(str(backbone.folder), attn_implementation=attention, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise BundleError(f"transformers cannot load {backbone.folder}: {error}") from error
     return model.eval().requires_grad_(False)
@@ -60,7 +60,7 @@ def attached(model: nn.Module, modules: Mapping[Site, nn.Module]) -> Iterator[No
 
 
 def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHandle]:
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"norm": lambda z: z}
     wanted = needs(module)
     handles = []
     if "norm" in wanted and site.norm is not None:
@@ -73,13 +73,17 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
     if "residual" in wanted and site.residual is not None:
         handles.append(_remember(model, *site.residual, seen, "residual"))
 
-    def adapt(_: nn.Module, __: Any, output: Any) -> Any:
-        y, *rest = output if isinstance(output, tuple) else (output,)
+    def adapted(values: Any) -> Any:
+        y, *rest = values if isinstance(values, tuple) else (values,)
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
-        adapted = module(y, **{name: seen[name] for name in wanted if name != "y"})
-        return (adapted, *rest) if isinstance(output, tuple) else adapted
+        y = module(y, **{name: seen[name] for name in wanted if name != "y"})
+        return (y, *rest) if isinstance(values, tuple) else y
 
-    handles.append(model.get_submodule(site.module).register_forward_hook(adapt))
+    place = model.get_submodule(site.module)
+    if site.enters:
+        handles.append(place.register_forward_pre_hook(lambda _, args: adapted(args)))
+    else:
+        handles.append(place.register_forward_hook(lambda _, __, output: adapted(output)))
     return handles
 
 
@@ -98,3 +102,47 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]
     weights = mask.to(hidden.dtype).unsqueeze(-1)
     return (hidden * weights).sum(1) / weights.sum(1)
+
+
+def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """[batch, length, d]: the last hidden states of the model, or of its encoder where it has a decoder too."""
+    encoder = model.encoder if model.config.is_encoder_decoder else model
+    states: Tensor = encoder(**inputs).last_hidden_state
+    return states
+
+
+def tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each tensor under one name for every module that has it: T5's embeddings are read in up to four places.
+
+    ``functional_call`` knows ties too, but takes one module of two names for two, and leaves the new tensor in it.
+    """
+    owners = {path: dict(module.named_parameters(recurse=False)) for path, module in model.named_modules()}
+    known = {name: model.get_parameter(name) for name in tensors}
+    return {
+        f"{path}.{part}": tensors[name]
+        for path, parts in owners.items()
+        for part, parameter in parts.items()
+        for name, original in known.items()
+        if original is parameter
+    }
+
+
+def prompted(inputs: Mapping[str, Tensor], length: int, token_id: int) -> Mapping[str, Tensor]:
+    """Placeholder tokens in front of every row, as many as the prompt is long."""
+    if length == 0:
+        return inputs
+    fill = {"input_ids": token_id, "attention_mask": 1}
+    return {name: functional.pad(rows, (length, 0), value=fill.get(name, 0)) for name, rows in inputs.items()}
+
+
+def edge_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:
+    """[batch, n, e]: what the model gives each edge's token at each node; ``run`` is its forward pass."""
+    device, batch = inputs["input_ids"].device, len(inputs["input_ids"])
+    tokens, sees, places = (torch.from_numpy(values).to(device) for values in trie.side_by_side())
+    hidden_from = torch.where(sees, 0.0, torch.finfo(torch.float32).min).expand(batch, 1, *sees.shape)
+    output = run(
+        **inputs, decoder_input_ids=tokens.expand(batch, -1), decoder_attention_mask=hidden_from, use_cache=False
+    )
+    edges = torch.from_numpy(trie.values[EDGES]).to(device)
+    logits: Tensor = output.logits[:, places][..., edges]
+    return logits

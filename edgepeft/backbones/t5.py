@@ -75,13 +75,15 @@ class T5(Family):
             norms=norms,
             inputs=("input_ids", "attention_mask"),
             head="labels",
+            words="shared.weight",
             absent_biases=absent_biases(sizes, linear, norms),
             decoder=decoder_of(config, sizes),
         )
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
         """Where each site's value, input and residual, the helpers, and the labels stand in the graph."""
-        values = {helper.value: value for helper, value in HELPERS.items()} | {name: name for name in LABEL_VALUES}
+        values = {helper.value: value for helper, value in HELPERS.items()}
+        values |= {name: name for name in LABEL_VALUES}
         for site in architecture.sites:
             values[site.name] = site.name
             values |= {f"{site.name}.{suffix}": value for suffix, value in neighbours(site).items()}
@@ -221,8 +223,8 @@ class _Builder:
         normed = self._norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
         site = name + "ffn_activation"
         if self.gated:
-            gate = self.emit.op(operator, self._linear(module + "wi_0", normed), **attributes)
-            self.emit.op("Mul", gate, self._linear(module + "wi_1", normed), output=site)
+            gate = self.emit.op(operator, self._linear(module + "wi_0", normed, name + "ffn_gate"), **attributes)
+            self.emit.op("Mul", gate, self._linear(module + "wi_1", normed, name + "ffn_gated"), output=site)
         else:
             self.emit.op(operator, self._linear(module + "wi", normed, name + "ffn_up"), output=site, **attributes)
         down = self._linear(module + "wo", site, name + "ffn_output")

@@ -66,6 +66,11 @@ class TextEncoder:
         inputs = {name: pad_rows(*columns[name]) for name in self._inputs}
         return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings))
 
+    def plain_ids(self, text: str) -> list[int]:
+        """The text's own tokens, no special ones."""
+        self._tokenizer.no_truncation()
+        return list(self._tokenizer.encode(_clean(text), add_special_tokens=False).ids)
+
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
     """Ragged rows -> int64 [batch, longest]."""

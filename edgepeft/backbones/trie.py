@@ -67,15 +67,15 @@ class Trie:
         return {name: np.array(value, np.int64) for name, value in found.items()}
 
     @property
-    def siblings(self) -> NDArray[np.int64]:
-        """[n, e]: 1 where the edge leaves the node."""
-        return np.array([[int(node == source) for source, _ in self.edges] for node in self.nodes], np.int64)
+    def siblings(self) -> NDArray[np.bool_]:
+        """[n, e]: whether the edge leaves the node."""
+        return np.array([[node == source for source, _ in self.edges] for node in self.nodes])
 
     @property
-    def paths(self) -> NDArray[np.int64]:
-        """[n, e, labels]: 1 where the edge leaves the node, on the label's way."""
-        ways = [[int(target[: len(s) + 1] == (*s, t)) for target in self.targets] for s, t in self.edges]
-        return self.siblings[:, :, None] * np.array(ways, np.int64)[None]
+    def paths(self) -> NDArray[np.bool_]:
+        """[n, e, labels]: whether the edge leaves the node, on the label's way."""
+        ways = np.array([[target[: len(s) + 1] == (*s, t) for target in self.targets] for s, t in self.edges])
+        return self.siblings[:, :, None] & ways
 
     @cached_property
     def _ways(self) -> tuple[_Prefix, ...]:

@@ -66,7 +66,7 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
 
 def _of_delta(folder: Path) -> dict[str, Any]:
     try:
-        from edgepeft.delta import CARD_FILE, TENSORS_FILE, read_card
+        from edgepeft.card import CARD_FILE, TENSORS_FILE, read_card
     except ImportError as error:
         raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
     card = read_card(folder).model_dump(mode="json")

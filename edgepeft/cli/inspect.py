@@ -44,8 +44,8 @@ def command(
         from edgepeft.inspection.run import inspect_delta
 
     from edgepeft.backbones.source import open_backbone
+    from edgepeft.card import read_card
     from edgepeft.data.rows import Columns
-    from edgepeft.delta import read_card
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)
     use_threads(threads)

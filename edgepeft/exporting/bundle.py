@@ -19,8 +19,9 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.card import read_card
 from edgepeft.data.rows import SENTENCES, Columns
-from edgepeft.delta import Delta, read_card
+from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.check import check_content, check_texts, data_check
 from edgepeft.exporting.delta import export_delta

@@ -15,7 +15,8 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import ERRORS, Delta
+from edgepeft.card import ERRORS
+from edgepeft.delta import Delta
 from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
@@ -34,7 +35,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
     ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
-    ``logits`` [batch, outputs].
+    ``logits`` [batch, outputs].  Labels that a decoder scores are adapted values too, int64 constants.
     """
     delta = delta.eval()
     parts = _Parts(delta)
@@ -47,6 +48,9 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
         source = f"override/{stored[name]}"
         model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
         _give(model.graph, source, names.override(stored[name]), tensor.shape)
+    for name, values in (delta.trie.values if delta.trie else {}).items():
+        model.graph.initializer.append(numpy_helper.from_array(values, f"labels/{name}"))
+        _give(model.graph, f"labels/{name}", names.adapted(name), values.shape, TensorProto.INT64)
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
     mark(model, _properties(delta) | _recipe(delta, stored))
@@ -64,6 +68,7 @@ class _Parts(nn.Module):
         self.outputs: list[str] = []
         self.borrowed: list[str] = []
         self.owners: dict[str, str] = {}  # input -> the site whose rows it has
+        self.tokens = None if delta.trie is None else delta.edge_tokens()
         for name, module in delta.site_modules.items():
             self._declare(delta.architecture.site(name), module)
             self.outputs.append(names.adapted(name))
@@ -76,7 +81,9 @@ class _Parts(nn.Module):
         """The backbone's pooled value, or what makes one that leaves a prompt out."""
         hidden = self.delta.architecture.hidden_size
         if self.delta.card.unpooled == 0:
-            self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, hidden))
+            trie = self.delta.trie
+            shape = (hidden,) if trie is None else trie.siblings.shape
+            self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, *shape))
             return
         self._read(self.last, torch.zeros(_TOKENS, hidden))
         self._read(Helper.FIRST_TOKEN, torch.zeros(_BATCH, dtype=torch.int64))
@@ -104,8 +111,10 @@ class _Parts(nn.Module):
         owner = Helper.POSITION if "position" in needs(module) else site.name
         for wanted in needs(module):
             if wanted == "norm":
-                for part in ("weight", "bias"):
+                for part in ("weight", "bias") if site.norm else ():
                     self._borrow(f"{site.norm}.{part}", (site.out_features,))
+            elif site.role is Role.POOLED_LABELS:
+                self._declare_pooled()
             elif wanted == "position":
                 self._read(Helper.POSITION, torch.zeros(rows, dtype=torch.int64), owner)
             else:
@@ -147,11 +156,14 @@ class _Parts(nn.Module):
             "residual": lambda: given[f"{name}.residual"],
             "norm": lambda: self._norm(site, given),
             "position": lambda: given[Helper.POSITION],
+            "token": lambda: self.tokens,
         }
         adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
         return adapted
 
     def _norm(self, site: Site, given: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
+        if site.norm is None:
+            return lambda z: z
         weight, bias = (given[names.weight(f"{site.norm}.{part}")] for part in ("weight", "bias"))
         epsilon = self.delta.architecture.layer_norm_eps
         return lambda z: functional.layer_norm(z, weight.shape, weight, bias, epsilon)
@@ -200,10 +212,12 @@ def _leave_to_the_loader(
         _give(graph, made, names.override(stored[name]), shape)
 
 
-def _give(graph: onnx.GraphProto, source: str, output: str, shape: Sequence[int]) -> None:
+def _give(
+    graph: onnx.GraphProto, source: str, output: str, shape: Sequence[int], kind: int = TensorProto.FLOAT
+) -> None:
     """Add a value as an output; the exporter would rename an output that is a parameter."""
     graph.node.append(helper.make_node("Identity", [source], [output], name=output))
-    graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, list(shape)))
+    graph.output.append(helper.make_tensor_value_info(output, kind, list(shape)))
 
 
 def _own(delta: Delta) -> tuple[str, ...]:

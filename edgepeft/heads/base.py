@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.trie import Trie
 from edgepeft.errors import named
 from edgepeft.registry import classes_of
 
@@ -31,10 +32,16 @@ class Head(nn.Module):
     reads: ClassVar[tuple[str, ...]] = ()
     places: ClassVar[Mapping[str, str]]
     drops_first: ClassVar[bool] = True
+    decodes: ClassVar[bool] = False
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
+
+    @classmethod
+    def made_for(cls, hidden: int, outputs: int, dropout: float, trie: Trie | None) -> Self:
+        """A fresh one; ``trie`` holds the labels where it ``decodes``."""
+        return cls(hidden, outputs, dropout)
 
     @classmethod
     def dropped(cls) -> tuple[str, ...]:

@@ -14,11 +14,12 @@ from rich.console import RenderableType
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
+from edgepeft.card import DeltaCard
 from edgepeft.data.batches import encode
 from edgepeft.data.metrics import check_metric, default_metric
 from edgepeft.data.rows import SENTENCES, Columns, Row, label_number, read_rows
 from edgepeft.data.sampling import part
-from edgepeft.delta import Delta, DeltaCard
+from edgepeft.delta import Delta
 from edgepeft.drawing import save, styled
 from edgepeft.errors import DataError, UsageError
 from edgepeft.inspection.base import Inspection, InspectionSubject, inspections

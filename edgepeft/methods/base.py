@@ -92,11 +92,12 @@ class Method(ABC):
         """Fresh modules by site name; their ``forward(y, ...)`` names what it reads: y, x, residual, norm, position.
 
         All tensors are (..., d) and the result has y's shape; ``position`` (...) is each token's place in its row.
+        What a decoder gives the labels' edges is (batch, nodes, edges), and ``token`` (edges) their tokens.
         """
         return {}
 
-    def start(self, modules: Mapping[str, nn.Module], pretrained: Callable[[str], Tensor]) -> None:
-        """Give fresh modules what they take from the pretrained weights, by tensor name; by default nothing."""
+    def start(self, modules: Mapping[str, nn.Module], words: Callable[[], Tensor]) -> None:
+        """Give fresh modules what they take from the pretrained word embeddings [vocabulary, d]; by default nothing."""
         return
 
     @property

@@ -1,14 +1,42 @@
-"""BitFit (Ben Zaken et al., 2022, arXiv:2106.10199): every bias of the encoder is trained, nothing else is."""
+"""BitFit (Ben Zaken et al., 2022, arXiv:2106.10199): every bias of the encoder is trained, nothing else is.
+
+T5 has none.  As in the Compacter paper's code, linear layers and norms get zeros to be trained: y' = y + b, the stacks'
+last norms left out; the output layer's is added to the logits of what is scored.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
-from edgepeft.backbones.base import Architecture
+import torch
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Method
 
-__all__ = ["BitFit"]
+__all__ = ["AddedBias", "BitFit", "OutputBias"]
+
+
+class AddedBias(nn.Module):
+    """y + b, [..., d]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))  # so that a fresh delta is the identity
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        return y + self.bias
+
+
+class OutputBias(AddedBias):
+    """A bias for every word, of which those of the labels' edges are read."""
+
+    def forward(self, y: Tensor, token: Tensor) -> Tensor:
+        """[batch, nodes, edges] and int64 [edges] -> [batch, nodes, edges]."""
+        return y + self.bias[token]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,6 +49,15 @@ class BitFit(Method):
     equation: ClassVar[str] = "W x + b', b' trained"
     learning_rate: ClassVar[float] = 1e-3
     learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """What a linear layer or a norm without a bias gives."""
+        return tuple(site for site in architecture.sites if f"{site.reads}.bias" in architecture.absent_biases)
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """A bias a site."""
+        kinds = {site: OutputBias if site.role is Role.POOLED_LABELS else AddedBias for site in sites}
+        return {site.name: kind(site.out_features) for site, kind in kinds.items()}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor called bias."""

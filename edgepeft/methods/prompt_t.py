@@ -17,8 +17,6 @@ from edgepeft.methods.base import require
 
 __all__ = ["PromptT"]
 
-_TABLE = "embeddings.word_embeddings.weight"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptT(PromptTuning):
@@ -33,13 +31,13 @@ class PromptT(PromptTuning):
         super().__post_init__()
         require(self.place == "words", "prompt-t starts from word embeddings: its place is words; prompt-r takes both.")
 
-    def start(self, modules: Mapping[str, nn.Module], pretrained: Callable[[str], Tensor]) -> None:
+    def start(self, modules: Mapping[str, nn.Module], words: Callable[[], Tensor]) -> None:
         """Copy the first p rows.
 
         Raises:
             UsageError: the vocabulary has fewer.
         """
-        table = pretrained(_TABLE)
+        table = words()
         require(
             self.length <= len(table),
             f"prompt-t's length must be at most the vocabulary's size, {len(table)}; found {self.length}.",

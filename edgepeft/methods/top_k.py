@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Self
 
-from edgepeft.backbones.base import Architecture, Role
+from edgepeft.backbones.base import Architecture
 from edgepeft.methods.base import Method, option, require
 
 __all__ = ["TopK"]
@@ -49,7 +49,7 @@ class TopK(Method):
     def _trained(self, architecture: Architecture) -> range:
         n_layers = architecture.n_layers
         require(
-            any(site.role is Role.POOLED_FIRST for site in architecture.sites),
+            architecture.decoder is None,
             f"top-k is defined on encoders; {architecture.model_type} has two stacks of layers.",
         )
         require(

@@ -125,7 +125,7 @@ class TaskEntry(_Model):
     pairs: bool = False
     level: Literal["sentence"] = "sentence"
     head: str
-    head_reads: Literal["first_token", "first_position", "mean"]
+    head_reads: Literal["first_token", "first_position", "mean", "labels"]
     max_length: int = Field(gt=0)
     prompt_length: int = Field(default=0, ge=0)
     trainable_parameters: int = Field(ge=0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.hooks import pool
+from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS
@@ -106,7 +106,7 @@ class PyTorchEngine(TrainingEngine):
         """[rows, d] of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
         with torch.inference_mode():
-            hidden = self.model(**inputs).last_hidden_state
+            hidden = states_of(self.model, inputs)
             states: NDArray[np.float32] = pool(hidden, inputs["attention_mask"], self.delta.card.pooling).cpu().numpy()
         return states
 

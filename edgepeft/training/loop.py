@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.card import ERRORS
 from edgepeft.data.batches import encode_parts
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Course, CourseResult, Progress
 from edgepeft.data.parts import TaskData, load_data
-from edgepeft.delta import ERRORS, Delta, new_delta
+from edgepeft.delta import Delta, new_delta
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import device_named, device_of, fitting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgepeft.card import CARD_FILE, TENSORS_FILE
 from edgepeft.data.course.checkpoint import latest
-from edgepeft.delta import CARD_FILE, TENSORS_FILE
 from edgepeft.errors import UsageError
 from edgepeft.resources import refuse_mount_point
 

@@ -18,14 +18,14 @@ from tiny import ragged
 from tolerance import Exact, exact_logits
 from torch import Tensor, nn
 
-from edgepeft.backbones.hooks import load_model, pool
+from edgepeft.backbones.hooks import edge_logits, load_model, pool
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import Method
 
-LABELS = ("no", "perhaps", "yes")
+LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
 SHAPES = [(1, 1), (1, 9), (5, 3), (7, 13)]
 NEAR = 0.1  # of the pooled value's norm
 
@@ -86,6 +86,8 @@ class Case:
     def bare(self, rows: dict[str, Tensor]) -> Tensor:
         """What the head reads when nothing is attached."""
         with torch.no_grad():
+            if self.moved.trie is not None:
+                return edge_logits(self.model, rows, self.moved.trie)
             hidden = self.model(**rows).last_hidden_state
         return pool(hidden, rows["attention_mask"], self.moved.card.pooling)
 

@@ -15,7 +15,8 @@ from deltas import random_delta
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.delta import BackboneCard, Delta, DeltaCard
+from edgepeft.card import BackboneCard, DeltaCard
+from edgepeft.delta import Delta
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.runtime import session

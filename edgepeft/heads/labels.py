@@ -1,0 +1,53 @@
+"""Labels scored by the model's own decoder (Raffel et al., 2020): nothing to train, for labels are words it knows.
+
+    log p(label) = sum over the edges of its way of log softmax(logits of the edge and its siblings)
+
+Never an answer that is no label.  Where a greedy decoder would write a label, that is the best one along the trie.
+
+Letters: B rows, n nodes of the trie of the labels' tokens, e its edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.trie import Trie
+from edgepeft.heads.base import Head
+
+__all__ = ["Labels"]
+
+
+class Labels(Head):
+    """The labels' log-probabilities, from what the decoder gives the edges of their trie."""
+
+    kind: ClassVar[str] = "labels"
+    source: ClassVar[str] = "Raffel et al., 2020, whose labels are text; scored among themselves"
+    places: ClassVar[Mapping[str, str]] = {}
+    decodes: ClassVar[bool] = True
+
+    def __init__(self, hidden: int, outputs: int, dropout: float, trie: Trie) -> None:
+        super().__init__(hidden, outputs, dropout)
+        # No numbers, for those of a delta's graph are trained.
+        self.register_buffer("siblings", torch.from_numpy(trie.siblings), persistent=False)  # (n, e)
+        self.register_buffer("paths", torch.from_numpy(trie.paths).flatten(0, 1), persistent=False)  # (n e, labels)
+
+    @classmethod
+    def made_for(cls, hidden: int, outputs: int, dropout: float, trie: Trie | None) -> Self:
+        """One for these labels."""
+        assert trie is not None, "a backbone without a decoder has no such head"
+        return cls(hidden, outputs, dropout, trie)
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """(B, n, e) -> (B, labels)."""
+        among = torch.where(self.siblings, pooled, torch.finfo(torch.float32).min).log_softmax(-1)
+        return torch.where(self.siblings, among, 0.0).flatten(1) @ self.paths.to(pooled.dtype)
+
+    @classmethod
+    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
+        """None."""
+        return 0
