@@ -49,8 +49,8 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
         model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
         _give(model.graph, source, names.override(stored[name]), tensor.shape)
     for name, values in (delta.trie.values if delta.trie else {}).items():
-        model.graph.initializer.append(numpy_helper.from_array(values, f"labels/{name}"))
-        _give(model.graph, f"labels/{name}", names.adapted(name), values.shape, TensorProto.INT64)
+        model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
+        _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
     mark(model, _properties(delta) | _recipe(delta, stored))

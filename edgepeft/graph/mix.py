@@ -16,7 +16,8 @@ from enum import StrEnum
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.backbones.base import Helper
+from edgepeft.backbones.base import Helper, Role
+from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, standard, well_formed
@@ -79,6 +80,12 @@ def _is_own(node: onnx.NodeProto) -> bool:
     return node.name.startswith("delta/") or any(own)
 
 
+def _is_of_labels(site: str) -> bool:
+    """Whether its rows are nodes of the labels' trie: a decoder's, but for what it makes of the encoder's tokens."""
+    of_tokens = (f".{role}" in site for role in (Role.CROSS_KEY, Role.CROSS_VALUE))
+    return site in LABEL_VALUES or (site.startswith("decoder.") and not any(of_tokens))
+
+
 class _Mixer:
     """Goes through a sorted graph once; ``nodes`` is what it has written."""
 
@@ -96,6 +103,7 @@ class _Mixer:
         self._axis = {
             value: _Axis.ROWS if site.startswith("pooled.") or site == Helper.FIRST_TOKEN else _Axis.TOKENS
             for site, value in sites.items()
+            if not _is_of_labels(site)
         }
         self._absolute = {sites[site] for site in (Helper.ROW, Helper.FIRST_TOKEN) if site in sites}
         self._by_row: set[str] = set()  # of ``parts``, those whose first axis is sure to count the slot's own

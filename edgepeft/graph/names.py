@@ -14,6 +14,7 @@ __all__ = [
     "generated",
     "gradient",
     "is_of_loader",
+    "of_labels",
     "of_loader",
     "override",
     "weight",
@@ -69,6 +70,11 @@ def gradient(tensor: str) -> str:
 def dropout(index: int) -> str:
     """The input of a training graph that scales the features at one of its dropouts: 0 where dropped."""
     return f"dropout:{index}"
+
+
+def of_labels(value: str) -> str:
+    """What a delta graph calls the constant that a value of the labels, such as their tokens, is replaced by."""
+    return f"labels/{value}"
 
 
 def without_prefix(name: str) -> tuple[str, str]:

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.graph.contract import Contract
-from edgepeft.graph.names import without_prefix
+from edgepeft.graph.names import of_labels, without_prefix
 from edgepeft.graph.predicates import all_used, well_formed
 from edgepeft.graph.protos import attributes, writers
 from edgepeft.graph.prune import prune
 
 __all__ = ["StructuredTask", "computed_values", "make_inputs"]
 
+_LABELS = f"delta/{of_labels('')}"
 Values = Mapping[str, NDArray[np.generic]]
 
 
@@ -81,8 +82,9 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
 
 
 def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto]]:
-    """The task's own initializers, and the nodes that read nothing else."""
-    own = {t.name for t in graph.initializer if t.name.startswith("delta/") or without_prefix(t.name)[0] == "override"}
+    """The task's own initializers, and the nodes that read nothing else; labels are of the structure."""
+    named = (t.name for t in graph.initializer if not t.name.startswith(_LABELS))
+    own = {name for name in named if name.startswith("delta/") or without_prefix(name)[0] == "override"}
     known, nodes = set(own), []
     for node in graph.node:  # sorted: each stands after those it reads
         ours = node.name.startswith("delta/") or any(name.startswith("delta/") for name in node.output)

@@ -79,12 +79,15 @@ CASES = [
         for op in ("Neg", "Relu", "LeakyRelu", "Exp", "Tanh", "Sigmoid", "Mish", "Gelu", "Identity")
         for shape in ((3, 4), (1,), (), (0, 2))
     ),
+    *(case("Sqrt", shape) for shape in ((3, 4), (), (0, 2))),
     case("LeakyRelu", (5,), alpha=0.3),
     case("Gelu", (3, 4), approximate="tanh"),
     case("Clip", (20,), Numbers(-0.5), Numbers(0.7)),
     case("Clip", (20,), Numbers(-0.5), name="Clip-below"),
     case("Clip", (20,), None, Numbers(0.7), name="Clip-above"),
     case("Clip", (3,), name="Clip-nowhere"),
+    *(case("Pow", shape, Numbers(2.0), name=f"Pow-{shape}") for shape in ((3, 4), (0, 2), ())),
+    case("Pow", (3, 4), Numbers([3.0]), name="Pow-three"),
     case("Cast", (3, 2), to=TensorProto.DOUBLE),
     case("Where", COORDINATES, (2, 3), (2, 3)),
     case("Where", COORDINATES, (), (4, 1)),
@@ -129,9 +132,15 @@ CASES = [
     case("ReduceSum", (2, 3)),
     case("ReduceSum", (2, 3), ints(), noop_with_empty_axes=1, name="ReduceSum-over-nothing"),
     case("ReduceSum", (0, 3), ints(0)),
+    *(case("ReduceMean", (2, 3, 4), axes, keepdims=keep) for axes in (ints(-1), ints(0, 2)) for keep in (0, 1)),
+    case("ReduceMean", (2, 3)),
+    case("ReduceMean", (0, 3), ints(1)),
     *(case("ReduceMax", (2, 3, 4), axes, keepdims=keep) for axes in (ints(-2), ints(0, 2)) for keep in (0, 1)),
     case("ReduceMax", (2, 3), keepdims=0),
     case("ReduceMax", (2, 3), ints(), noop_with_empty_axes=1, name="ReduceMax-over-nothing"),
+    case("Gather", (301, 2), ints([0, 300], [-1, 0]), name="Gather-of-many"),
+    case("Gather", (2, 301), ints([0, 300], [-1, 0]), axis=1, name="Gather-of-many-columns"),
+    case("Gather", (301,), Numbers(np.zeros(0, np.int64)), name="Gather-nothing-of-many"),
     case("Gather", (5, 3), ints([0, 2], [-1, 2]), name="Gather-twice-and-from-the-end"),
     case("Gather", (5, 3), ints([0, 2], [-1, 2]), axis=1, name="Gather-columns"),
     case("Gather", (2, 5, 3), ints(1, 1), axis=-2, name="Gather-in-the-middle"),
@@ -152,6 +161,8 @@ class Alone:
         self.given = {
             n: source.normal(size=i).astype(dtype) for n, i in zip(names, inputs, strict=True) if isinstance(i, tuple)
         }
+        if op == "Sqrt":
+            self.given = {n: np.asarray(np.abs(x) + 0.5) for n, x in self.given.items()}
         node = helper.make_node(op, names, ["y"], **attributes)
         constants = [
             numpy_helper.from_array(i.array if i.array.dtype.kind in "bi" else i.array.astype(dtype), n)

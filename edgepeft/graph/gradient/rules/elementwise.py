@@ -55,6 +55,21 @@ def _neg(at: Visit) -> Gradients:
     yield 0, at.op("Neg", at.dy)
 
 
+def _pow(at: Visit) -> Gradients:
+    """dx = dy p x^(p - 1), p a constant number."""
+    power = at.tape.value(at.node.input[1])
+    if power is None or power.size != 1 or 1 in at.wanted:
+        raise at.refusal("to a power that is computed")
+    p = float(power.item())
+    slope = at.x if p == 2 else at.op("Pow", at.x, at.number(p - 1))
+    yield 0, at.op("Mul", at.dy, at.op("Mul", slope, at.number(p)))
+
+
+def _of_sqrt(at: Visit) -> str:
+    """1 / (2 y)."""
+    return at.op("Div", at.number(0.5), at.y)
+
+
 def _relu(at: Visit) -> Gradients:
     zero = at.number(0)
     yield 0, at.op("Where", at.op("Greater", at.y, zero), at.dy, zero)
@@ -122,6 +137,8 @@ RULES: Mapping[str, Rule] = {
     "Div": _div,
     "Where": _where,
     "Neg": _neg,
+    "Pow": _pow,
+    "Sqrt": _scaled(_of_sqrt),
     "Relu": _relu,
     "LeakyRelu": _leaky_relu,
     "Clip": _clip,

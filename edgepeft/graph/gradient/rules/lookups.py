@@ -10,12 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from onnx import helper
+import numpy as np
+from onnx import TensorProto, helper
 
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
 from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
+from edgepeft.graph.gradient.tape import Extent
 
 __all__ = ["RULES"]
+
+# Rows of a table that are few beside its lookups, such as the distances of all pairs of tokens: the matrix of which row
+# is looked up where is smaller then than that of which two places look up the same.
+_SMALL = 300
 
 
 def _gather(at: Visit) -> Gradients:
@@ -58,16 +64,38 @@ def _scattered(at: Visit, index: str, axis: int) -> str:
     rows = op("Reshape", rows, op("Concat", op("Shape", flat), tape.ints(width), axis=0))  # (n, width)
     count = tape.shape(whole[axis], of=at.x) if axis == 0 else tape.ints(whole[axis][0])
     one_sign = op("Mod", flat, count)  # an index may count from the end
-    same = op("Equal", op("Unsqueeze", one_sign, tape.ints(0)), op("Unsqueeze", one_sign, tape.ints(1)))
+    shape = [whole[axis], *(whole[other] for other in others)]
+    sums = (
+        _few(at, one_sign, rows, whole[axis][0])
+        if _is_small(whole[axis])
+        else _many(at, one_sign, rows, (count, width))
+    )
+    result = op("Reshape", sums, tape.shape(*shape, of=at.x))
+    back = [*range(1, axis + 1), 0, *range(axis + 1, len(whole))]
+    return op("Transpose", result, perm=back) if axis else result
+
+
+def _is_small(extent: Extent) -> bool:
+    return len(set(extent)) == 1 and extent[0] <= _SMALL
+
+
+def _few(at: Visit, index: str, rows: str, count: int) -> str:
+    """[count, width]: of ``rows`` (n, width) the sums by what each was looked up for."""
+    places = at.tape.constant(np.arange(count)[:, None], TensorProto.INT64)
+    looked_up = at.op("Equal", places, at.op("Unsqueeze", index, at.tape.ints(0)))  # (count, n)
+    return at.op("MatMul", at.op("Cast", looked_up, to=at.tape.kind(at.y)), rows)
+
+
+def _many(at: Visit, index: str, rows: str, shape: tuple[str, int]) -> str:
+    """The same for tables of many rows, or of a number that follows from the batch."""
+    tape, op = at.tape, at.op
+    count, width = shape
+    same = op("Equal", op("Unsqueeze", index, tape.ints(0)), op("Unsqueeze", index, tape.ints(1)))
     sums = op("MatMul", op("Cast", same, to=tape.kind(at.y)), rows)
     zero = helper.make_tensor("zero", tape.kind(at.y), [1], [0.0])
     zeros = op("ConstantOfShape", op("Concat", count, tape.ints(width), axis=0), value=zero)
     # Places of one row all bring the same sum.
-    result = op("ScatterND", zeros, op("Unsqueeze", one_sign, tape.ints(1)), sums)
-    shape = [whole[axis], *(whole[other] for other in others)]
-    result = op("Reshape", result, tape.shape(*shape, of=at.x))
-    back = [*range(1, axis + 1), 0, *range(axis + 1, len(whole))]
-    return op("Transpose", result, perm=back) if axis else result
+    return op("ScatterND", zeros, op("Unsqueeze", index, tape.ints(1)), sums)
 
 
 RULES: Mapping[str, Rule] = {"Gather": _gather, "GatherND": _gather_nd}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -48,6 +49,16 @@ def _reduce_sum(at: Visit) -> Gradients:
     yield 0, at.op("Expand", _kept(at, at.dy), at.tape.shape(*at.tape.extents(at.x), of=at.x))
 
 
+def _reduce_mean(at: Visit) -> Gradients:
+    """An equal share to each of as many as the axes have, which must be the graph's own."""
+    extents = at.tape.extents(at.x)
+    averaged = [extents[axis] for axis in _axes(at)]
+    if any(len(set(extent)) > 1 for extent in averaged):
+        raise at.refusal("over an axis that follows from the batch")
+    share = at.op("Mul", _kept(at, at.dy), at.number(1 / math.prod(extent[0] for extent in averaged)))
+    yield 0, at.op("Expand", share, at.tape.shape(*extents, of=at.x))
+
+
 def _reduce_max(at: Visit) -> Gradients:
     """Equal shares to all that reach the maximum, as PyTorch's ``amax`` has it."""
     axes = _axes(at)
@@ -83,5 +94,6 @@ RULES: Mapping[str, Rule] = {
     "Transpose": _transpose,
     "Slice": _slice,
     "ReduceSum": _reduce_sum,
+    "ReduceMean": _reduce_mean,
     "ReduceMax": _reduce_max,
 }
