@@ -12,7 +12,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from edgepeft.backbones.base import Architecture, table_of
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
@@ -68,7 +68,7 @@ def generated_files(readme: Path) -> dict[Path, str]:
 
 def _architecture(name: str) -> Architecture:
     config = config_of(name)
-    return table_of(config).architecture(config)
+    return family_of(config).architecture(config)
 
 
 def _entry(method: type[Method], architectures: dict[str, Architecture]) -> dict[str, Any]:

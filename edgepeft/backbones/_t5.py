@@ -32,6 +32,7 @@ __all__ = [
 _LINEAR = ("q", "k", "v")
 _ENCODER = {"SelfAttention": "layer.0", "DenseReluDense": "layer.1"}
 _DECODER = {"SelfAttention": "layer.0", "EncDecAttention": "layer.1", "DenseReluDense": "layer.2"}
+_MOST_BUCKETS, _FURTHEST = 256, 400  # so that a table of distances is a few hundred bytes; all T5 have 32 and 128
 OUTPUT = "lm_head.weight"  # of the logits, where the embeddings are not taken
 # ``feed_forward_proj`` -> (ONNX operator, attributes), of the half that is not the gate.
 ACTIVATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,8 +107,12 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     if sizes.feed_forward_proj not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise UsageError(f"the config's feed_forward_proj is {sizes.feed_forward_proj!r}; supported: {known}.")
-    if sizes.relative_attention_max_distance <= sizes.relative_attention_num_buckets // 2:
-        raise UsageError("the config has more buckets than distances; it is damaged.")
+    if not sizes.relative_attention_num_buckets // 2 < sizes.relative_attention_max_distance <= _FURTHEST:
+        raise UsageError(
+            f"the config's distances do not fill its buckets, or are more than {_FURTHEST}; it is damaged."
+        )
+    if sizes.relative_attention_num_buckets > _MOST_BUCKETS:
+        raise UsageError(f"the config has more than {_MOST_BUCKETS} buckets of distances, which no T5 has.")
     if max(sizes.pad_token_id, sizes.eos_token_id, sizes.decoder_start_token_id) >= sizes.vocab_size:
         raise UsageError("the config has a special token beyond its vocabulary.")
     return sizes

@@ -31,9 +31,7 @@ __all__ = [
     "Pooling",
     "Role",
     "Site",
-    "Table",
     "family_of",
-    "table_of",
 ]
 
 
@@ -202,8 +200,8 @@ class Architecture:
         return posixpath.commonpath(list(paths)).replace("/", ".") + "."
 
 
-class Table(ABC):
-    """Backbones that can be counted from a config; a family, which can be run too, is one of them."""
+class Family(ABC):
+    """Backbones that share one table and one graph builder."""
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
@@ -211,10 +209,6 @@ class Table(ABC):
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Read sizes, tensors and sites from an HF ``config.json``."""
-
-
-class Family(Table):
-    """Backbones that share one table and one graph builder."""
 
     @abstractmethod
     def checkpoint_prefix(self, architecture: Architecture) -> str:
@@ -234,38 +228,15 @@ class Family(Table):
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family that runs this config's ``model_type``.
-
-    Raises:
-        UsageError: the config has no ``model_type``, or one that can only be counted.
-        UnknownName: no table has it.
-    """
-    table = table_of(config)
-    if not isinstance(table, Family):
-        families = (table for table in _tables().values() if isinstance(table, Family))
-        run = ", ".join(sorted(known for family in families for known in family.model_types))
-        raise UsageError(
-            f"a backbone of type {config['model_type']} can be counted (edgepeft count), but not trained, exported or "
-            f"run. Those that can: {run}."
-        )
-    return table
-
-
-def table_of(config: Mapping[str, Any]) -> Table:
-    """The table that reads this config's ``model_type``: enough to count, not to run.
+    """The family of this config's ``model_type``.
 
     Raises:
         UsageError: the config has no ``model_type``.
-        UnknownName: no table has it.
+        UnknownName: no family has it.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")
-    by_type = {known: table for table in _tables().values() for known in table.model_types}
-    return named("backbone type", model_type, by_type)
-
-
-def _tables() -> dict[str, Table]:
     modules = modules_of("edgepeft.backbones", skip=("hooks",))  # the torch side; a board has none
-    tables: list[Table] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
-    return {table.name: table for table in tables}
+    families: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    return named("backbone type", model_type, {known: family for family in families for known in family.model_types})

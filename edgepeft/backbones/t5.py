@@ -235,7 +235,9 @@ class _Builder:
         op, emit, largest = self.emit.op, self.emit, self.decoder.max_distance
         table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         found = buckets(self.arch.tensors[table][0], largest, both_ways=both_ways)
-        by_distance = op("Gather", emit.weight(table), emit.constant(f"{stack}.buckets", found, np.int64))
+        # Bytes: as large as weights are, a constant would be stored among these, and must not move them from 64 bytes.
+        bucket = op("Cast", emit.constant(f"{stack}.buckets", found, np.uint8), to=TensorProto.INT64)
+        by_distance = op("Gather", emit.weight(table), bucket)
         furthest = emit.constant("furthest", largest, np.int64)
         if both_ways:
             distances = op("Add", distances, furthest)

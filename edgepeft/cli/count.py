@@ -71,7 +71,7 @@ def _settings(pairs: Iterable[str], methods: tuple[str, ...]) -> dict[str, dict[
 
 
 def _architecture(backbone: str) -> tuple[Architecture, str]:
-    from edgepeft.backbones.base import Pooling, table_of
+    from edgepeft.backbones.base import Pooling, family_of
     from edgepeft.backbones.config import architecture_names, config_of, read_config
     from edgepeft.backbones.source import Backbone
 
@@ -80,12 +80,12 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
         if any(separator in backbone for separator in ("\\", "./")) or backbone.count("/") > 1:
             raise UsageError(f"there is no folder {backbone}; known architectures: {', '.join(architecture_names())}.")
         config = config_of(backbone)
-        architecture = table_of(config).architecture(config)
+        architecture = family_of(config).architecture(config)
         return architecture, architecture.head
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
     config = read_config(folder / "config.json")
-    architecture = table_of(config).architecture(config)
+    architecture = family_of(config).architecture(config)
     mean = Backbone(backbone, folder, config).pooling is Pooling.MEAN
     return architecture, "linear" if mean else architecture.head
 

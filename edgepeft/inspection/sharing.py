@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.base import Architecture, Role
 from edgepeft.delta import Delta
 
 __all__ = ["Untouched", "untouched_stages"]
@@ -42,9 +42,9 @@ def untouched_stages(delta: Delta) -> Untouched:
 
 def _stage_of_site(architecture: Architecture, name: str) -> int:
     """0 before the layers, 1 + layer within them, 1 + their number after them."""
-    layer = architecture.site(name).layer
-    if layer is not None:
-        return 1 + layer
+    if architecture.site(name).layer is not None:  # which counts from 0 in each stack
+        ends = [site.name for site in architecture.sites_of(Role.LAYER_OUTPUT)]
+        return 1 + ends.index(f"{name.rpartition('.')[0]}.{Role.LAYER_OUTPUT}")
     return 1 + architecture.n_layers if name.startswith("pooled.") else 0
 
 

@@ -46,6 +46,7 @@ _SEEN_FILE = "seen.json"
 _MOST_SEEN = 64
 # Smaller tensors stay in the graph, where folding and fusing see them; as external data they would not be seen.
 _LEAST_EXTERNAL_BYTES = 1024
+_ALIGNED = 64  # bytes, of a line of the cache: the widest vector
 # ONNX Runtime looks packed copies up by their operator's type: integer products are fused before they are packed.
 _FUSED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 
@@ -162,11 +163,23 @@ def _build(bundle: Bundle, folder: Path) -> None:
     ends = [int(where["offset"]) + int(where["length"]) for where in tensors.values()]
     if packed.stat().st_size < max(ends, default=0):
         raise OSError(errno.EIO, "ONNX Runtime did not write the whole file")
+    _require_aligned(tensors)
     _place(model, checkpoint, tensors)
     _require_equal(expected, _answer(open_session(model, folder)))
     status = packed.stat()
     entry = _Entry(format=_FORMAT, n_bytes=status.st_size, modified_ns=status.st_mtime_ns, tensors=tensors)
     write_json(folder / _ENTRY_FILE, entry.model_dump())
+
+
+def _require_aligned(tensors: Mapping[str, Mapping[str, str]]) -> None:
+    """See that kernels may read packed copies where they lie: at other places they stop the process.
+
+    ONNX Runtime writes one after the other, so a single tensor of an odd size moves all that follow.
+    """
+    places = [place for where in tensors.values() for key, place in where.items() if key.startswith("prepacked")]
+    offsets = [int(part.split(";")[0]) for place in places for part in place.split("|")[1:]]
+    if any(offset % _ALIGNED for offset in offsets):
+        raise EdgepeftError("a tensor of an odd size leaves the packed weights where no kernel can read them")
 
 
 def _require_space(folder: Path, weights: Path) -> None:

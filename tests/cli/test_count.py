@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from edgepeft.backbones.base import Architecture, table_of
+from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
@@ -143,7 +143,7 @@ def test_a_method_that_makes_every_tensor_from_a_few_numbers_shares_the_pretrain
             return 20_000
 
     config = config_of("roberta-base")
-    found = counting(table_of(config).architecture(config), Few(), "none", tasks=9)
+    found = counting(family_of(config).architecture(config), Few(), "none", tasks=9)
     assert found.total == 124_055_040 + 9 * 20_000
 
 

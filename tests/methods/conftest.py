@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.backbones.base import Architecture, Role, Site, table_of
+from edgepeft.backbones.base import Architecture, Role, Site, family_of
 from edgepeft.backbones.config import config_of
 
 
@@ -15,6 +15,6 @@ def tiny_sites() -> tuple[Site, ...]:
 def named():
     def architecture(name: str) -> Architecture:
         config = config_of(name)
-        return table_of(config).architecture(config)
+        return family_of(config).architecture(config)
 
     return architecture

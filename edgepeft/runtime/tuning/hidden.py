@@ -76,7 +76,7 @@ def training_graph(
     """What steps run, and where it and the deployed graph, whose trained tensors are inputs, are cut.
 
     The cut is None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to
-    compute once.
+    compute once; and where a decoder has several states for a row, one for each node of its labels.
 
     Raises:
         BundleError: the graph breaks ONNX's rules, or an operator of the task has no gradient.
@@ -93,10 +93,18 @@ def training_graph(
         return with_gradients(forward, facts, samples, backward), None
     rows = [sample[LOGITS].shape[0] for sample in samples]
     shapes = {name: [sample[name].shape for sample in samples] for name in lowest}
+    if any(_several_a_row([s[0] for s in shape], rows) for shape in shapes.values()):
+        return with_gradients(forward, facts, samples), None
     states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
     axes = {state.name: state.axes for state in states}
     training = with_gradients(above(forward, axes), facts, samples, backward)
     return training, SplitGraphs(states, below(deployed, *lowest), above(deployed, axes))
+
+
+def _several_a_row(counts: Sequence[int], rows: Sequence[int]) -> bool:
+    """Whether each row has the same number of states, more than one; tokens of samples' rows are no such number."""
+    times = {divmod(count, n) for count, n in zip(counts, rows, strict=True)}
+    return len(times) == 1 and times != {(1, 0)} and next(iter(times))[1] == 0
 
 
 class HiddenStates:

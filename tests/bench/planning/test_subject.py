@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from configs import SMALL_BERT
 
-from edgepeft.backbones.base import table_of
+from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.bench.planning import subject
 from edgepeft.errors import UsageError
@@ -33,7 +33,7 @@ def test_a_task_that_trains_everything_is_known_by_what_its_method_says(tmp_path
 @pytest.mark.parametrize("name", methods())
 def test_a_method_says_truly_whether_it_trains_everything(name: str):
     config = config_of("bert-base-uncased")
-    architecture = table_of(config).architecture(config)
+    architecture = family_of(config).architecture(config)
     method = methods()[name]
     assert method.trains_everything == (method().n_parameters(architecture) == architecture.n_parameters)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.backbones.base import family_of, table_of
+from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import architecture_names, config_of
 from edgepeft.bench.result.rows import flops_per_instance
 
@@ -66,7 +66,7 @@ def test_mixed_lengths_give_the_mean_of_their_texts(roberta):
 )
 def test_a_named_architecture_has_its_published_size(name, millions):
     config = config_of(name)
-    architecture = table_of(config).architecture(config)
+    architecture = family_of(config).architecture(config)
     assert architecture.n_parameters / 1e6 == pytest.approx(millions, abs=0.006)
 
 

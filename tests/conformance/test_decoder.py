@@ -1,0 +1,105 @@
+"""Every method on a model of two stacks whose decoder scores the labels, and its gradients there."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import suite
+from test_gradients import WITH_GRADIENTS, Tuned, require_pytorchs
+
+from edgepeft.backbones.base import family_of
+from edgepeft.backbones.config import config_of
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import new_delta
+from edgepeft.methods.base import Method, methods
+
+KINDS: list[dict[str, Any]] = [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}]
+WITHOUT = {"linear", "top-k"}  # a head that trains nothing, and two stacks of layers: refused in words
+FITTING = [name for name in methods() if name not in WITHOUT]
+
+
+def fits(method: Method) -> bool:
+    """T5 has no position embeddings to be moved, and its projection of 66 tensors takes as many numbers more."""
+    settings = method.settings()
+    return settings.get("place") != "embeddings" and settings.get("dimension", 100) >= 100
+
+
+def cases(names: list[str]) -> list[Any]:
+    """Each method's first fitting instance on one kind of T5 in turn; all instances on both are slow."""
+    made = []
+    for turn, name in enumerate(names):
+        for i, example in enumerate(filter(fits, methods()[name].examples())):
+            for kind, sizes in enumerate(KINDS):
+                quick = i == 0 and kind == turn % 2
+                marks = [] if quick else [pytest.mark.slow]
+                made.append(pytest.param(example, sizes, id=f"{name}-{i}-{kind}", marks=marks))
+    return made
+
+
+@pytest.mark.parametrize(("method", "sizes"), cases(FITTING))
+def test_it_conforms_on_both_stacks(tiny: Callable[..., Path], tmp_path: Path, method: Method, sizes: dict[str, Any]):
+    case = suite.Case(method, open_backbone(str(tiny("t5", **sizes))))
+    suite.count_equals_formula(case)
+    suite.near_identity_is_true(case)
+    suite.gradients_are_the_deltas_alone(case)
+    suite.survives_disk(case, tmp_path / "delta")
+    suite.torch_equals_onnxruntime(case)
+    suite.graph_is_plain_and_its_own(case)
+
+
+@pytest.mark.parametrize(("method", "sizes"), cases([name for name in FITTING if name in WITH_GRADIENTS]))
+def test_its_gradients_are_pytorchs(tiny: Callable[..., Path], method: Method, sizes: dict[str, Any]):
+    tuned = Tuned(suite.Case(method, open_backbone(str(tiny("t5", **sizes)))))
+    for batch, length in suite.SHAPES[1:3]:
+        require_pytorchs(tuned, batch, length)
+
+
+@pytest.fixture(scope="module")
+def t5_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """T5-base with a hole for weights, and a tokenizer that knows two labels."""
+    from tokenizers import Tokenizer, models
+
+    folder, config = tmp_path_factory.mktemp("t5-base"), config_of("t5-base")
+    header, offset = {}, 0
+    for tensor, shape in family_of(config).architecture(config).tensors.items():
+        size = 4 * int(np.prod(shape))
+        header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + offset)
+    (folder / "config.json").write_text(json.dumps(config))
+    Tokenizer(models.WordLevel({"no": 5, "yes": 6, "?": 7}, unk_token="?")).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "published"),
+    [
+        ("houlsby", {"bottleneck": 24}, 1_855_104),
+        ("pfeiffer", {"bottleneck": 24, "norms": True, "placement": "attention"}, 951_360),
+        ("adapterdrop", {"bottleneck": 24}, 1_101_984),
+        ("adapter-lowrank", {"bottleneck": 24}, 161_664),
+        ("phm", {"bottleneck": 24, "n": 12}, 398_976),
+        ("compacter", {"bottleneck": 24, "n": 4}, 161_728),
+        ("compacter++", {"bottleneck": 24, "n": 4}, 104_704),
+        ("bitfit", {}, 280_932),
+        ("prompt-r", {}, 76_800),
+        ("layernorm", {}, 47_616),
+        ("ia3", {}, 129_024),
+    ],
+)
+def test_what_the_compacter_paper_counts_is_what_a_delta_on_t5_base_trains(
+    t5_base: Path, method: str, settings: dict[str, Any], published: int
+):
+    backbone = open_backbone(str(t5_base))
+    vars(backbone)["sha256"] = "0" * 64  # it would take a second to read the hole
+    delta = new_delta(backbone, methods()[method].from_settings(settings), "t", ("no", "yes"))
+    assert delta.n_parameters() == {"delta": published, "head": 0}
