@@ -170,8 +170,8 @@ def absent_biases(
 def tensors_of(
     sizes: Sizes, linear: Mapping[str, tuple[int, int]], norms: tuple[str, ...], *, tied: bool
 ) -> dict[str, tuple[int, ...]]:
-    table = (sizes.vocab_size, sizes.d_model)
-    tensors: dict[str, tuple[int, ...]] = {"shared.weight": table} | ({} if tied else {OUTPUT: table})
+    table: tuple[int, ...] = (sizes.vocab_size, sizes.d_model)
+    tensors = {"shared.weight": table} | ({} if tied else {OUTPUT: table})
     tensors |= {f"{module}.weight": shape for module, shape in linear.items()}
     tensors |= {f"{norm}.weight": (sizes.d_model,) for norm in norms}
     for stack, _, parts in sizes.stacks:

@@ -106,7 +106,8 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 def states_of(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """[batch, length, d]: the last hidden states of the model, or of its encoder where it has a decoder too."""
-    encoder = model.encoder if model.config.is_encoder_decoder else model
+    whole: Any = model
+    encoder = whole.encoder if whole.config.is_encoder_decoder else whole
     states: Tensor = encoder(**inputs).last_hidden_state
     return states
 

@@ -30,6 +30,9 @@ class Labels(Head):
     places: ClassVar[Mapping[str, str]] = {}
     decodes: ClassVar[bool] = True
 
+    siblings: Tensor
+    paths: Tensor
+
     def __init__(self, hidden: int, outputs: int, dropout: float, trie: Trie) -> None:
         super().__init__(hidden, outputs, dropout)
         # No numbers, for those of a delta's graph are trained.

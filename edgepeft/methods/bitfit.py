@@ -31,8 +31,12 @@ class AddedBias(nn.Module):
         return y + self.bias
 
 
-class OutputBias(AddedBias):
-    """A bias for every word, of which those of the labels' edges are read."""
+class OutputBias(nn.Module):
+    """y + b, b for every word, of which those of the labels' edges are read."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(words))
 
     def forward(self, y: Tensor, token: Tensor) -> Tensor:
         """[batch, nodes, edges] and int64 [edges] -> [batch, nodes, edges]."""
@@ -56,8 +60,10 @@ class BitFit(Method):
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """A bias a site."""
-        kinds = {site: OutputBias if site.role is Role.POOLED_LABELS else AddedBias for site in sites}
-        return {site.name: kind(site.out_features) for site, kind in kinds.items()}
+        return {
+            site.name: (OutputBias if site.role is Role.POOLED_LABELS else AddedBias)(site.out_features)
+            for site in sites
+        }
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor called bias."""
