@@ -59,11 +59,9 @@ class BitFit(Method):
         return tuple(site for site in architecture.sites if f"{site.reads}.bias" in architecture.absent_biases)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
-        """A bias a site."""
-        return {
-            site.name: (OutputBias if site.role is Role.POOLED_LABELS else AddedBias)(site.out_features)
-            for site in sites
-        }
+        """One bias a site."""
+        kinds: dict[Role, type[nn.Module]] = {Role.POOLED_LABELS: OutputBias}
+        return {site.name: kinds.get(site.role, AddedBias)(site.out_features) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor called bias."""
