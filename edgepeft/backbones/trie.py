@@ -74,8 +74,8 @@ class Trie:
     @property
     def paths(self) -> NDArray[np.bool_]:
         """[n, e, labels]: whether the edge leaves the node, on the label's way."""
-        ways = np.array([[target[: len(s) + 1] == (*s, t) for target in self.targets] for s, t in self.edges])
-        return self.siblings[:, :, None] & ways
+        ways = [[target[: len(s) + 1] == (*s, t) for target in self.targets] for s, t in self.edges]
+        return np.logical_and(self.siblings[:, :, None], ways)
 
     @cached_property
     def _ways(self) -> tuple[_Prefix, ...]:

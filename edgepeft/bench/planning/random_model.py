@@ -23,6 +23,7 @@ from edgepeft.resources import write_json
 
 __all__ = ["texts_of", "write_random_checkpoint", "write_random_tokenizer"]
 
+_DIGITS = "0123456789"  # of a decoder, which writes the labels: they are numbers
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIRST, _LAST, _PAD = "<s>", "</s>", "<pad>"
 _SPECIAL = 2  # tokens of a text that are not its words
@@ -57,7 +58,7 @@ def write_random_tokenizer(architecture: Architecture, folder: Path, *, seed: in
     pad = architecture.pad_token_id
     names = [_FIRST, _LAST]
     names.insert(pad, _PAD) if pad <= len(names) else names.append(_PAD)
-    words, merges = list(_LETTERS), []
+    words, merges = list(_LETTERS + (_DIGITS if architecture.decoder else "")), []
     known = set(words)
     while len(names) + len(words) < architecture.vocab_size:
         pair = (source.choice(words), source.choice(_LETTERS))

@@ -12,7 +12,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
-from edgepeft.bench.planning.random_model import write_random_checkpoint
+from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
@@ -95,6 +95,8 @@ def random_subject(
         raise UsageError("--set sets a method's hyperparameters; name the method with --method.")
     write_random_checkpoint(config_of(name), folder, seed=seed)
     backbone = open_backbone(str(folder))
+    if backbone.architecture.decoder is not None:
+        write_random_tokenizer(backbone.architecture, folder, seed=seed)  # its tasks are labels as tokens
     graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
     write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
     deltas = {method: fresh_delta(backbone, method, settings or {}, seed) for method in dict.fromkeys(methods)}

@@ -63,11 +63,13 @@ def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits,
     """
     from torch import nn
 
+    from edgepeft.backbones.hooks import states_of
+
     model.train().requires_grad_(True)
     head = nn.Linear(backbone.architecture.hidden_size, job.n_labels)
 
     def logits(inputs: dict[str, Tensor]) -> Tensor:
-        outputs: Tensor = head(model(**inputs).last_hidden_state[:, 0])
+        outputs: Tensor = head(states_of(model, inputs)[:, 0])
         return outputs
 
     return logits, [*model.parameters(), *head.parameters()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from configs import SMALL_BERT
+from tiny import SIZES
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
@@ -28,6 +29,14 @@ def test_a_task_that_trains_everything_is_known_by_what_its_method_says(tmp_path
     monkeypatch.setattr(subject, "config_of", lambda _: TINY)
     found = subject.random_subject("tiny", tmp_path, methods=("full", "intrinsic-said", "lora"))
     assert [task.method for task in found.model.tasks if task.trains_everything] == ["full"]
+
+
+def test_a_model_with_a_decoder_gets_labels_that_it_can_write(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    config = SIZES["t5"] | {"model_type": "t5", "vocab_size": 80}
+    monkeypatch.setattr(subject, "config_of", lambda _: config)
+    subject.random_subject("tiny", tmp_path, methods=("houlsby",))
+    (prediction,) = Runtime(tmp_path, cache=False).predict("houlsby", ["a b c"])
+    assert sorted(prediction.scores) == ["0", "1"]
 
 
 @pytest.mark.parametrize("name", methods())
