@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import suite
-from test_gradients import WITH_GRADIENTS, Tuned, require_pytorchs
+from test_gradients import Tuned, require_pytorchs
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
@@ -53,7 +53,7 @@ def test_it_conforms_on_both_stacks(tiny: Callable[..., Path], tmp_path: Path, m
     suite.graph_is_plain_and_its_own(case)
 
 
-@pytest.mark.parametrize(("method", "sizes"), cases([name for name in FITTING if name in WITH_GRADIENTS]))
+@pytest.mark.parametrize(("method", "sizes"), cases(FITTING))
 def test_its_gradients_are_pytorchs(tiny: Callable[..., Path], method: Method, sizes: dict[str, Any]):
     tuned = Tuned(suite.Case(method, open_backbone(str(tiny("t5", **sizes)))))
     for batch, length in suite.SHAPES[1:3]:
