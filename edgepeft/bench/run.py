@@ -57,7 +57,8 @@ __all__ = ["ENGINES", "WORKLOADS", "BenchRequest", "Outcome", "run_benchmark"]
 _NO_TORCH = "PyTorch is not installed (pip install 'edgepeft[train]')"
 _COUNTED = (
     "FLOPs are those of the backbone's MatMul and Gemm at real tokens, from the architecture: padding, delta and "
-    "head are not counted; training counts 2 passes over a frozen matrix, 3 over a trained one"
+    "head are not counted, rows of the last layer that no head reads are; training counts 2 passes over a frozen "
+    "matrix, 3 over a trained one"
 )
 
 

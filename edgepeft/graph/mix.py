@@ -22,6 +22,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, standard, well_formed
 from edgepeft.graph.protos import attributes, copied
+from edgepeft.graph.unread import read_rows
 
 __all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "mix", "slotted"]
 
@@ -105,6 +106,8 @@ class _Mixer:
             for site, value in sites.items()
             if not _is_of_labels(site)
         }
+        tokens = [value for value, axis in self._axis.items() if axis is _Axis.TOKENS]
+        self._axis |= {read_rows(value): _Axis.ROWS for value in tokens}
         self._absolute = {sites[site] for site in (Helper.ROW, Helper.FIRST_TOKEN) if site in sites}
         self._by_row: set[str] = set()  # of ``parts``, those whose first axis is sure to count the slot's own
         self._split: set[str] = set()

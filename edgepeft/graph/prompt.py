@@ -17,7 +17,9 @@ from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 from edgepeft.graph.predicates import closed, one_writer, same_interface, values_stay
 from edgepeft.graph.protos import properties, read_instead
 
-__all__ = ["prepend_placeholders", "prompt_of"]
+__all__ = ["LENGTH", "prepend_placeholders", "prompt_of"]
+
+LENGTH = "prompted/length"  # the constant of that many columns
 
 _MOST = 100_000  # more tokens than any position table has
 _MOST_DIGITS = 9  # of either count: any vocabulary is smaller, and more do not fit into an int64
@@ -47,7 +49,7 @@ def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> 
     fill = {"input_ids": token_id, _MASK: 1}
     longer = {value.name: f"prompted/{value.name}" for value in graph.input}
     read_instead(graph, longer)
-    constants = {"prompted/length": [length]} | {f"{new}/value": [fill.get(name, 0)] for name, new in longer.items()}
+    constants = {LENGTH: [length]} | {f"{new}/value": [fill.get(name, 0)] for name, new in longer.items()}
     graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())
     graph.node.extend(node for name in longer for node in _lengthened(name, longer[name]))
 
@@ -56,7 +58,7 @@ def _lengthened(name: str, new: str) -> list[onnx.NodeProto]:
     """[batch, length] -> [batch, p + length]."""
     steps: list[tuple[str, list[str], str, dict[str, Any]]] = [
         ("Shape", [name], f"{new}/batch", {"start": 0, "end": 1}),
-        ("Concat", [f"{new}/batch", "prompted/length"], f"{new}/shape", {"axis": 0}),
+        ("Concat", [f"{new}/batch", LENGTH], f"{new}/shape", {"axis": 0}),
         ("Expand", [f"{new}/value", f"{new}/shape"], f"{new}/prompt", {}),
         ("Concat", [f"{new}/prompt", name], new, {"axis": 1}),
     ]

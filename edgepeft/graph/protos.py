@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, MutableSequence
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from onnx import helper
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
 
 __all__ = [
     "ancestors",
     "attributes",
+    "constant",
     "copied",
     "followed",
     "properties",
@@ -53,6 +56,18 @@ def replace(field: MutableSequence[M], items: Iterable[M]) -> None:
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """A node's attributes by name."""
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def constant(graph: onnx.GraphProto, name: str) -> NDArray[Any] | None:
+    """What a constant of the graph holds; None for any other value."""
+    for tensor in graph.initializer:
+        if tensor.name == name and tensor.data_location != TensorProto.EXTERNAL:
+            return numpy_helper.to_array(tensor)
+    for node in graph.node:
+        if name in node.output and node.op_type == "Constant":
+            for value in attributes(node).values():
+                return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+    return None
 
 
 def properties(model: onnx.ModelProto) -> dict[str, str]:

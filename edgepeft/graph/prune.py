@@ -37,4 +37,6 @@ def prune(graph: onnx.GraphProto) -> None:
         raise BundleError("the delta graph makes the backbone read its own output; it cannot be spliced.") from error
     replace(graph.node, [graph.node[i] for i in order])
     used = {name for node in graph.node for name in reads(node)} | {output.name for output in graph.output}
-    replace(graph.initializer, [initializer for initializer in graph.initializer if initializer.name in used])
+    for index in reversed(range(len(graph.initializer))):  # those that stay are not copied: a task's may be large
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]

@@ -17,6 +17,7 @@ from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.graph.sound import check_sound
 from edgepeft.graph.splice import splice
+from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.verify import Tolerance, allowed_for
@@ -149,7 +150,16 @@ class Bundle:
         return graph
 
     def graph(self, task: str | None) -> onnx.ModelProto:
-        """The whole model of a task, or the bare backbone's for None; weights stay in their file."""
+        """The model of a task, which runs the rows that its head reads, or the bare backbone's for None.
+
+        Weights stay in their file.
+        """
+        model = self.spliced(task)
+        drop_unread_rows(model)
+        return model
+
+    def spliced(self, task: str | None) -> onnx.ModelProto:
+        """As ``graph``, with every row of every value."""
         checkpoint = self.checkpoint  # first: a damaged weights file is the clearer message
         if task is None:
             copy = onnx.ModelProto()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture, Role
 from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import of_width
@@ -43,7 +44,7 @@ class Prefix:
         for task in tasks:
             if task not in self._depths:
                 architecture, sites = self._bundle.architecture, self._bundle.manifest.backbone.sites
-                self._depths[task] = shared_layers(self._bundle.graph(task), architecture, sites)
+                self._depths[task] = shared_layers(self._bundle.spliced(task), architecture, sites)
         return plan_prefix({task: self._depths[task] for task in tasks}, self._bundle.architecture.n_layers)
 
     def logits(self, shared: PrefixPlan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
@@ -75,9 +76,10 @@ class Prefix:
     def _session(self, cut: int, task: str | None) -> TaskSession:
         session = self._sessions.get((cut, task))  # another thread may close it at any time
         if session is None:
-            model, value = self._bundle.graph(task), self._values[cut - 1]
+            model, value = self._bundle.spliced(task), self._values[cut - 1]
             width = self._bundle.architecture.hidden_size
             part = below(model, value) if task is None else above(model, {value: ("tokens", width)})
+            drop_unread_rows(part)
             session = self._sessions[cut, task] = self._open(part)
         return session
 

@@ -23,6 +23,7 @@ from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice
+from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.mistakes import in_words
 from edgepeft.resources import locked, write_atomically
 from edgepeft.runtime.bounds import check_file
@@ -87,6 +88,8 @@ def prepare_task(
     name = check_task_name(facts.get("edgepeft.task", ""))
     sites = bundle.manifest.backbone.sites
     model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
+    depth = shared_layers(model, bundle.architecture, sites)
+    drop_unread_rows(model)
     session = exact or open_session(model, bundle.folder)
     inputs, expected = read_check(check, f"the check file of {where}")
     dtype = "fp16" if is_half(delta.graph) else "fp32"
@@ -104,7 +107,7 @@ def prepare_task(
             "n_bytes": len(graph),
             "weights_dtype": dtype,
             "private_bytes": _private_bytes(delta, bundle),
-            "shared_layers": shared_layers(model, bundle.architecture, sites),
+            "shared_layers": depth,
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
             "verification": result.model_dump(),

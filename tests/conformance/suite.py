@@ -23,6 +23,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
+from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.methods.base import Method
 
 LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
@@ -65,6 +66,7 @@ class Case:
         family, checkpoint = self.backbone.family, self.backbone.checkpoint
         backbone = family.build_graph(self.architecture, checkpoint)
         model = splice(backbone, self.graph, family.bindings(self.architecture), checkpoint)
+        drop_unread_rows(model)
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         folder = str(self.backbone.folder)

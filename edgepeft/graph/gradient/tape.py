@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.graph.protos import attributes
+from edgepeft.graph.protos import attributes, constant
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["Extent", "Tape"]
@@ -64,14 +64,11 @@ class Tape:
 
     def value(self, name: str) -> NDArray[Any] | None:
         """What a constant of the graph holds; None for any other value."""
-        for tensor in self.graph.initializer:
-            if tensor.name == name and tensor.data_location != TensorProto.EXTERNAL:
-                return numpy_helper.to_array(tensor)
-        for node in self.graph.node:
-            if name in node.output and node.op_type == "Constant":
-                (value,) = attributes(node).values()
-                return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
-        return None
+        return constant(self.graph, name)
+
+    def has(self, value: str) -> bool:
+        """Whether a node gives it; where the graph is cut, the samples hold what is below too."""
+        return any(value in node.output for node in self.graph.node)
 
     def kind(self, value: str) -> int:
         """Its element type, of a forward value."""

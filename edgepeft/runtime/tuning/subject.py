@@ -27,6 +27,7 @@ from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.resources import package_data
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.runtime.tuning.options import TuneOptions
@@ -127,6 +128,7 @@ def deployed_graph(
     if checkpoint.is_quantised:
         quantise(backbone, checkpoint)
     model = splice(backbone, delta, family.bindings(architecture), checkpoint, generate=False)
+    drop_unread_rows(model)
     own = {f"delta/{name}": name for name in facts.leaves}
     rename_values(model.graph, lambda name: own.get(name, name))
     trained = [tensor for tensor in model.graph.initializer if tensor.name in own.values()]

@@ -18,6 +18,7 @@ from edgepeft.data.course.run import Interrupted
 from edgepeft.delta import new_delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.exporting.bundle import export_bundle
+from edgepeft.graph.unread import read_rows
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.tuning import hidden, step
@@ -27,19 +28,20 @@ from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
 
-# Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.
+# Method, settings, and where the deployed graph must be cut: read off the architecture, not off the code.  Of the last
+# layer the head reads one row of each text.
 CASES = {
     "top": ("top-k", {"layers": 1}, {"layer.1.layer_output"}),
     "ffn": ("pfeiffer", {"bottleneck": 4, "skip_layers": 1}, {"layer.1.ffn_output", "layer.1.attention_norm"}),
     "query": (
         "lora",
         {"rank": 2, "skip_layers": 2, "roles": ["query"]},
-        {"layer.1.layer_output", "layer.2.query", "layer.2.key", "layer.2.value"},
+        {*map(read_rows, ("layer.1.layer_output", "layer.2.query")), "layer.2.key", "layer.2.value"},
     ),
     "inner": (
         "lora",
         {"rank": 2, "skip_layers": 2, "roles": ["ffn_output"]},
-        {"layer.2.ffn_activation", "layer.2.ffn_output", "layer.2.attention_norm"},
+        {*map(read_rows, ("layer.2.ffn_activation", "layer.2.ffn_output", "layer.2.attention_norm"))},
     ),
     "context": (
         "lora",
@@ -110,7 +112,7 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     kept = TuningRun(opened, subject, options, tmp_path, threads=1)
     whole = TuningRun(opened, subject, dataclasses.replace(options, prefix_cache=False), tmp_path, threads=1)
     (state,) = kept.layout.split.states
-    assert state.by_row == (kept_at == "pooler") and (state.by_row or state.name == kept_at)
+    assert state.by_row and (kept_at == "pooler" or state.name == read_rows(kept_at))
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
     whole.engine.trained = kept.engine.trained

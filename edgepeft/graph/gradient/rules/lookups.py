@@ -42,11 +42,24 @@ def _gather_nd(at: Visit) -> Gradients:
 def _moved_back(at: Visit, index: str) -> str:
     """Between packed tokens and heads: what stands at padding has no gradient, for no token attends to it."""
     rows = at.op("Reshape", at.dy, at.tape.ints(-1, at.tape.extents(at.y)[-1][0]))
-    moved = at.op("Gather", rows, MERGE if index == SPLIT else SPLIT)
+    moved = at.op("Gather", rows, _merge(at) if index == SPLIT else SPLIT)
     if index == MERGE:
         real = at.op("Cast", REAL, to=at.tape.kind(at.y))  # (B, S)
         moved = at.op("Mul", moved, at.op("Unsqueeze", real, at.tape.ints(1, 3)))  # (B, h, S, e)
     return at.tape.reshaped(moved, at.x)
+
+
+def _merge(at: Visit) -> str:
+    """``MERGE``, made anew where no attention has the queries of all tokens: (T, h) into (B h S)."""
+    if at.tape.has(MERGE):
+        return MERGE
+    op, ints = at.op, at.tape.ints
+    n_heads = at.tape.extents(SPLIT)[1][0]
+    heads = at.tape.constant(range(n_heads), TensorProto.INT64)
+    length = op("Shape", REAL, start=1, end=2)
+    index = op("Reshape", op("NonZero", op("Reshape", REAL, ints(-1))), ints(-1, 1))  # (T, 1) into (B S)
+    row = op("Mul", op("Div", index, length), ints(n_heads))
+    return op("Add", op("Mul", op("Add", row, heads), length), op("Mod", index, length))
 
 
 def _scattered(at: Visit, index: str, axis: int) -> str:

@@ -1,0 +1,221 @@
+"""Pass: rows that no head reads do not pass the last layer's row-wise operators.
+
+A head on one token of each row of the batch picks it from the last hidden state.  The pick moves up through every
+operator that makes a row of its result from the same row of what it reads, and through the attention's queries, to
+where a value is needed whole: what keys and values are made of.  The last feed-forward then has B rows and not T.
+
+Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+import onnx
+from onnx import TensorProto, helper
+
+from edgepeft.backbones.base import Helper
+from edgepeft.backbones.packing import ATTENTION, HELPERS, MERGE, SPLIT
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import same_interface, well_formed
+from edgepeft.graph.prompt import LENGTH
+from edgepeft.graph.protos import ancestors, attributes, constant, copied, read_instead, reads, writers
+from edgepeft.graph.prune import prune
+from edgepeft.graph.quantise import integer_products
+from edgepeft.graph.rowwise import Extents, extents, row_operands
+
+__all__ = ["drop_unread_rows", "read_rows"]
+
+# How a row of the batch is looked up, and the extents of its index.
+_LOOKUPS: Mapping[str, Extents] = {"Gather": (None,), "GatherND": (None, 1)}
+# What an export puts around such an index, and how many operands leave it what it was.
+_AROUND_AN_INDEX = {"Add": 2, "Concat": 1, "Expand": 2, "Identity": 1, "Max": 1, "Unsqueeze": 2}
+
+
+class _Need(Enum):
+    """What is read of a value: all of it, or the picked rows."""
+
+    WHOLE = auto()
+    ROWS = auto()
+
+
+class _Part(NamedTuple):
+    """What gives the picked rows of a value, and the values of which it reads picked rows."""
+
+    nodes: list[onnx.NodeProto]
+    rows: list[str]
+
+
+def read_rows(value: str) -> str:
+    """The name of a value's picked rows, [B, ...]."""
+    return f"read/{value}"
+
+
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
+def drop_unread_rows(model: onnx.ModelProto) -> None:
+    """Move the pick of a spliced graph, or of its upper part, to where all rows are needed.
+
+    A graph that picks no rows, or whose picked value nothing makes row by row, stays as it is; so does one that breaks
+    ONNX's rules, which ONNX Runtime refuses in its own words.
+    """
+    picks = [node for node in model.graph.node if node.op_type in _LOOKUPS and len(node.input) == 2]
+    writer = writers(model.graph)
+    picks = [node for node in picks if node.input[0] in writer and _is_of_its_row(node.input[1], model.graph, writer)]
+    if not picks:
+        return
+    try:
+        sizes = extents(model)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return
+    outputs = {output.name for output in model.graph.output}
+    picks = [node for node in picks if _picks_rows(node, sizes) and node.output[0] not in outputs]
+    if picks:
+        mover = _Mover(model.graph, sizes, picks)
+        for node in reversed(model.graph.node):
+            mover.take(node)
+        mover.write()
+
+
+def _is_of_its_row(index: str, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether it is each row's first token, or the first one behind a prompt's placeholders."""
+    while index != HELPERS[Helper.FIRST_TOKEN]:
+        node = writer.get(index)
+        if node is None or not 0 < len(node.input) <= _AROUND_AN_INDEX.get(node.op_type, 0):
+            return False
+        if node.op_type == "Add":
+            skipped, prompt = (constant(graph, name) for name in (node.input[-1], LENGTH))
+            if skipped is None or prompt is None or skipped.ravel().tolist() != prompt.tolist():
+                return False
+        index = node.input[0]
+    return True
+
+
+def _picks_rows(node: onnx.NodeProto, sizes: Mapping[str, Extents]) -> bool:
+    """Whether it looks along the first axis, not in a batch of indices."""
+    return not any(attributes(node).values()) and sizes.get(node.input[1]) == _LOOKUPS[node.op_type]
+
+
+class _Mover:
+    """Takes a sorted graph's nodes from its outputs up; ``write`` then changes it."""
+
+    def __init__(self, graph: onnx.GraphProto, sizes: Mapping[str, Extents], picks: Sequence[onnx.NodeProto]) -> None:
+        self.graph, self._sizes, self._writer = graph, sizes, writers(graph)
+        self._pick = copied(picks[-1])
+        self._rounded = {product.y: product.x for product in integer_products(graph)}
+        same = (self._pick.op_type, self._pick.input[1])
+        self._picked = {pick.output[0]: pick.input[0] for pick in picks if (pick.op_type, pick.input[1]) == same}
+        self._needs: dict[str, set[_Need]] = defaultdict(set)
+        self._need((output.name for output in graph.output), _Need.WHOLE)
+        self._parts: dict[str, list[onnx.NodeProto]] = {}  # by the value whose rows they give
+        self._targets: dict[str, onnx.TensorProto] = {}  # of reshapes
+
+    def take(self, node: onnx.NodeProto) -> None:
+        """Note what a node needs of what it reads; all that read its results were taken."""
+        needs = set[_Need]().union(*(self._needs[name] for name in node.output))
+        if not needs:
+            return  # what read it reads rows of what is above it
+        if node.output[0] in self._picked:
+            self._need(node.input[:1], _Need.ROWS)
+            self._need(node.input[1:], _Need.WHOLE)
+            return
+        part = self._part(node) if _Need.ROWS in needs and _Need.WHOLE not in needs else None
+        if part is None:
+            self._need(reads(node), _Need.WHOLE)
+            return
+        self._parts[node.output[0]] = part.nodes
+        self._need(part.rows, _Need.ROWS)
+        inside = {*map(read_rows, part.rows), *self._targets, *(name for each in part.nodes for name in each.output)}
+        self._need((name for each in part.nodes for name in reads(each) if name not in inside), _Need.WHOLE)
+
+    def write(self) -> None:
+        """Put the parts in the place of the nodes whose rows they give."""
+        if self._parts.keys().isdisjoint(self._picked.values()):
+            return
+        read_instead(self.graph, {pick: read_rows(value) for pick, value in self._picked.items()})
+        for value, needs in self._needs.items():
+            if _Need.ROWS in needs and value not in self._parts:
+                pick = _renamed(self._pick, {self._pick.input[0]: value}, read_rows(value))
+                pick.name = pick.output[0]
+                self.graph.node.append(pick)
+        # Two products in integers round one value for both.
+        self.graph.node.extend({node.output[0]: node for nodes in self._parts.values() for node in nodes}.values())
+        self.graph.initializer.extend(self._targets.values())
+        prune(self.graph)
+
+    def _need(self, values: Iterable[str], need: _Need) -> None:
+        for value in values:
+            self._needs[value].add(need)
+
+    def _part(self, node: onnx.NodeProto) -> _Part | None:
+        """What gives the rows of a node's result; None where that is not known."""
+        if node.output[0] in self._rounded:
+            return self._in_integers(node.output[0])
+        if node.op_type == "Reshape":
+            return self._reshaped(node)
+        if node.op_type == "Gather":
+            return self._attended(node) if node.input[1] == MERGE else None
+        operands = row_operands(node, self.graph, self._sizes)
+        return _Part([_of_rows(node, operands)], operands) if operands else None
+
+    def _reshaped(self, node: onnx.NodeProto) -> _Part | None:
+        """Where no number leaves its row: [T, ...] -> [T, ...]."""
+        old, new = map(self._row, (node.input[0], node.output[0]))
+        if old is None or new is None or math.prod(old) != math.prod(new):
+            return None
+        return _Part([self._reshape(read_rows(node.input[0]), new, node)], [node.input[0]])
+
+    def _in_integers(self, result: str) -> _Part:
+        """A product of rounded rows; the rounding of all rows stays where others need it."""
+        inner = list(ancestors([result], self._writer, {self._rounded[result]}))
+        rows = [self._rounded[result], *(name for node in inner for name in node.output)]
+        return _Part([_of_rows(node, rows) for node in inner], rows[:1])
+
+    def _attended(self, node: onnx.NodeProto) -> _Part | None:
+        """What ``Packing.attend`` makes of its query: [T, h, e], merged from [B, h, S, e]."""
+        chain = [node]
+        for op_type in ATTENTION[1:]:
+            above = self._writer.get(chain[-1].input[0])
+            if above is None or above.op_type != op_type:
+                return None
+            chain.append(above)
+        _, _, weighted, shares, masked, scores, split, flat = chain
+        query, mask = flat.input[0], self._sizes.get(masked.input[1], ())
+        if split.input[1] != SPLIT or attributes(shares).get("axis", -1) != -1 or len(mask) != 4 or mask[2] != 1:
+            return None  # not the packing's; shares that are not of keys; or a bias of each query
+        row, head = self._row(query), self._row(flat.output[0])
+        if not row or not head:
+            return None
+        h, e = row[0] // head[0], head[0]
+        nodes = [self._reshape(read_rows(query), (h, 1, e), split)]  # (B, h, 1, e)
+        nodes += [_of_rows(each, each.input[:1]) for each in (scores, masked, shares, weighted)]
+        nodes.append(self._reshape(nodes[-1].output[0], (h, e), node))  # (B, h, e)
+        return _Part(nodes, [query])
+
+    def _row(self, value: str) -> tuple[int, ...] | None:
+        """The extents of one row, of a value whose first axis alone is open."""
+        first, *others = self._sizes.get(value) or (0,)
+        fixed = tuple(size for size in others if size)
+        return fixed if first is None and len(fixed) == len(others) else None
+
+    def _reshape(self, value: str, row: tuple[int, ...], like: onnx.NodeProto) -> onnx.NodeProto:
+        """Rows of these extents, under the name of the rows of another node's result."""
+        target = f"read/{'x'.join(map(str, row))}"
+        self._targets[target] = helper.make_tensor(target, TensorProto.INT64, [1 + len(row)], [0, *row])
+        output = read_rows(like.output[0])
+        return helper.make_node("Reshape", [value, target], [output], name=like.name and f"{like.name}/read")
+
+
+def _of_rows(node: onnx.NodeProto, values: Iterable[str]) -> onnx.NodeProto:
+    """The node that reads the rows of ``values`` and gives those of its result."""
+    return _renamed(node, {value: read_rows(value) for value in values}, read_rows(node.output[0]))
+
+
+def _renamed(node: onnx.NodeProto, inputs: Mapping[str, str], output: str) -> onnx.NodeProto:
+    copy = copied(node)
+    copy.input[:] = [inputs.get(name, name) for name in node.input]
+    copy.output[:], copy.name = [output], node.name and f"{node.name}/read"
+    return copy
