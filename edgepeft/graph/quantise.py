@@ -139,8 +139,9 @@ def integer_products(graph: onnx.GraphProto) -> Iterator[IntegerProduct]:
     for node in graph.node:
         reader = _reader_of_integers(node, writer)
         if reader is not None and reader.op_type == "MatMulInteger":
-            scale = writer[writer[node.input[0]].input[1]].input[1]
-            yield IntegerProduct(writer[reader.input[0]].input[0], reader.input[1], scale, node.output[0])
+            rounded, scale = writer.get(reader.input[0]), writer.get(writer[node.input[0]].input[1])
+            if rounded is not None and rounded.op_type == "QuantizeLinear" and scale is not None:
+                yield IntegerProduct(rounded.input[0], reader.input[1], scale.input[-1], node.output[0])
 
 
 def dequantised(tensor: str, checkpoint: Checkpoint) -> Iterator[onnx.NodeProto]:
