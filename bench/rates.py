@@ -41,30 +41,32 @@ from edgepeft.runtime.tuning.subject import Files, from_template
 
 SETS = ("sst2", "sms_spam", "crowdflower_airline", "cola", "mr", "crowdflower_emotion", "mrpc", "rte")
 STEPS = (1.0, 3.0, 10.0)  # of the rate that a method starts with today
-N_TRAIN, N_EVAL, N_TEST = 320, 120, 400
-EPOCHS = 6
+ROWS, EPOCHS = 320, 6
+N_EVAL, N_TEST = 120, 400
 MAX_LENGTH = 64
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_BASELINES: dict[tuple[str, int], Any] = {}
+_BASELINES: dict[tuple[str, int, int], Any] = {}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid; ``step`` is of ``STEPS``."""
+    """One run of the grid: ``step`` times the method's rate, on so many rows, so often."""
 
     data: str
     method: str
     step: float
     seed: int
+    rows: int = ROWS
+    epochs: int = EPOCHS
 
 
 def measure(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
     """Tune one cell on one thread; gives its rate, scores, those of the baselines, its course and seconds."""
     bundle, start = Bundle(folder), time.perf_counter()
-    with tempfile.TemporaryDirectory() as work, baselines_once((cell.data, cell.seed)):
-        files = _parts(data / cell.data, cell.seed, Path(work))
-        options = TuneOptions(seed=cell.seed, epochs=EPOCHS)
+    with tempfile.TemporaryDirectory() as work, baselines_once((cell.data, cell.seed, cell.rows)):
+        files = _parts(data / cell.data, cell, Path(work))
+        options = TuneOptions(seed=cell.seed, epochs=cell.epochs)
         subject = replace(from_template(bundle, "rates", cell.method, files, options), max_length=MAX_LENGTH)
         rate = float(f"{cell.step * subject.rates[0]:.3g}")
         run = TuningRun(bundle, subject, replace(options, learning_rate=rate), Path(work), threads=1)
@@ -72,7 +74,7 @@ def measure(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
             result = run.finish()
         except Diverged:
             return {**asdict(cell), "rate": rate, "diverged": True}
-    found = _BASELINES.setdefault((cell.data, cell.seed), result.metrics["baselines"])
+    found = _BASELINES.setdefault((cell.data, cell.seed, cell.rows), result.metrics["baselines"])
     scores = {
         "eval": result.metrics["eval"],
         "test": result.metrics["test"],
@@ -83,10 +85,10 @@ def measure(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
     return {**asdict(cell), "rate": rate, **scores, "course": course, "seconds": seconds}
 
 
-def _parts(folder: Path, seed: int, work: Path) -> Files:
+def _parts(folder: Path, cell: Cell, work: Path) -> Files:
     """The cell's rows, as files: those that train and choose depend on the seed, those that report do not."""
     learning = list(read_rows(folder / "train.jsonl", labels=True))
-    taken, left = part(learning, N_TRAIN, f"rates {seed}", stratify=True, least=1)
+    taken, left = part(learning, cell.rows, f"rates {cell.seed}", stratify=True, least=1)
     others = list(read_rows(folder / "validation.jsonl", labels=True))
     chosen = part(left, N_EVAL, "rates eval", stratify=True).taken
     parts = {"train": taken, "eval": chosen, "test": part(others, N_TEST, "rates test", stratify=True).taken}
@@ -102,7 +104,7 @@ def _line(row: Row) -> str:
 
 
 @contextmanager
-def baselines_once(rows: tuple[str, int]) -> Iterator[None]:
+def baselines_once(rows: tuple[str, int, int]) -> Iterator[None]:
     """Have the baselines of a data set and seed computed by a process's first run alone: they are the same for all."""
     if rows in _BASELINES:
         with patch("edgepeft.data.course.run.compared_with", return_value=_BASELINES[rows]):
@@ -121,12 +123,16 @@ def run(
     methods: Annotated[str | None, typer.Option(help="Of the bundle's templates. Default: all.")] = None,
     steps: Annotated[str, typer.Option(help="Times each method's rate.")] = ",".join(map(str, STEPS)),
     seeds: Annotated[int, typer.Option()] = 3,
+    rows: Annotated[int, typer.Option(help="That train.")] = ROWS,
+    epochs: Annotated[int, typer.Option()] = EPOCHS,
     workers: Annotated[int, typer.Option()] = 2,
 ) -> None:
     """Run what RESULTS does not hold yet; each line is written when its run is over."""
     names = methods.split(",") if methods else list(Bundle(bundle).manifest.templates)
     times = [float(step) for step in steps.split(",")]
-    asked = [Cell(d, m, x, s) for s in range(seeds) for d in sets.split(",") for x in times for m in names]
+    asked = [
+        Cell(d, m, x, s, rows, epochs) for s in range(seeds) for d in sets.split(",") for x in times for m in names
+    ]
     done = {_cell(row) for row in _read(results)} if results.exists() else set()
     left = [cell for cell in asked if cell not in done]
     with ProcessPoolExecutor(workers) as pool, results.open("a") as file:
@@ -196,7 +202,7 @@ def _read(results: Path) -> list[dict[str, Any]]:
 
 
 def _cell(row: Mapping[str, Any]) -> Cell:
-    return Cell(row["data"], row["method"], row["step"], row["seed"])
+    return Cell(row["data"], row["method"], row["step"], row["seed"], row.get("rows", ROWS), row.get("epochs", EPOCHS))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from tiny import write_model
 from typer.testing import CliRunner
 
 from bench import rates
-from bench.rates import app, choose
+from bench.rates import Cell, app, choose
 from edgepeft.backbones.source import open_backbone
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import method_named
@@ -41,13 +41,16 @@ def written(tmp_path):
 
 
 def test_a_grid_goes_on_where_it_stopped_and_its_rows_never_meet(written, monkeypatch):
-    for name, n in (("N_TRAIN", 20), ("N_EVAL", 10), ("N_TEST", 15), ("EPOCHS", 1)):
+    for name, n in (("N_EVAL", 10), ("N_TEST", 15)):
         monkeypatch.setattr(rates, name, n)
-    files = rates._parts(written / "moods", 3, written)
+    files = rates._parts(written / "moods", Cell("moods", "bitfit", 1.0, 3, rows=20), written)
     lines = [path.read_text().splitlines() for path in (files.train, files.eval, files.test)]
     assert list(map(len, lines)) == [20, 10, 15]
     assert not set(lines[0]) & set(lines[1])
-    assert rates._parts(written / "moods", 4, written).test.read_text().splitlines() == lines[2]
+    assert (
+        rates._parts(written / "moods", Cell("moods", "bitfit", 1.0, 4, rows=20), written).test.read_text().splitlines()
+        == lines[2]
+    )
 
     backbone = open_backbone(str(write_model(written / "bert", "bert")))
     methods = [method_named(name).from_settings({}) for name in ("bitfit", "layernorm")]
@@ -56,7 +59,9 @@ def test_a_grid_goes_on_where_it_stopped_and_its_rows_never_meet(written, monkey
     for seeds in (1, 2):
         monkeypatch.setattr(rates, "ProcessPoolExecutor", Here)
         given = ["run", results, "--bundle", written / "bundle", "--data", written, "--sets", "moods"]
-        done = CliRunner().invoke(app, [*map(str, given), "--seeds", str(seeds), "--steps", "1,3"])
+        done = CliRunner().invoke(
+            app, [*map(str, given), "--seeds", str(seeds), "--steps", "1,3", "--rows", "20", "--epochs", "1"]
+        )
         assert done.exit_code == 0, done.output
         rows = [json.loads(line) for line in results.read_text().splitlines()]
         assert len(rows) == 4 * seeds
