@@ -135,7 +135,7 @@ WANTED = {"backbone": "b", "data": "none.csv", "task": "mood", "method": "lora",
     ("options", "message"),
     [
         ({**WANTED, "epoch": 2}, "no option of edgepeft.train is called 'epoch'. Did you mean 'epochs'?"),
-        ({"backbone": "b", "data": "d.csv", "task": "t"}, "edgepeft.train needs method= and out= too."),
+        ({"backbone": "b", "data": "d.csv"}, "edgepeft.train needs task= and out= too."),
         ({**WANTED, "epochs": "many"}, "epochs must be a whole number, found 'many'"),
         ({**WANTED, "device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or 'mps', found 'gpu'"),
         ({**WANTED, "as_json": True}, "no option of edgepeft.train is called 'as_json'"),

@@ -51,7 +51,7 @@ TestRows = Annotated[
 ]
 Balanced = Annotated[bool, typer.Option("--balanced", help="Weigh rows so that all labels weigh alike.")]
 FewShot = Annotated[int | None, typer.Option(help="Train on N rows in all, stratified.")]
-Epochs = Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3.")]
+Epochs = Annotated[int | None, typer.Option(help="Passes over the rows. Default: 3, or more up to 100 steps.")]
 Steps = Annotated[int | None, typer.Option(help="Updates, instead of --epochs.")]
 Patience = Annotated[int | None, typer.Option(help="Stop after N evaluations without a better score.")]
 MetricName = Annotated[

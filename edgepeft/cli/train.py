@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "document", "run"]
 
+METHOD = "lora"  # of a task that names none: as good as full fine-tuning in README's table, and PEFT has it too
+
 
 def command(
     *,
@@ -51,7 +53,9 @@ def command(
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
-    method: Annotated[str, typer.Option(help="A PE method; `edgepeft methods` lists them.")],
+    method: Annotated[
+        str | None, typer.Option(help=f"A PE method; `edgepeft methods` lists them. Default: {METHOD}.")
+    ] = None,
     set: MethodSettings = None,
     few_shot: FewShot = None,
     epochs: Epochs = None,
@@ -104,7 +108,9 @@ def run(options: Mapping[str, Any]) -> TrainResult:
     device_of(asked.device)
     out, again = options["out"], {name: options[name] for name in ("resume", "force")}
     prepare_output(out, **again)  # what is wrong with it is reported before files are read
-    method = method_named(options["method"]).from_settings(settings_of(options["set"]))
+    method = method_named(options["method"] or METHOD).from_settings(settings_of(options["set"]))
+    if options["method"] is None:
+        messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
     columns = Columns(*(options[f"{name}_column"] for name in ("text", "pair", "label")))
     chosen, tested = (rows_or_share(f"--{name}", options[name]) for name in ("eval", "test"))
     division: Division = {"regression": asked.regression, "few_shot": options["few_shot"], "seed": asked.seed}

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.data.course.options import BATCH, EPOCHS, MEAN_HEAD_RATE, CourseOptions
+from edgepeft.data.course.options import BATCH, MEAN_HEAD_RATE, CourseOptions
 from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
 from edgepeft.task_name import check_new_name
@@ -68,7 +68,6 @@ class TrainOptions(CourseOptions):
         head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
         return dataclasses.replace(
             self,
-            epochs=EPOCHS if self.epochs is None and self.steps is None else self.epochs,
             max_length=self.max_length or min(MAX_LENGTH, longest),
             learning_rate=rate,
             head_learning_rate=self.head_learning_rate or head_rate,

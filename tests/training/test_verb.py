@@ -17,7 +17,8 @@ from edgepeft.exporting.delta import export_delta
 @pytest.fixture
 def call(backbone_folder, data_file, tmp_path):
     def call(*more, out="out", method="houlsby"):
-        arguments = ["--backbone", backbone_folder, "--data", data_file, "--task", "mood", "--method", method]
+        arguments = ["--backbone", backbone_folder, "--data", data_file, "--task", "mood"]
+        arguments += [] if method is None else ["--method", method]
         arguments += ["--out", tmp_path / out, "--threads", "1", "--batch-size", "8", *more]
         return CliRunner().invoke(app, ["train", *map(str, arguments)])
 
@@ -56,6 +57,12 @@ def test_shares_and_a_learning_curve_reach_the_card_and_the_table(call, tmp_path
     for point in card["metrics"]["curve"]:
         assert f"{point['rows']} {point['test']:.4f} {point['eval']:.4f}" in shown
     assert "share of rows that are right" in shown and "bad (weighs 1.5)" in shown
+
+
+def test_a_task_that_names_no_method_gets_one_that_is_said(call):
+    result = call("--steps", "1", "--json", method=None)
+    assert "note: trains lora, for no --method was given" in result.stderr
+    assert json.loads(result.stdout)["method"] == "lora"
 
 
 def test_truncated_texts_are_mentioned_once(call):

@@ -11,6 +11,9 @@ from edgepeft.errors import UsageError
 __all__ = ["BATCH", "EPOCHS", "MEAN_HEAD_RATE", "CourseOptions"]
 
 EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
+# Where neither is given. 64 rows, MiniLM, lora, test accuracy after 3 passes (12 steps) and 100 steps: SMS 88.0 (the
+# majority has 87.7) and 96.0 %, SST-2 67.7 and 72.5 %; pfeiffer: 88.2 and 94.5, 67.0 and 70.5, airline 69.3 and 71.0 %.
+LEAST_STEPS = 100
 BATCH = 16  # the same
 MEAN_HEAD_RATE = 2e-2  # of a fresh head on a mean of hidden states; see `TrainOptions.resolved`
 _LEAST = {"epochs": 1, "steps": 1, "patience": 1, "batch_size": 1, "save_every": 1, "seed": 0}
@@ -67,4 +70,6 @@ class CourseOptions:
 
     def total_steps(self, per_epoch: int) -> int:
         """Updates of the whole run."""
-        return self.steps or per_epoch * (self.epochs or EPOCHS)
+        if self.epochs is None and self.steps is None:
+            return max(per_epoch * EPOCHS, LEAST_STEPS)
+        return self.steps or per_epoch * (self.epochs or 0)

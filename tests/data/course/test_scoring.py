@@ -39,7 +39,8 @@ def test_the_loss_of_numbers_is_the_squared_error_and_rows_keep_their_places():
 
 
 def test_options_know_their_limits_and_defaults():
-    assert CourseOptions().total_steps(7) == 21 and CourseOptions(epochs=2).total_steps(7) == 14
+    assert CourseOptions().total_steps(40) == 120 and CourseOptions(epochs=2).total_steps(7) == 14
+    assert CourseOptions().total_steps(7) == 100  # three passes over so few rows would be 21
     assert CourseOptions(steps=5).total_steps(7) == 5
     assert CourseOptions().metric_for(("a", "b")) == "accuracy"
     assert CourseOptions().metric_for(None) == "pearson_spearman"
