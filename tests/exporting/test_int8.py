@@ -25,7 +25,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
 
-SIZES = {"vocab_size": 1100, "mean": True}
+SIZES = {"vocab_size": 1152, "mean": True}
 # A method for each way to join a backbone: sites, inputs, residuals and norms, biases, norms, matrices, generated ones.
 KINDS = {
     "lora": {},

@@ -168,7 +168,7 @@ def test_structures_and_bare_rows_in_one_batch_keep_their_order(several, runs):
                 require_alike(numbers(answer), numbers(runtime.predict(task, [text])[0]), several)
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
+@pytest.mark.parametrize("pooling", [Pooling.FIRST, Pooling.MEAN])  # the third is of backbones with a decoder
 def test_a_row_without_a_task_gets_the_backbones_embedding(several, pooling):
     with Runtime(several, threads=1) as runtime:
         found = runtime.predict_mixed([None, "lora-0", None], TEXTS[4:7], pooling=pooling)

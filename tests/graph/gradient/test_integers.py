@@ -91,7 +91,8 @@ class Rounded(nn.Module):
 
     def __init__(self, weight: np.ndarray, bias: Tensor, zero: int) -> None:
         super().__init__()
-        self.weight, self.bias, self.zero = torch.from_numpy(weight).double(), bias.double(), zero
+        self.weight, self.bias = torch.from_numpy(weight).double(), nn.Parameter(bias.double(), requires_grad=False)
+        self.zero = zero
 
     def forward(self, x: Tensor) -> Tensor:
         scale = torch.maximum(x.amax(-1) / (255 - self.zero), -x.amin(-1) / self.zero)[..., None].clamp(min=1e-30)
