@@ -133,7 +133,7 @@ def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(bac
     options = TrainOptions(task="t").resolved(backbone, HOULSBY)
     assert options.learning_rate == HOULSBY.learning_rate
     assert options.head_learning_rate == 0.02
-    assert (options.epochs, options.metric, options.head, options.max_length) == (3, "accuracy", "linear", 64)
+    assert (options.epochs, options.metric, options.head, options.max_length) == (None, "accuracy", "linear", 64)
 
 
 def test_the_best_evaluation_is_kept_and_not_the_last(run, monkeypatch):
