@@ -9,8 +9,11 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import TensorProto
 
-__all__ = ["buckets"]
+from edgepeft.backbones.emit import Emitter
+
+__all__ = ["buckets", "distance_bias"]
 
 
 def buckets(n_buckets: int, largest: int, *, both_ways: bool) -> NDArray[np.int64]:
@@ -27,3 +30,21 @@ def buckets(n_buckets: int, largest: int, *, both_ways: bool) -> NDArray[np.int6
     grown = grown / np.float32(math.log(largest / exact)) * np.float32(n_buckets - exact)
     far = np.minimum(exact + grown.astype(np.int64), n_buckets - 1)
     return np.where(distances < exact, distances, far).astype(np.int64)
+
+
+def distance_bias(emit: Emitter, table: str, distances: str, largest: int, *, both_ways: bool) -> str:
+    """What is added to attention for each distance, int64 (rows, columns) -> (h, rows, columns).
+
+    ``table`` is a weight [buckets, h] of the checkpoint.
+    """
+    op, stem = emit.op, table.partition(".")[0]
+    found = buckets(emit.shapes[table][0], largest, both_ways=both_ways)
+    # Bytes: as large as weights are, a constant would be stored among these, and must not move them from 64 bytes.
+    bucket = op("Cast", emit.constant(f"{stem}.buckets", found, np.uint8), to=TensorProto.INT64)
+    by_distance = op("Gather", emit.weight(table), bucket)
+    furthest = emit.constant("furthest", largest, np.int64)
+    if both_ways:
+        distances = op("Add", distances, furthest)
+    zero, last = emit.constant("zero", 0, np.int64), emit.constant(f"{stem}.last", len(found) - 1, np.int64)
+    place = op("Clip", distances, zero, last)
+    return op("Gather", op("Transpose", by_distance, perm=[1, 0]), place, axis=1)
