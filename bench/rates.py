@@ -9,9 +9,13 @@
 the engine of ``edgepeft tune``, whose losses are those of ``edgepeft train``: on few rows of the first file, its
 checkpoint picked on others of it, scored on rows of the second, which neither trained nor chose.
 
-Rule for choosing: of a method's rates, the one whose evaluation score is best in the mean over data sets, each data
-set's being the mean over its seeds; among rates within a standard error of the best (of the differences to it, over
-data sets) the lowest.  The scores reported beside it are of the test rows.
+Rule for choosing: of a method's rates, the one whose score is best in the mean over data sets, each data set's being
+the mean over its seeds; among rates within a standard error of the best (of the differences to it, over data sets) the
+lowest.  A data set counts where something can be learnt from so few rows: the linear head is better than the majority
+by more than the standard error of a share of the scored rows.  The scores are those of the second file's rows, which
+are more than the evaluation rows that pick checkpoints; what the rule gains is said of data sets that it has not seen:
+the rate chosen on the others against the rate of today, one data set left out after the other.  A default changes
+where that gain is more than its standard error.
 """
 
 from __future__ import annotations
@@ -85,13 +89,18 @@ def measure(cell: Cell, folder: Path, data: Path) -> dict[str, Any]:
     return {**asdict(cell), "rate": rate, **scores, "course": course, "seconds": seconds}
 
 
+def _labels(rows: Sequence[Row]) -> list[str]:
+    return [row.label or "" for row in rows]
+
+
 def _parts(folder: Path, cell: Cell, work: Path) -> Files:
     """The cell's rows, as files: those that train and choose depend on the seed, those that report do not."""
     learning = list(read_rows(folder / "train.jsonl", labels=True))
-    taken, left = part(learning, cell.rows, f"rates {cell.seed}", stratify=True, least=1)
+    taken, left = part(learning, cell.rows, f"rates {cell.seed}", strata=_labels(learning), least=1)
     others = list(read_rows(folder / "validation.jsonl", labels=True))
-    chosen = part(left, N_EVAL, "rates eval", stratify=True).taken
-    parts = {"train": taken, "eval": chosen, "test": part(others, N_TEST, "rates test", stratify=True).taken}
+    chosen = part(left, N_EVAL, "rates eval", strata=_labels(left)).taken
+    tested = part(others, N_TEST, "rates test", strata=_labels(others)).taken
+    parts = {"train": taken, "eval": chosen, "test": tested}
     paths = {name: work / f"{name}.jsonl" for name in parts}
     for name, rows in parts.items():
         paths[name].write_text("".join(_line(row) for row in rows))
@@ -153,16 +162,33 @@ def table(results: Path, *, beside: Annotated[Path | None, typer.Option()] = Non
 
 
 def _rates(rows: Sequence[Mapping[str, Any]]) -> None:
-    print("| method | rate: evaluation score | chosen | test score | linear head | majority | data sets | runs |")
+    print("| method | rate: score | chosen | gain on the set left out | linear head | majority | data sets | runs |")
     print("|---|---|---|---|---|---|---|---|")
     for name in sorted({row["method"] for row in rows}):
         own = [row for row in rows if row["method"] == name]
-        by_rate = _means(own, "eval")
-        rate = choose(by_rate)
-        runs = [row for row in own if row["rate"] == rate and row["data"] in by_rate[rate]]
+        by_rate = _means(own, "test")
+        if not all(by_rate.values()):
+            print(f"| `{name}` | no data set on which something can be learnt |")
+            continue
+        rate, today = choose(by_rate), next(row["rate"] for row in own if row["step"] == 1)
         shown = ", ".join(f"{each:g}: {100 * mean(by_rate[each].values()):.1f}" for each in sorted(by_rate))
-        scores = (f"{100 * mean(_means(runs, of)[rate].values()):.1f}" for of in ("test", "linear head", "majority"))
-        print(f"| `{name}` | {shown} | {rate:g} | {' | '.join(scores)} | {len(by_rate[rate])} | {len(runs)} |")
+        gains = [100 * gain for gain in gains_left_out(by_rate, today)]
+        error = stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.nan
+        floors = (f"{100 * mean(_means(own, of)[rate].values()):.1f}" for of in ("linear head", "majority"))
+        runs = [row for row in own if row["rate"] == rate and row["data"] in by_rate[rate]]
+        gain = f"{mean(gains):+.1f} ({error:.1f})" if gains else "-"
+        counts = f"{len(by_rate[rate])} | {len(runs)}"
+        print(f"| `{name}` | {shown} | {rate:g} | {gain} | {' | '.join(floors)} | {counts} |")
+
+
+def gains_left_out(by_rate: Mapping[float, Mapping[str, float]], today: float) -> list[float]:
+    """Of each data set: the score at the rate that the others choose, less that at today's rate."""
+    gains = []
+    for data in by_rate[today]:
+        others = {rate: {name: s for name, s in scores.items() if name != data} for rate, scores in by_rate.items()}
+        if others[today]:
+            gains.append(by_rate[choose(others)][data] - by_rate[today][data])
+    return gains
 
 
 def _differences(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> None:
@@ -189,12 +215,20 @@ def choose(by_rate: Mapping[float, Mapping[str, float]]) -> float:
 
 
 def _means(rows: Sequence[Mapping[str, Any]], score: str) -> dict[float, dict[str, float]]:
-    """By rate and data set; only data sets on which every rate was run.  A run that diverged scores 0."""
+    """By rate and data set; only data sets that count, with every rate run.  A run that diverged scores 0."""
     scores: dict[float, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["rate"], {}).setdefault(row["data"], []).append(row.get(score, 0.0))
     shared = set.intersection(*(set(by_data) for by_data in scores.values()))
-    return {rate: {data: mean(by_data[data]) for data in sorted(shared)} for rate, by_data in scores.items()}
+    counting = {row["data"] for row in rows if "majority" in row and can_be_learnt(row)}
+    kept = sorted(shared & counting)
+    return {rate: {data: mean(by_data[data]) for data in kept} for rate, by_data in scores.items()}
+
+
+def can_be_learnt(row: Mapping[str, Any]) -> bool:
+    """Whether the linear head of a run is better than the majority by more than chance would have it."""
+    share = row["majority"]
+    return bool(row["linear head"] > share + math.sqrt(share * (1 - share) / N_TEST))
 
 
 def _read(results: Path) -> list[dict[str, Any]]:

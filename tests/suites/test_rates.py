@@ -10,7 +10,7 @@ from tiny import write_model
 from typer.testing import CliRunner
 
 from bench import rates
-from bench.rates import Cell, app, choose
+from bench.rates import Cell, app, can_be_learnt, choose, gains_left_out
 from edgepeft.backbones.source import open_backbone
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import method_named
@@ -29,6 +29,18 @@ from edgepeft.methods.base import method_named
 )
 def test_the_lowest_rate_within_a_standard_error_of_the_best_is_chosen(by_rate, chosen):
     assert choose(by_rate) == chosen
+
+
+def test_what_a_choice_gains_is_said_of_the_data_set_that_had_no_part_in_it():
+    scores = {1.0: {"a": 0.5, "b": 0.6, "c": 0.7}, 2.0: {"a": 0.6, "b": 0.7, "c": 0.6}}
+    # Of b and c the lower rate is within a standard error (0 and 0.1), of a and c too; a and b choose the higher.
+    assert gains_left_out(scores, 1.0) == pytest.approx([0, 0, -0.1])
+    assert gains_left_out({1.0: {"a": 0.5}, 2.0: {"a": 0.6}}, 1.0) == []
+
+
+@pytest.mark.parametrize(("linear", "counts"), [(0.69, False), (0.71, False), (0.72, True)])
+def test_a_data_set_counts_where_the_linear_head_has_learnt_something(linear, counts):
+    assert can_be_learnt({"majority": 0.69, "linear head": linear}) == counts  # of 400 rows: 0.023
 
 
 @pytest.fixture
@@ -67,8 +79,11 @@ def test_a_grid_goes_on_where_it_stopped_and_its_rows_never_meet(written, monkey
         assert len(rows) == 4 * seeds
     rate = method_named("bitfit").learning_rate
     assert {row["rate"] for row in rows if row["method"] == "bitfit"} == {rate, float(f"{3 * rate:.3g}")}
-    shown = CliRunner().invoke(app, ["table", str(results)]).output
-    assert f"| `bitfit` | {rate:g}: " in shown and shown.rstrip().endswith("| 1 | 2 |")
+    for learnt, said in ((0.9, "| 1 | 2 |"), (0.5, "no data set on which something can be learnt |")):
+        lines = (json.dumps({**row, "majority": 0.5, "linear head": learnt}) + "\n" for row in rows)
+        results.write_text("".join(lines))
+        shown = CliRunner().invoke(app, ["table", str(results)]).output
+        assert shown.rstrip().endswith(said) and (f"| `bitfit` | {rate:g}: " in shown) == (learnt > 0.5)
     beside = CliRunner().invoke(app, ["table", str(results), "--beside", str(results)]).output
     assert "| all | 1 | 8 | " in beside and "+0.00 (0.00)" in beside
 
