@@ -9,6 +9,8 @@ With ``sub`` a sub-layer's output, ``res`` its residual and LN the layer's own n
            res, sub          is_parallel=True
     LN(k + scaling A(z) + res)          the outer LN(... + res) if original_ln_after
 
+In T5, whose norms stand first, LN is the identity.
+
 A constant, learned or per-channel scaling is linear after A's last layer and goes into its weights.  Weights of
 products (``phm_layer``) stay factors where Compacter or PHM adapters have the form, and are multiplied out elsewhere.
 Such a layer computes x H + b, H = sum_i kron(rule_i, W_i): n terms; rule [n, n, n]; W [n, in/n, out/n].  Source:
@@ -28,7 +30,7 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import Role, Site
 from edgepeft.errors import BundleError
-from edgepeft.interop._hub_config import BnConfig, leading_layers
+from edgepeft.interop._hub_config import BnConfig, counted_layers, leading_layers
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.methods._factored_adapters import kronecker_sum
@@ -40,8 +42,9 @@ from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 
-__all__ = ["PhmWeights", "Places", "bottleneck_plan"]
+__all__ = ["SHARED", "PhmWeights", "Places", "bottleneck_plan"]
 
+SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
 _Shapes = dict[str, tuple[int, ...]]
 
@@ -65,6 +68,8 @@ class Places:
 
     def of_adapter(self, site: Site) -> str:
         """The start of a bottleneck adapter's names."""
+        if self.classifier.scores_labels:  # a T5's sub-layers hold them themselves
+            return f"{site.residual[0] if site.residual else site.reads}.adapters.{self.adapter}."
         holders = _HOLDERS.get(self.classifier.architecture.model_type, _BERT)
         holder = holders["attention" if site.role is Role.ATTENTION_OUTPUT else "output"].format(i=site.layer)
         return f"{self.classifier.prefix}{holder}.adapters.{self.adapter}."
@@ -76,7 +81,7 @@ class Places:
     @property
     def shared(self) -> str:
         """The start of the names of what all adapters share."""
-        return f"{self.classifier.prefix}shared_parameters.{self.adapter}."
+        return f"{self.classifier.prefix}{SHARED}{self.adapter}."
 
 
 @dataclass(frozen=True)
@@ -173,9 +178,11 @@ _NAMED: Mapping[tuple[tuple[Role, ...], str], Callable[..., PerLayer]] = {
 def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
     """The method that holds the config, and how its tensors come to be."""
     architecture, form = places.classifier.architecture, _form(config)
-    layers = leading_layers(config, architecture.n_layers)
+    layers = leading_layers(config, architecture)
+    layers["cross_attention"] = config.cross_adapter and architecture.decoder is not None
     every = BottleneckAdapter(roles=tuple(map(str, form.roles)), reads="sublayer", **layers).sites(architecture)
-    widths = {site: config.width(architecture.hidden_size, site.layer or 0) for site in every}
+    number = {layer: i for i, layer in enumerate(counted_layers(architecture))}
+    widths = {s: config.width(architecture.hidden_size, number[s.name.removesuffix(s.role)]) for s in every}
     settings = {"bottleneck": max(widths.values()), "activation": config.activation, **layers}
     phm = PhmWeights(config, places.shared) if config.phm_layer else None
     readers = [_Reader(config, places.of_adapter(site), site, widths[site], phm) for site in every]

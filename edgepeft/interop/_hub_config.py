@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import BundleError
 from edgepeft.interop.conversion import ForeignConfig
 from edgepeft.methods._bottleneck_adapters import Activation
@@ -22,6 +22,7 @@ __all__ = [
     "HubLoraConfig",
     "HubPromptConfig",
     "MethodConfig",
+    "counted_layers",
     "leading_layers",
 ]
 
@@ -110,7 +111,6 @@ class BnConfig(MethodConfig):
     """Their bottleneck adapters, whose weights may be sums of Kronecker products (``phm_layer``)."""
 
     ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
-        "cross_adapter",  # an encoder has no cross-attention
         "hypercomplex_nonlinearity",  # despite its name, how the weights start
         "inv_adapter_reduction_factor",  # with inv_adapter only
         "learn_phm",
@@ -120,6 +120,7 @@ class BnConfig(MethodConfig):
 
     mh_adapter: bool
     output_adapter: bool
+    cross_adapter: bool = False  # an encoder has no cross-attention
     reduction_factor: _Factor | dict[str, _Factor]
     non_linearity: str
     original_ln_before: bool = False
@@ -174,6 +175,7 @@ class BnConfig(MethodConfig):
             # Without a residual and a norm behind it, an adapter can only stand past the layer's last norm.
             "original_ln_after": self.original_ln_after or (past_norm and not self.mh_adapter),
             "output_adapter": self.mh_adapter or self.output_adapter,
+            "cross_adapter": not (self.cross_adapter and self.after_the_layer),
             # Their code fails there, so that no checkpoint can have both.
             "shared_W_phm": not (self.phm_layer and self.shared_W_phm) or self.factorized_phm_W,
         }
@@ -221,8 +223,27 @@ class HubPromptConfig(MethodConfig):
         return {"combine": self.combine == "prefix"}
 
 
-def leading_layers(config: MethodConfig, n_layers: int) -> dict[str, Any]:
-    """``leave_out`` as the settings that our methods have for it."""
-    left = sorted(layer for layer in set(config.leave_out or ()) if 0 <= layer < n_layers)
+def counted_layers(architecture: Architecture) -> dict[str, Site]:
+    """How sites of a layer are called before their role -> its output, in the order in which theirs are counted.
+
+    A decoder's layers are counted on from the encoder's.
+    """
+    return {site.name.removesuffix(site.role): site for site in architecture.sites_of(Role.LAYER_OUTPUT)}
+
+
+def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str, Any]:
+    """``leave_out`` as the settings that our methods have for it.
+
+    Raises:
+        BundleError: a layer is left out of one stack alone.
+    """
+    theirs = {i: site.layer or 0 for i, site in enumerate(counted_layers(architecture).values())}
+    without = theirs.keys() & set(config.leave_out or ())
+    left = sorted({theirs[i] for i in without})
+    if odd := [i for i, layer in theirs.items() if layer in left and i not in without]:
+        raise BundleError(
+            f"leave_out = {sorted(without)} names a layer of one stack and not {odd[0]}, the same of the other, which "
+            "no delta can represent."
+        )
     skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
     return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}

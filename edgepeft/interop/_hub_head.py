@@ -24,6 +24,7 @@ __all__ = ["read_head"]
 HEAD_CONFIG = "head_config.json"
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
 _STATIC = "ForSequenceClassification"
+_WRITERS = ("seq2seq_lm", "T5ForConditionalGeneration", "MT5ForConditionalGeneration")
 
 # (layers, activation, pooler) -> our kind, and its modules by their place in the head's sequence.
 _KINDS: Mapping[tuple[int, str, bool], tuple[str, dict[str, int]]] = {
@@ -48,12 +49,14 @@ class _Flexible(BaseModel):
 
 
 def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
-    """The head beside an adapter, else the backbone's own.
+    """The head beside an adapter, else the backbone's own, which it is where labels are scored.
 
     Raises:
         BundleError: neither is there, or it is damaged, of another architecture, or of a kind that edgepeft lacks.
     """
     path = folder / HEAD_CONFIG
+    if classifier.scores_labels:
+        return _output_layer(folder, classifier)
     if not path.is_file():
         stored = any((folder / name).is_file() for name in HEAD_FILES)
         state = read_state_dict(folder, *HEAD_FILES) if stored else classifier.stored_head()
@@ -71,6 +74,28 @@ def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
     if not file.model_class.endswith(_STATIC):
         raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: ...{_STATIC}.")
     return _static(state, classifier, folder, _labels(file.label2id))
+
+
+def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
+    """A model that writes text has the backbone's output layer: what is stored of one must be that."""
+    path = folder / HEAD_CONFIG
+    if path.is_file():
+        file = parsed(HubFile, read_config(path), path)
+        kind = file.config.get("head_type") if file.config is not None else file.model_class
+        if kind not in _WRITERS:
+            raise BundleError(
+                f"{path}: a head of {kind} cannot be imported for a backbone that scores labels; what can: "
+                f"{', '.join(_WRITERS)}."
+            )
+        own = classifier.backbone.checkpoint
+        table = torch.from_numpy(own.read("lm_head.weight" if own.has("lm_head.weight") else "shared.weight").copy())
+        for name, tensor in read_state_dict(folder, *HEAD_FILES).items():
+            if tensor.shape == table.shape and not torch.equal(tensor, table):
+                raise BundleError(
+                    f"{folder}: {name} is an output layer of its own, which no delta holds; what can be imported has "
+                    "the backbone's."
+                )
+    return ImportedHead(classifier.head, None, {})
 
 
 def _static(

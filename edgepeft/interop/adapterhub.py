@@ -17,7 +17,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, EdgepeftError
-from edgepeft.interop._hub_bottleneck import Places, bottleneck_plan
+from edgepeft.interop._hub_bottleneck import SHARED, Places, bottleneck_plan
 from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, leading_layers
 from edgepeft.interop._hub_head import read_head
 from edgepeft.interop.base import Importer, ImportRequest
@@ -40,6 +40,7 @@ _COMPOSITIONS = {
     "adapter_interface.json": "an adapter of a model with an interface of its own",
 }
 
+_FLEXIBLE = "transformer."  # what their own class puts before T5's names
 # Their older names -> today's, as their loader has them.
 _LEGACY = {
     "attention_text_task_adapters": "adapters",
@@ -53,9 +54,11 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
     """LoRA, y + (alpha / r) B A x: the same method with their settings."""
     architecture = places.classifier.architecture
     attention = [role for key, role in _LORA_MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
-    feed_forward = {Role.FFN_UP: config.intermediate_lora, Role.FFN_OUTPUT: config.output_lora}
+    up = Role.FFN_UP if architecture.sites_of(Role.FFN_UP) else Role.FFN_GATED
+    feed_forward = {up: config.intermediate_lora, Role.FFN_OUTPUT: config.output_lora}
     roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
-    layers = leading_layers(config, architecture.n_layers)
+    layers = leading_layers(config, architecture)
+    layers["cross_attention"] = bool(attention) and architecture.decoder is not None  # theirs wraps every attention
     method = LoRA(rank=config.r, alpha=config.alpha, roles=roles, **layers)
     names: dict[str, tuple[str, tuple[int, ...]]] = {}
     for site in method.sites(architecture):
@@ -111,7 +114,8 @@ class AdapterHub(Importer):
         file, classifier = parsed(HubFile, read_config(path), path), Classifier(backbone)
         file.check_architecture(backbone.architecture, path)
         config, plan = _plan(file, classifier, path)
-        state = _canonical(read_state_dict(folder, *TENSORS_FILES))
+        state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
+        _check_shared(state, plan, classifier, folder)
         check_tensors(state, plan.shapes, folder)
         head, values = read_head(folder, classifier), plan.convert(state)
         return request.delta(backbone, plan.method, head, values, folder=folder, origin=_origin(file, config, folder))
@@ -136,9 +140,21 @@ def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConf
         raise BundleError(f"{path}: {error}") from error
 
 
-def _canonical(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _check_shared(state: Mapping[str, Tensor], plan: ConversionPlan, classifier: Classifier, folder: Path) -> None:
+    missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
+    if classifier.scores_labels and missing:
+        raise BundleError(
+            f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
+            "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
+        )
+
+
+def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str, Tensor]:
+    """By today's names, in transformers' own class."""
     state = {}
     for name, tensor in stored.items():
+        if classifier.scores_labels:
+            name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
         for old, new in _LEGACY.items():
             name = name.replace(old, new)  # noqa: PLW2901
         state[name] = tensor

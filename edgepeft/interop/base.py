@@ -20,10 +20,13 @@ __all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importer
 
 
 class ImportedHead(NamedTuple):
-    """Our kind of head, its tensors by our names, and the labels in order where the checkpoint names them."""
+    """Our kind of head, its tensors by our names, and the labels in order where the checkpoint names them.
+
+    ``outputs`` is None where a decoder scores labels, of which a checkpoint says nothing.
+    """
 
     kind: str
-    outputs: int
+    outputs: int | None
     values: Mapping[str, Tensor]
     labels: tuple[str, ...] | None = None
 
@@ -48,10 +51,10 @@ class ImportRequest:
     ) -> Delta:
         """A delta of ``values``, by our names, and the head; LayerNorms that were not tuned stay the backbone's.
 
-        The head reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the card.
+        A head reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the card.
 
         Raises:
-            UsageError: the request's labels or its length do not fit.
+            UsageError: the request's labels or its length do not fit, or labels to be scored are missing.
         """
         prompt, labels = method.prompt_length, self._labels_for(head, backbone)
         longest = self._length_for(backbone, prompt)
@@ -60,14 +63,21 @@ class ImportRequest:
         kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
         # What is shared stands in the delta once, under its first name.
         delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
-        reads = "first_position" if prompt else "first_token"
-        delta.card = delta.card.model_copy(update={"head_reads": reads, **origin})
+        reads = {} if head.outputs is None else {"head_reads": "first_position" if prompt else "first_token"}
+        delta.card = delta.card.model_copy(update={**reads, **origin})
         return delta.eval()
 
     def _labels_for(self, head: ImportedHead, backbone: Backbone) -> tuple[str, ...] | None:
-        """One name an output, of the request, the head, the backbone's config, or LABEL_0, ...; None for regression."""
+        """One name an output, of the request, the head, the backbone's config, or LABEL_0, ...; None for one number."""
         outputs = head.outputs
-        if self.labels is None:
+        if outputs is None:
+            if not self.labels:
+                raise UsageError(
+                    f"{backbone.source} scores labels with its decoder, and checkpoints do not say which: give them as "
+                    "the words that it was trained to write, --labels a,b,c."
+                )
+            return self.labels
+        if not self.labels:
             named = head.labels if head.labels and len(head.labels) == outputs else None
             return None if outputs == 1 else named or _known_labels(outputs, backbone)
         if outputs == 1 or len(self.labels) != outputs or len(set(self.labels)) != outputs:

@@ -1,4 +1,8 @@
-"""transformers' ``...ForSequenceClassification``: how it names what our sites, backbones and heads hold."""
+"""transformers' class that gives logits: how it names what our sites, backbones and heads hold.
+
+That is ``...ForSequenceClassification``, or ``...ForConditionalGeneration`` of what has a decoder: its output layer is
+the backbone's own, and no head.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,18 @@ class Classifier:
         return self.architecture.head
 
     @property
+    def scores_labels(self) -> bool:
+        """Whether answers are labels that a decoder scores; checkpoints do not say which."""
+        return head_named(self.head).decodes
+
+    @property
     def head_modules(self) -> Mapping[str, str]:
         """Module of our head -> theirs."""
         return head_named(self.head).places
 
     @property
     def last(self) -> str:
-        """The module that gives the logits."""
+        """The module of the head that gives the logits."""
         return list(self.head_modules.values())[-1]
 
     @cached_property
@@ -62,8 +71,8 @@ class Classifier:
 
     @cached_property
     def linear_sites(self) -> dict[str, Site]:
-        """Their linear layer -> the site that is its output."""
-        weights = {f"{site.reads}.weight": site for site in self.architecture.sites if site.reads}
+        """Their linear layer within a layer -> the site that is its output."""
+        weights = {f"{site.reads}.weight": site for site in self.architecture.sites if site.layer is not None}
         linear = {name for name, shape in self.architecture.tensors.items() if len(shape) == 2}
         return {self.prefix + site.reads: site for weight, site in weights.items() if weight in linear}
 
@@ -83,7 +92,9 @@ class Classifier:
         return {theirs: (f"override/{own}", self.architecture.shape_of(own)) for theirs, own in names.items()}
 
     def head_tensors(self, outputs: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Their head tensor -> (ours, its shape)."""
+        """Their head tensor -> (ours, its shape); none where labels are scored."""
+        if self.scores_labels:
+            return {}
         with torch.device("meta"):  # shapes alone
             head = head_named(self.head)(self.architecture.hidden_size, outputs, 0.0)
         return {

@@ -22,12 +22,12 @@ from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_stat
 from edgepeft.interop.peft_methods.base import (
     CONFIG_FILE,
     PREFIX,
-    TASK_TYPE,
     TENSORS_FILE,
     PeftConfig,
     WrapConfig,
     peft_methods,
     read_peft_config,
+    task_type,
 )
 from edgepeft.resources import new_folder, write_json
 
@@ -49,8 +49,8 @@ class Peft(Importer):
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """As ``Importer.read``."""
-        config = read_peft_config(folder)
         classifier = Classifier(backbone)
+        config = read_peft_config(folder, task_type(classifier))
         head = set(classifier.head_modules.values())
         if odd := [module for module in classifier.modules if module not in head and config.saves(module)]:
             raise BundleError(
@@ -60,7 +60,7 @@ class Peft(Importer):
         stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
         state = _canonical(stored, config, classifier, folder)
         outputs = _outputs(state, classifier, folder)
-        of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs))
+        of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
         imported = ImportedHead(classifier.head, outputs, of_head.convert(state))
         return request.delta(
@@ -104,7 +104,9 @@ def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: C
     )
 
 
-def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int:
+def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int | None:
+    if classifier.scores_labels:
+        return None
     weight = state.get(f"{classifier.last}.weight")
     if weight is None or weight.dim() != 2 or len(weight) == 0:
         raise BundleError(
@@ -133,9 +135,9 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     settings, tensors = config.written(delta, classifier)
     settings |= {
         "peft_type": config.kind,
-        "task_type": TASK_TYPE,
+        "task_type": task_type(classifier),
         "base_model_name_or_path": delta.card.backbone.source,
-        "modules_to_save": sorted({module.partition(".")[0] for module in classifier.head_modules.values()}),
+        "modules_to_save": sorted({module.partition(".")[0] for module in classifier.head_modules.values()}) or None,
         "inference_mode": True,
     }
     ours = delta.tensors()
@@ -151,7 +153,7 @@ def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
     if card.method not in written:
         known = " and ".join(sorted(map(str, written)))
         raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
-    if (card.head, card.head_reads) != (classifier.head, "first_token"):
+    if (card.head, card.head_reads) != (classifier.head, "labels" if classifier.scores_labels else "first_token"):
         raise UsageError(
             f"PEFT wraps transformers' own head, here {classifier.head} over the first token; the task {card.task!r} "
             f"has {card.head} over {card.head_reads.replace('_', ' ')}, which it cannot hold."

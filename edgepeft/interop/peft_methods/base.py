@@ -24,18 +24,17 @@ from edgepeft.registry import classes_of
 __all__ = [
     "CONFIG_FILE",
     "PREFIX",
-    "TASK_TYPE",
     "TENSORS_FILE",
     "PeftConfig",
     "WrapConfig",
     "match_pattern",
     "peft_methods",
     "read_peft_config",
+    "task_type",
 ]
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
-TASK_TYPE = "SEQ_CLS"
 _PATIENCE_S = 2.0
 
 _Names = str | list[str] | None
@@ -127,8 +126,13 @@ def peft_methods() -> dict[str, type[PeftConfig]]:
     return classes_of("edgepeft.interop.peft_methods", PeftConfig, "kind")  # type: ignore[type-abstract]
 
 
-def read_peft_config(folder: Path) -> PeftConfig:
-    """The checkpoint's config, if a delta can represent what it describes.
+def task_type(classifier: Classifier) -> str:
+    """What PEFT calls the kind of model."""
+    return "SEQ_2_SEQ_LM" if classifier.scores_labels else "SEQ_CLS"
+
+
+def read_peft_config(folder: Path, wanted: str) -> PeftConfig:
+    """The checkpoint's config, if a delta of a backbone of the task type that is ``wanted`` can represent it.
 
     Raises:
         BundleError: not such a file, or another method, task type or setting; each is named.
@@ -139,8 +143,10 @@ def read_peft_config(folder: Path) -> PeftConfig:
     known = peft_methods()
     if not isinstance(kind, str) or kind not in known:
         raise BundleError(f"{path}: PEFT's {kind} cannot be imported; what can: {', '.join(known)}.")
-    if task not in (TASK_TYPE, None):
-        raise BundleError(f"{path}: a checkpoint of task type {task} cannot be imported; what can: {TASK_TYPE}.")
+    if task not in (wanted, None):
+        raise BundleError(
+            f"{path}: a checkpoint of task type {task} cannot be imported for this backbone; what can: {wanted}."
+        )
     config = known[kind].read(document, path)
     try:
         config.check_patterns()

@@ -22,12 +22,17 @@ from edgepeft.errors import BundleError, UsageError
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.interop.peft_methods.base import PeftConfig, WrapConfig, match_pattern
+from edgepeft.methods._cross_attention import crossed
 from edgepeft.methods.ia3 import IA3, ROLES
 
 __all__ = ["Ia3Config"]
 
 # A linear layer's role -> ours, where its input is scaled.
-_INPUTS = {Role.FFN_OUTPUT: Role.FFN_ACTIVATION, Role.ATTENTION_OUTPUT: Role.VALUE}
+_INPUTS = {
+    Role.FFN_OUTPUT: Role.FFN_ACTIVATION,
+    Role.ATTENTION_OUTPUT: Role.VALUE,
+    Role.CROSS_ATTENTION_OUTPUT: Role.CROSS_VALUE,
+}
 
 
 class Ia3Config(WrapConfig):
@@ -42,24 +47,25 @@ class Ia3Config(WrapConfig):
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """As ``PeftConfig.plan``; ones where a layer of the chosen roles is left alone."""
         targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
-        factors: dict[tuple[Role, int | None], list[str]] = defaultdict(list)
+        factors: dict[str, list[str]] = defaultdict(list)  # by site
         shapes: dict[str, tuple[int, ...]] = {}
         for module in targets:
             site, name = classifier.linear_sites[module], f"{module}.ia3_l"
             if not self._is_feedforward(module):
-                factors[site.role, site.layer].append(name)
+                factors[site.name].append(name)
                 shapes[name] = (site.out_features, 1)
             elif site.role in _INPUTS:
-                factors[_INPUTS[site.role], site.layer].append(name)
+                factors[site.name.removesuffix(site.role) + _INPUTS[site.role]].append(name)
                 shapes[name] = (1, site.in_features)
             else:
                 raise BundleError(f"{folder} scales the input of {module}, which no delta can represent.")
-        method = IA3(roles=tuple(str(role) for role in ROLES if any(role is scaled for scaled, _ in factors)))
+        scaled = {classifier.architecture.site(name).role for name in factors}
+        method = IA3(roles=tuple(str(role) for role in ROLES if not scaled.isdisjoint((role, *crossed((role,))))))
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             values = {}
             for site in method.sites(classifier.architecture):
-                vectors = [state[name].flatten() for name in factors[site.role, site.layer]]
+                vectors = [state[name].flatten() for name in factors[site.name]]
                 values[f"{site.name}/scale"] = torch.stack([torch.ones(site.out_features), *vectors]).prod(0)
             return values
 

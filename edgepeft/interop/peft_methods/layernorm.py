@@ -22,4 +22,5 @@ class NormConfig(WrapConfig):
         """As ``PeftConfig.plan``."""
         targets = self.adapted(classifier, classifier.norms, "LayerNorm", folder)
         tensors = [f"{module}.{part}" for module in targets for part in ("weight", "bias")]
-        return ConversionPlan.renaming(LayerNormTuning(), classifier.overrides(tensors))
+        held = [tensor for tensor in tensors if tensor in classifier.tensors]  # T5's have no bias
+        return ConversionPlan.renaming(LayerNormTuning(), classifier.overrides(held))

@@ -14,11 +14,13 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
+from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.delta import Delta
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.interop.peft_methods.base import PeftConfig, WrapConfig, match_pattern
-from edgepeft.methods.lora import ROLES, LoRA
+from edgepeft.methods._cross_attention import crossed
+from edgepeft.methods.lora import LoRA
 
 __all__ = ["LoraConfig"]
 
@@ -59,12 +61,21 @@ class LoraConfig(WrapConfig):
         sites = {module: classifier.linear_sites[module] for module in targets}
         rank = max(self.rank(module) for module in targets)
         alpha = max((self.alpha(module) for module in targets), key=abs) or 1.0
-        roles = tuple(str(role) for role in ROLES if any(site.role is role for site in sites.values()))
-        method = LoRA(rank=rank, alpha=alpha, roles=roles, rank_stabilised=self.use_rslora, bias=self.bias)
+        found = {site.role for site in sites.values()}
+        across = found & set(crossed(LINEAR_ROLES))
+        roles = tuple(str(role) for role in LINEAR_ROLES if not found.isdisjoint((role, *crossed((role,)))))
+        method = LoRA(
+            rank=rank,
+            alpha=alpha,
+            roles=roles,
+            rank_stabilised=self.use_rslora,
+            bias=self.bias,
+            cross_attention=bool(across),
+        )
         scale = alpha / (rank**0.5 if self.use_rslora else rank)
         every = [name for name in classifier.tensors if name.endswith(".bias")]
         trained = {"none": [], "lora_only": [f"{module}.bias" for module in targets], "all": every}[self.bias]
-        biases = classifier.overrides(trained)
+        biases = classifier.overrides(name for name in trained if name in classifier.tensors)  # T5 has none
         shapes = {theirs: shape for theirs, (_, shape) in biases.items()}
         for module, site in sites.items():
             shapes[f"{module}.lora_A.weight"] = (self.rank(module), site.in_features)

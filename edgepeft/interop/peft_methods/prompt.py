@@ -1,15 +1,20 @@
-"""PEFT's prompt tuning (``PROMPT_TUNING``)."""
+"""PEFT's prompt tuning (``PROMPT_TUNING``).
+
+Of a model with a decoder it stores as many vectors more, which its own ``forward`` does not read.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pydantic import Field
+from torch import Tensor
 
+from edgepeft.backbones.base import Role
 from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan
+from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.interop.peft_methods.base import PeftConfig
 from edgepeft.methods.prompt_r import PromptR
 
@@ -32,12 +37,15 @@ class PromptConfig(PeftConfig):
     num_virtual_tokens: int = Field(ge=1, strict=True)
     token_dim: int
     num_layers: int
-    num_transformer_submodules: Literal[1] = 1
+    num_transformer_submodules: int = Field(1, ge=1, le=2)
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
         """As ``PeftConfig.plan``."""
-        architecture = classifier.architecture
-        sizes = (architecture.hidden_size, architecture.n_layers)
+        architecture, stacks = classifier.architecture, self.num_transformer_submodules
+        if stacks == 2 and architecture.decoder is None:
+            raise BundleError(f"{folder}: num_transformer_submodules = 2 is of a model with a decoder.")
+        encoder = (site for site in architecture.sites_of(Role.LAYER_OUTPUT) if not site.name.startswith("decoder."))
+        sizes = (architecture.hidden_size, len(list(encoder)))
         if (self.token_dim, self.num_layers) != sizes:
             raise BundleError(
                 f"{folder} belongs to another architecture: hidden size {self.token_dim} and {self.num_layers} layers; "
@@ -45,5 +53,8 @@ class PromptConfig(PeftConfig):
             )
         method = PromptR(length=self.num_virtual_tokens)
         (site,) = method.sites(architecture)
-        vectors = (f"{site.name}/vectors", (method.length, site.out_features))
-        return ConversionPlan.renaming(method, {"prompt_embeddings": vectors})
+
+        def convert(state: StateDict) -> dict[str, Tensor]:
+            return {f"{site.name}/vectors": state["prompt_embeddings"][: method.length]}
+
+        return ConversionPlan(method, {"prompt_embeddings": (stacks * method.length, site.out_features)}, convert)
