@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +11,12 @@ import typer
 
 from bench.suites import suite_names
 from bench.suites._result import SuiteRequest, SuiteResult, run_suite
+from bench.suites._suite_run import PEERS
 from bench.suites._table import check_picture, draw_suite, suite_table
 from edgepeft.cli._main import main
 from edgepeft.cli._output import result_file, show_result
 from edgepeft.cli._progress import shown_steps
+from edgepeft.errors import UsageError
 from edgepeft.resources import write_json
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -30,6 +34,16 @@ def measure_suite(
     max_seconds: Annotated[
         float | None, typer.Option(help="Begin no new round of a comparison after this time. Default: 600.")
     ] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="Of a suite that has cases, these only; may be repeated.")
+    ] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(help="PEER=INTERPRETER: the environment that a peer is installed in; may be repeated."),
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="Keep bundles and peers there for the next run. Default: a temporary folder.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0,
     json: Annotated[
         str | None, typer.Option(help="Write the result there after every row; - is standard output.")
@@ -46,11 +60,26 @@ def measure_suite(
             write_json(file, result.to_json())
 
     with shown_steps() as progress:
-        request = SuiteRequest(suite, profile, backbone, rounds, max_seconds, seed)
+        request = SuiteRequest(
+            suite, profile, backbone, rounds, max_seconds, seed, tuple(case or ()), _pythons(python or []), work
+        )
         result = run_suite(request, progress=progress, keep=keep)
     show_result(result, json, suite_table)
     if plot is not None:
         draw_suite(result, plot)
+
+
+def _pythons(given: Sequence[str]) -> dict[str, str]:
+    """Interpreters by the peers that they have."""
+    pairs = [each.partition("=")[::2] for each in given]
+    for peer, python in pairs:
+        if peer not in PEERS or not python:
+            raise UsageError(
+                f"--python takes PEER=INTERPRETER, with a peer of {', '.join(PEERS)}; got {peer}={python}."
+            )
+        if shutil.which(python) is None:
+            raise UsageError(f"--python {peer}={python}: there is no such interpreter; make an environment first.")
+    return dict(pairs)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from edgepeft.bench.planning.random_model import write_random_checkpoint, write_
 from edgepeft.bench.planning.subject import fresh_delta, manifest_of, write_task
 from edgepeft.graph.half import store_in_half
 from edgepeft.resources import sha256_of, write_atomically
-from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER
-from edgepeft.runtime.manifest import DeltaDtype, Hashes, TaskEntry, WeightsDtype
+from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER
+from edgepeft.runtime.manifest import DeltaDtype, Hashes, TaskEntry, TextHashes, WeightsDtype
 
 __all__ = ["Structure", "write_bundle"]
 
@@ -26,12 +26,16 @@ _SPREAD = 0.02  # of a copied task's weights about those that it was copied from
 
 @dataclass(frozen=True)
 class Structure:
-    """A method with its settings, and the names of the tasks that have it; ``head`` None is the backbone's kind."""
+    """A method with its settings, and the names of the tasks that have it.
+
+    ``head`` None is the backbone's kind; ``labels`` None is for heads that write text.
+    """
 
     method: str
     tasks: Sequence[str]
     settings: Mapping[str, str] = field(default_factory=dict)
     head: str | None = None
+    labels: tuple[str, ...] | None = ("0", "1")
 
 
 def write_bundle(
@@ -53,21 +57,35 @@ def write_bundle(
     sizes = write_random_checkpoint(config_of(architecture), folder, seed=seed)
     write_random_tokenizer(sizes, folder, seed=seed)
     backbone = open_backbone(str(folder))
-    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
+    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
     entries: dict[str, TaskEntry] = {}
     for structure in structures:
         first = structure.tasks[0]
-        delta = fresh_delta(backbone, structure.method, structure.settings, seed, task=first, head=structure.head)
+        delta = fresh_delta(
+            backbone,
+            structure.method,
+            structure.settings,
+            seed,
+            task=first,
+            head=structure.head,
+            labels=structure.labels,
+        )
         entries[first] = write_task(backbone, delta)
         if delta_weights == "fp16":
             entries[first] = _halved(folder, first, entries[first])
         for number, task in enumerate(structure.tasks[1:], 1):
             entries[task] = _copied(folder, first, task, entries[first], seed + number)
-    stored = {} if weights == "fp32" else _quantised(backbone, graph)
-    write_atomically(folder / BACKBONE_FILE, graph.SerializeToString(deterministic=True))
+    stored = {} if weights == "fp32" else _quantised(backbone, [*graphs.values()])
+    sha256 = {}
+    for name, graph in graphs.items():
+        write_atomically(folder / name, graph.SerializeToString(deterministic=True))
+        sha256[name] = sha256_of(folder / name)
     manifest = manifest_of(backbone, architecture, entries)
-    hashes = Hashes(graph=sha256_of(folder / BACKBONE_FILE), weights=stored.pop("weights", backbone.sha256))
-    entry = manifest.backbone.model_copy(update={**stored, "sha256": hashes})
+    hashes = Hashes(graph=sha256[BACKBONE_FILE], weights=stored.pop("weights", backbone.sha256))
+    written = TextHashes(encoder=sha256[ENCODER_FILE], decoder=sha256[DECODER_FILE]) if text else None
+    entry = manifest.backbone.model_copy(update={**stored, "sha256": hashes, "text": written})
     manifest.model_copy(update={"backbone": entry}).write(folder)
     return folder
 
@@ -99,11 +117,11 @@ def _written(folder: Path, task: str, model: onnx.ModelProto, entry: TaskEntry) 
     return entry.model_copy(update={"n_bytes": path.stat().st_size, "sha256": sha256_of(path)})
 
 
-def _quantised(backbone: Backbone, graph: onnx.ModelProto) -> dict[str, str]:
-    """Replace the checkpoint with 8-bit weights and have ``graph`` read them; return the manifest's fields."""
+def _quantised(backbone: Backbone, graphs: Sequence[onnx.ModelProto]) -> dict[str, str]:
+    """Replace the checkpoint with 8-bit weights and have the graphs read them; return the manifest's fields."""
     from edgepeft.exporting.weights import write_weights
 
     fields = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
-    fields["weights"] = write_weights(graph, backbone, backbone.folder, "int8")
+    fields["weights"] = write_weights(graphs, backbone, backbone.folder, "int8")
     backbone.weights.unlink()
     return fields

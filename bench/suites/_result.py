@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -20,19 +21,22 @@ from edgepeft.bench.measuring.modes import setting_of
 from edgepeft.bench.result.conditions import profile_of
 from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
-from edgepeft.errors import UsageError
+from edgepeft.errors import UnknownName, UsageError
 from edgepeft.host.machine import host_facts
 from edgepeft.profiles.loader import load_profile
 
 __all__ = ["SuiteHost", "SuiteModel", "SuiteRequest", "SuiteResult", "run_suite"]
 
-_DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
+_DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone; a suite that needs another has an ARCHITECTURE
 _ROUNDS, _MAX_SECONDS = 30, 600.0
 
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What was asked; ``max_seconds`` is the time after which a comparison begins no new round."""
+    """What was asked; ``max_seconds`` is the time after which a comparison begins no new round.
+
+    ``cases``, ``pythons``: as of ``SuiteRun``; ``work``: a folder that keeps bundles and peers for the next run.
+    """
 
     suite: str
     profile: str
@@ -40,6 +44,9 @@ class SuiteRequest:
     rounds: int | None = None
     max_seconds: float | None = None
     seed: int = 0
+    cases: Sequence[str] = ()
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    work: Path | None = None
 
 
 class SuiteHost(HostRecord):
@@ -89,19 +96,24 @@ def run_suite(
         if number is not None and not number > 0:
             raise UsageError(f"{option} must be above 0, got {number}.")
     chosen = suite or suite_named(request.suite)
-    architecture = request.backbone or _DEFAULT_ARCHITECTURE
+    for case in request.cases:
+        if case not in (known := getattr(chosen, "CASES", ())):
+            raise UnknownName(f"case of the suite {request.suite}", case, known)
+    architecture = request.backbone or str(getattr(chosen, "ARCHITECTURE", _DEFAULT_ARCHITECTURE))
     config_of(architecture)  # that there is one, before anything is made
     profile = load_profile(request.profile)
     setting = setting_of("limits", profile)
-    with tempfile.TemporaryDirectory(prefix="edgepeft-suite-") as work:
+    with _work_folder(request, architecture) as work:
         run = SuiteRun(
-            Path(work),
+            work,
             architecture,
             setting.limits,
             setting.threads,
             request.rounds or _ROUNDS,
             request.max_seconds or _MAX_SECONDS,
             request.seed,
+            request.cases,
+            request.pythons,
             progress,
         )
         rows: list[SuiteRow] = []
@@ -124,6 +136,17 @@ def run_suite(
             rows.append(row)
             keep(result())
         return result()
+
+
+@contextmanager
+def _work_folder(request: SuiteRequest, architecture: str) -> Iterator[Path]:
+    if request.work is None:
+        with tempfile.TemporaryDirectory(prefix="edgepeft-suite-") as work:
+            yield Path(work)
+    else:
+        folder = request.work / f"{architecture}-{request.seed}"  # models of the same weights
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
 
 
 def _host(run: SuiteRun) -> SuiteHost:

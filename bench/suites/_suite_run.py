@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
-from bench.peers import openvino, optimum
+from bench.peers import openvino, optimum, text_ctranslate2, text_openvino, text_optimum
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
@@ -26,26 +28,42 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import DeltaDtype, WeightsDtype
 from edgepeft.runtime.weights import Weights
 
-__all__ = ["Racer", "SuiteRun"]
+__all__ = ["PEERS", "Racer", "SuiteRun"]
 
-# The module that exports, the package that it needs, the file that it writes.
-_PEERS: dict[str, tuple[str, str, str]] = {
-    "optimum": (optimum.__name__, optimum.MODULE, optimum.RESULT),
-    "openvino": (openvino.__name__, openvino.MODULE, openvino.RESULT),
+
+class _Peer(Protocol):
+    """A module that exports the model for another tool."""
+
+    __name__: str
+    MODULE: str  # what must be installed
+    RESULT: str  # the file that it writes
+
+
+PEERS: dict[str, _Peer] = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (optimum, openvino, text_ctranslate2, text_openvino, text_optimum)
 }
 
 
 @dataclass(frozen=True)
 class Racer:
-    """A worker's job, and which of its requests or batches stands for this side of a comparison."""
+    """A worker's job, and which of its requests or batches stands for this side of a comparison.
+
+    ``python``: the interpreter that has what it needs, where that is not ours.
+    """
 
     job: Job
     batches: Sequence[int] = (0,)
+    python: str = ""
 
 
 @dataclass
 class SuiteRun:
-    """One run of a suite.  ``work`` is a folder for bundles and peers; ``rounds`` are those of each comparison."""
+    """One run of a suite.  ``work`` is a folder for bundles and peers; ``rounds`` are those of each comparison.
+
+    ``cases`` are those to measure, of a suite that has any, all if there is none; ``pythons`` the interpreters of peers
+    that are installed apart from us.
+    """
 
     work: Path
     architecture: str
@@ -54,6 +72,8 @@ class SuiteRun:
     rounds: int
     max_seconds: float
     seed: int = 0
+    cases: Sequence[str] = ()
+    pythons: Mapping[str, str] = field(default_factory=dict)
     progress: ProgressCallback = lambda what, done, total: None
     in_force: InForce | None = None
     gemm: list[float] = field(default_factory=list)  # seconds of every step of the yardstick
@@ -87,21 +107,26 @@ class SuiteRun:
 
     def peer(self, name: str) -> Path | str:
         """A peer's model of the same weights as ``bundle``'s; a string is the reason why there is none."""
-        module, package, file = _PEERS[name]
+        peer = PEERS[name]
         out = self.work / f"peer-{name}"
-        result = out / file
+        result = out / peer.RESULT
+        python = self.pythons.get(name, "")
+        if not _installed(peer.MODULE, python):
+            where = f"for {python}" if python else "(pip install 'edgepeft[peers]')"
+            return f"{peer.MODULE} is not installed {where}"
         if result.is_file():
             return result
-        if not _installed(package):
-            return f"{name} is not installed (pip install 'edgepeft[peers]')"
         self.progress(f"exporting with {name}", 0, 1)
-        source = _plain(self.bundle("bare"), self.work / "plain")
-        command = [sys.executable, "-m", module, str(source), str(out)]
+        command = [python or sys.executable, "-m", peer.__name__, str(self.plain()), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
         if not result.is_file():
             last = (done.stderr.strip() or "no message").splitlines()[-1]
             return f"{name} did not export the model: {last[:300]}"
         return result
+
+    def plain(self) -> Path:
+        """Config and weights of ``bundle``'s bare model alone, as a model's publisher has them."""
+        return _plain(self.bundle("bare"), self.work / "plain")
 
     @staticmethod
     def installed(module: str) -> bool:
@@ -115,36 +140,49 @@ class SuiteRun:
         return Job(workload, self.threads, bundle=str(bundle), **given)  # type: ignore[arg-type]
 
     @contextmanager
-    def worker(self, label: str, job: Job) -> Iterator[WorkerProcess]:
-        """Start a worker and wait until it is loaded."""
-        with WorkerProcess(label, job, self.limits) as worker:
+    def worker(self, label: str, job: Job, python: str = "") -> Iterator[WorkerProcess]:
+        """Start a worker, of another interpreter if one is named, and wait until it is loaded."""
+        with WorkerProcess(label, job, self.limits, python=python) as worker:
             worker.ready()
             self.in_force = worker.in_force
             yield worker
 
     def race(
-        self, what: str, racers: Mapping[str, Racer], *, rounds: int | None = None, warmup: int = 2
+        self,
+        what: str,
+        racers: Mapping[str, Racer],
+        *,
+        rounds: int | None = None,
+        warmup: int = 2,
+        slowest: float = math.inf,
     ) -> dict[str, list[float]]:
-        """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick."""
+        """Measure all sides in the same rounds, in a new order each; seconds by side, "gemm" is the yardstick.
+
+        A side whose last step to warm up takes ``slowest`` times the first one's has that single sample, for it would
+        take most of every round.
+        """
         everyone = {**racers, "gemm": Racer(Job("gemm", self.threads))}
         self.peaks = {}
         with ExitStack() as stack:
             sides: dict[str, _Side] = {}
             for number, (label, racer) in enumerate(everyone.items()):
                 self.progress(f"{what}: loading {label}", number, len(everyone))
-                sides[label] = _Side(stack.enter_context(self.worker(label, racer.job)), racer.batches)
+                sides[label] = _Side(stack.enter_context(self.worker(label, racer.job, racer.python)), racer.batches)
+            self.progress(f"{what}: warming up", 0, 1)
+            warm = _warmed(sides, warmup, slowest)
+            slow = {label: [warm[label]] for label in racers if warm[label] > slowest * warm[next(iter(racers))]}
             series = sample_rounds(
-                sides,
+                {label: side for label, side in sides.items() if label not in slow},
                 Schedule(
                     n_batches=max(len(racer.batches) for racer in everyone.values()),
-                    warmup_batches=tuple(range(warmup)),
+                    warmup_batches=(),
                     rounds=rounds or self.rounds,
                     max_seconds=self.max_seconds,
                     seed=self.seed,
                 ),
                 progress=lambda done, total: self.progress(what, done, total),
             )
-            seconds = {label: _seconds(one) for label, one in series.items()}
+            seconds = {label: _seconds(one) for label, one in series.items()} | slow
             self.peaks = {label: side.finish() for label, side in sides.items()}
         self.gemm += seconds["gemm"]
         return seconds
@@ -166,6 +204,17 @@ class SuiteRun:
         return took
 
 
+def _warmed(sides: Mapping[str, _Side], steps: int, slowest: float) -> dict[str, float]:
+    """Seconds of each side's last step to warm up; one whose first is out of reach by far takes no other."""
+    warm: dict[str, float] = {}
+    for label, side in sides.items():
+        for batch in range(steps):
+            warm[label] = side.step(batch).seconds
+            if warm[label] > 2 * slowest * next(iter(warm.values())):
+                break
+    return warm
+
+
 class _Side:
     """A worker in a race: batch i of the race is its i-th batch, modulo their number."""
 
@@ -185,7 +234,11 @@ def _seconds(series: Series) -> list[float]:
     return [sample.seconds for sample in series.samples]
 
 
-def _installed(module: str) -> bool:
+def _installed(module: str, python: str = "") -> bool:
+    if python:
+        code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+        command = [python, "-c", code, module]
+        return not subprocess.run(command, capture_output=True, check=False).returncode
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the package that it lies in
@@ -202,4 +255,12 @@ def _plain(bundle: Path, folder: Path) -> Path:
 
 
 def _offline() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+    repository = str(Path(__file__).resolve().parents[2])  # another interpreter does not have it installed
+    paths = os.pathsep.join([repository, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "HF_HUB_OFFLINE": "1",
+        "ORT_DISABLE_TELEMETRY": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

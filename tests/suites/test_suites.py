@@ -12,7 +12,7 @@ from configs import SMALL_BERT
 from rich.console import Console
 
 from bench.suites import __main__ as command_line
-from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names, tuning
+from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names, text, tuning
 from bench.suites import _result as suite_run
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
@@ -157,7 +157,7 @@ def test_a_failing_worker_ends_the_race_with_its_words(bundle, tmp_path):
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_so(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(_suite_run, "_installed", lambda module: False)
+    monkeypatch.setattr(_suite_run, "_installed", lambda module, python: False)
     assert "pip install 'edgepeft[peers]'" in suite_run_in(tmp_path).peer("openvino")
 
 
@@ -233,9 +233,9 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["scale", "sharing", "speed", "tuning"]
-    assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed, tuning]
-    with pytest.raises(UnknownName, match="scale, sharing, speed, tuning"):
+    assert suite_names() == ["scale", "sharing", "speed", "text", "tuning"]
+    assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed, text, tuning]
+    with pytest.raises(UnknownName, match="scale, sharing, speed, text, tuning"):
         suite_named("_suite_run")
 
 
@@ -273,5 +273,6 @@ def test_a_whole_suite_measures_every_row_or_says_why_not(name, monkeypatch):
     monkeypatch.setattr(scale, "_PROMISED", (9,))
     monkeypatch.setattr(scale, "_THOUSAND", scale._THOUSAND[:20])
     monkeypatch.setattr(sharing, "_SWITCHES", 100)
-    result = suite_run.run_suite(SuiteRequest(name, "rpi4", "all-MiniLM-L6-v2", rounds=2, max_seconds=5))
+    backbone = "t5-small" if name == "text" else "all-MiniLM-L6-v2"
+    result = suite_run.run_suite(SuiteRequest(name, "rpi4", backbone, rounds=2, max_seconds=5))
     assert all(row.value is not None or row.note for row in result.rows) and len(result.rows) > 5

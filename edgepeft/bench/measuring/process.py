@@ -29,15 +29,18 @@ class WorkerProcess:
     worker's last words when it ended otherwise.
     """
 
-    def __init__(self, label: str, job: Job, limits: Limits, *, throttled: bool = True):
-        """``throttled``: a quota holds from the start; else it waits for ``throttle``, as loading is not measured."""
+    def __init__(self, label: str, job: Job, limits: Limits, *, throttled: bool = True, python: str = ""):
+        """``throttled``: a quota holds from the start; else it waits for ``throttle``, as loading is not measured.
+
+        ``python``: the interpreter, where it is not ours.
+        """
         self.label = label
         self._limits = limits
         # Its standard error, in a file: a full pipe without a reader would block it.
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = LimitedProcess(
             # -P: a checkout in the current folder must not come before the package that is meant.
-            [sys.executable, "-P", "-m", "edgepeft.bench.measuring.worker"],
+            [python or sys.executable, "-P", "-m", "edgepeft.bench.measuring.worker"],
             limits,
             env=_environment(job.threads, job.package),
             stderr=self._said,

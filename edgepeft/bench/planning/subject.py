@@ -113,7 +113,7 @@ def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, rando
 
 
 def _task(bundle: Bundle, name: str) -> BenchedTask:
-    entry = bundle.entry(name)
+    entry = bundle.scored(name)
     return BenchedTask(
         name,
         entry.method,
@@ -138,8 +138,9 @@ def fresh_delta(
     *,
     task: str | None = None,
     head: str | None = None,
+    labels: tuple[str, ...] | None = ("0", "1"),
 ) -> Delta:
-    """Make an untrained delta with two labels; ``task`` is named after its method if None, ``head`` is the backbone's.
+    """Make an untrained delta; ``task`` is named after its method if None, ``head`` is the backbone's.
 
     Raises:
         UnknownName: no such method or hyperparameter.
@@ -157,7 +158,7 @@ def fresh_delta(
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    return new_delta(backbone, method, task or named_after(name), ("0", "1"), head=head)
+    return new_delta(backbone, method, task or named_after(name), labels, head=head)
 
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
