@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,7 @@ from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Method, method_named
 from edgepeft.resources import new_folder, write_json
+from edgepeft.tasks.base import Kind, stated
 
 __all__ = ["Delta", "new_delta", "write_tensors"]
 
@@ -47,7 +49,8 @@ class Delta(nn.Module):
         # nn.ModuleDict refuses dots in its keys, and site names have them.
         built = method.build(method.sites(architecture))
         self.modules_by_site = nn.ModuleDict({_key(site): module for site, module in built.items()})
-        self.trie = backbone.trie(card.labels or ()) if head.decodes else None
+        scored = head.decodes and not head.writes
+        self.trie = backbone.trie(card.targets or card.labels or ()) if scored else None
         self.head = head.made_for(architecture.hidden_size, card.n_outputs, card.head_dropout, self.trie)
         own = method.own_tensors(architecture, head.reads)
         self.generator = method.generator(own)
@@ -110,23 +113,26 @@ class Delta(nn.Module):
         return {"delta": sum(p.numel() for p in self.parameters()) - head, "head": head}
 
     def logits(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[batch, outputs] from the frozen model with this delta attached.
+        """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words].
 
-        ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].
+        ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].  Where
+        text is written, decoder_input_ids [batch, target length] are what stands there already (teacher forcing).
         """
         own = self.own_tensors(model)
         return self.read_out(self._pooled(model, inputs, own), own)
 
     def _pooled(self, model: nn.Module, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
-        """[batch, d], or [batch, nodes, edges] of labels: what the head reads."""
-        inputs = prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
-        in_model = {self.architecture.site(n): m for n, m in self.site_modules.items() if not n.startswith("pooled.")}
-        overrides = tied(model, {name: own[name] for name in own if name in self.architecture.tensors})
+        """[batch, d], or [batch, nodes, edges] of labels, or [batch, target length, words]: what the head reads."""
+        inputs = self.prompted(inputs)
+        pooled: Tensor
+        with self.within(model, own) as overrides:
 
-        def run(**given: Any) -> Any:
-            return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
+            def run(**given: Any) -> Any:
+                return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
 
-        with attached(model, in_model):
+            if self.card.writes:
+                pooled = run(**inputs, use_cache=False).logits
+                return pooled
             if self.trie is not None:
                 pooled = edge_logits(run, inputs, self.trie)
             else:
@@ -139,9 +145,26 @@ class Delta(nn.Module):
         adapted: Tensor = module(pooled, **tokens)
         return adapted
 
+    def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The inputs with room for the prompt in front."""
+        return prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
+
+    @contextlib.contextmanager
+    def within(self, model: nn.Module, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Within the block the modules act in the model; yields what ``functional_call`` puts in its tensors' place.
+
+        What is adapted past the model is left out, but for the logits of text: those the model gives itself.
+        """
+        sites = {self.architecture.site(name): module for name, module in self.site_modules.items()}
+        if self.card.writes:
+            sites = {replace(site, module=site.module or site.reads): module for site, module in sites.items()}
+        with attached(model, {site: module for site, module in sites.items() if site.module}):
+            yield tied(model, {name: own[name] for name in own if name in self.architecture.tensors})
+
     def edge_tokens(self, device: torch.device | None = None) -> Tensor:
-        """int64 [edges]: the tokens of the labels' edges."""
-        assert self.trie is not None
+        """int64 [edges]: the tokens of the labels' edges; where text is written, every token."""
+        if self.trie is None:
+            return torch.arange(self.architecture.vocab_size, device=device)
         return torch.from_numpy(self.trie.values[EDGES]).to(device)
 
     def read_out(self, pooled: Tensor, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
@@ -235,14 +258,30 @@ def new_delta(
     head: str | None = None,
     max_length: int = 128,
     head_dropout: float = 0.1,
+    posed: Mapping[str, Any] = MappingProxyType({}),
+    kind: str | None = None,
 ) -> Delta:
     """A fresh delta of ``method``; its random parts come from torch's global generator.
+
+    Args:
+        backbone: what it belongs to.
+        method: what is trained beside the head.
+        task: its name.
+        labels: None where the kind of task has none.
+        pairs: whether texts come in pairs.
+        head: its kind; None takes the backbone's own.
+        max_length: tokens kept of a text.
+        head_dropout: the probability.
+        posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
+        kind: of the task, by its name; None takes the one that has such labels.
 
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
-    kind = head_named(head or backbone.head)
-    _require_fitting(backbone, kind, labels)
+    read_by = head_named(head or backbone.head)
+    reads = _reads(read_by, backbone)
+    of_task = stated(kind, labels, reads)
+    _require_fitting(backbone, read_by, of_task)
     positions, prompt = backbone.architecture.max_length, method.prompt_length
     if prompt and prompt + max_length > positions:
         raise UsageError(
@@ -255,10 +294,12 @@ def new_delta(
         hyperparameters=json.loads(json.dumps(method.settings())),
         labels=labels,
         pairs=pairs,
-        head=kind.kind,
-        head_reads="labels" if kind.decodes else "mean" if backbone.pooling is Pooling.MEAN else "first_token",
+        kind=of_task.name,
+        head=read_by.kind,
+        head_reads=reads,
         head_dropout=head_dropout,
         max_length=max_length,
+        **posed,
         prompt_length=prompt,
         backbone=BackboneCard(
             source=backbone.source,
@@ -270,18 +311,31 @@ def new_delta(
     delta = Delta(card, backbone.architecture, backbone)
     method.start(delta.site_modules, lambda: _copied(backbone, backbone.architecture.words).detach())
     if not (trained := sum(delta.n_parameters().values())):
-        raise UsageError(f"{method.name} trains the head alone, and the head {kind.kind!r} has nothing to train.")
+        raise UsageError(f"{method.name} trains the head alone, and the head {read_by.kind!r} has nothing to train.")
     delta.card = card.model_copy(update={"trainable_parameters": trained})
     return delta
 
 
-def _require_fitting(backbone: Backbone, head: type[Head], labels: tuple[str, ...] | None) -> None:
+def _reads(head: type[Head], backbone: Backbone) -> Any:
+    if head.decodes:
+        return "text" if head.writes else "labels"
+    return "mean" if backbone.pooling is Pooling.MEAN else "first_token"
+
+
+def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
+    if head.writes:
+        if backbone.architecture.decoder is None:
+            raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5.")
+        if not kind.writes:
+            raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
+        return
     if backbone.architecture.decoder is not None and not head.decodes:
+        raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
+    if head.decodes and not kind.one_label:
         raise UsageError(
-            f"{backbone.source} scores labels with its decoder, by the head 'labels'; {head.kind!r} is another."
+            f"{backbone.source} scores labels with its decoder, of which one is right; {kind.title} has none such. "
+            "Use an encoder."
         )
-    if head.decodes and labels is None:
-        raise UsageError(f"{backbone.source} scores labels with its decoder; a regression has none. Use an encoder.")
 
 
 def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:

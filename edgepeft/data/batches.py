@@ -5,48 +5,85 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
-from edgepeft.data.parts import PARTS, TaskData, targets_of
+from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
+from edgepeft.errors import DataError
+from edgepeft.tasks.base import Kind
 
-__all__ = ["Encoded", "encode", "encode_parts", "epoch_batches", "sorted_batches"]
+__all__ = ["NO_TARGET", "Encoded", "Writing", "encode", "encode_parts", "epoch_batches", "sorted_batches"]
 
 CHUNK = 512  # rows tokenized at once: padding to the longest of all would take a multiple of the memory
 POOL = 16  # batches whose rows are sorted by length together: most padding goes, batches stay random
 
 
+class Writing(NamedTuple):
+    """Of text that is written: the most tokens of a target, its end included; the tokens that begin and end one, and
+    how many the decoder knows."""
+
+    max_length: int
+    start_token_id: int
+    end_token_id: int
+    words: int
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n] int64 or float32."""
+    """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n, ...] what the kind's loss takes.
+
+    Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
+    right answers of each row.
+    """
 
     columns: dict[str, list[NDArray[np.int64]]]
     targets: NDArray[Any]
     truncated: int
     pad_token_id: int
+    writing: Writing | None = None
+    references: tuple[tuple[str, ...], ...] = ()
+    cut: int = 0
 
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
         return [len(row) for row in self.columns["input_ids"]]
 
+    @property
+    def longest_target(self) -> int:
+        """In tokens; 0 where no text is written."""
+        return 0 if self.writing is None else max(map(len, self.targets))
+
     def batch(self, chosen: Sequence[int]) -> tuple[dict[str, NDArray[np.int64]], NDArray[Any]]:
-        """The model's inputs [batch, longest] and targets [batch] of those rows."""
+        """The model's inputs [batch, longest] and targets [batch, ...] of those rows; of text [batch, longest one]."""
         fill = {"input_ids": self.pad_token_id}
         inputs = {
             name: pad_rows([rows[i].tolist() for i in chosen], fill.get(name, 0)) for name, rows in self.columns.items()
         }
+        if self.writing is not None:
+            return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
         return inputs, self.targets[list(chosen)]
 
 
 def encode(
-    rows: Sequence[Row], labels: tuple[str, ...] | None, encoder: TextEncoder, max_length: int, pad: int
+    rows: Sequence[Row],
+    kind: Kind,
+    encoder: TextEncoder,
+    max_length: int,
+    pad: int,
+    *,
+    writing: Writing | None = None,
 ) -> Encoded:
-    """Tokenize every row once; ``labels`` are a head's, None for a regression."""
+    """Tokenize every row once; the targets are its kind's, or with ``writing`` tokens.
+
+    Raises:
+        DataError: a text that is to be written has no tokens.
+    """
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated = 0
     for start in range(0, len(rows), CHUNK):
@@ -57,13 +94,30 @@ def encode(
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
             columns.setdefault(name, []).extend(values)
-    targets = np.asarray(targets_of(rows, labels), np.float32 if labels is None else np.int64)
-    return Encoded(columns, targets, truncated, pad)
+    if writing is not None:
+        references = tuple(row.references or (row.label or "",) for row in rows)
+        written, cut = _written(rows, encoder, writing)
+        return Encoded(columns, written, truncated, pad, writing, references, cut)
+    return Encoded(columns, kind.targets(rows), truncated, pad)
 
 
-def encode_parts(data: TaskData, encoder: TextEncoder, max_length: int, pad: int) -> dict[str, Encoded]:
+def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:
+    """Each target's tokens with the one that ends it, and how many targets are cut."""
+    targets, cut = np.empty(len(rows), object), 0
+    for i, row in enumerate(rows):
+        tokens = encoder.plain_ids(row.label or "")
+        if not tokens:
+            raise DataError(f"{row.where}: the target {row.label!r} has no token that the backbone knows; correct it.")
+        cut += len(tokens) >= writing.max_length
+        targets[i] = np.array([*tokens[: writing.max_length - 1], writing.end_token_id], np.int64)
+    return targets, cut
+
+
+def encode_parts(
+    data: TaskData, encoder: TextEncoder, max_length: int, pad: int, *, writing: Writing | None = None
+) -> dict[str, Encoded]:
     """The rows of a run by part: train, eval, test."""
-    return {part: encode(getattr(data, part), data.labels, encoder, max_length, pad) for part in PARTS}
+    return {p: encode(getattr(data, p), data.task_kind, encoder, max_length, pad, writing=writing) for p in PARTS}
 
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:

@@ -8,10 +8,9 @@ all be among those that train or choose; how many rows two parts share is writte
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
@@ -20,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.arrow import is_dataset, splits_of
-from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, label_number, read_rows
+from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
+from edgepeft.tasks.base import Kind, kind_asked, listed, stated
 
-__all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "targets_of", "task_data"]
+__all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "task_data"]
 
 PARTS = ("train", "eval", "test")
 HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
-MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
 
 Given = Path | float | None
 """A file, or a share of the training rows; None is a tenth."""
@@ -36,8 +35,14 @@ Given = Path | float | None
 
 @dataclass(frozen=True)
 class TaskData:
-    """Rows by part; ``labels`` are sorted by name, None for a regression; ``split`` says where each part is from and
-    how many rows two parts share, ``few_shot`` how many rows were asked to train."""
+    """Rows by part; ``labels`` are sorted by name, None where the ``kind`` of task has none, of which that is the name
+    (None: by what is there); ``split`` says where each part is from and how many rows two parts share, ``few_shot`` how
+    many rows were asked to train.
+
+    Where the task is posed as text, ``source`` is the pattern that its texts were made by.  ``targets`` are what is
+    written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels.
+    Labels are numbers, multiples of ``step``, where that is there.
+    """
 
     train: tuple[Row, ...]
     eval: tuple[Row, ...]
@@ -45,6 +50,25 @@ class TaskData:
     labels: tuple[str, ...] | None
     split: str
     few_shot: int | None = None
+    source: str | None = None
+    target: str | None = None
+    targets: tuple[str, ...] | None = None
+    step: float | None = None
+    kind: str | None = None
+
+    @property
+    def task_kind(self) -> Kind:
+        """The kind of task, with these labels."""
+        return stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step)
+
+    def of_each_answer(self, *, everywhere: bool) -> TaskData:
+        """A row for each of a row's answers: of those that train, or of all."""
+        parts = PARTS if everywhere else PARTS[:1]
+        rows = {
+            name: tuple(row._replace(label=answer) for row in getattr(self, name) for answer in row.references)
+            for name in parts
+        }
+        return replace(self, **rows)  # type: ignore[arg-type]
 
     @property
     def pairs(self) -> bool:
@@ -74,8 +98,10 @@ class TaskData:
 
 
 class Division(TypedDict, total=False):
-    """How rows are divided: ``few_shot`` rows are drawn by ``seed``; ``labels`` are those that a head has already."""
+    """How rows are divided: ``few_shot`` rows are drawn by ``seed``; ``labels`` are those that a head has already;
+    ``kind`` is of the task, for which ``regression`` is short."""
 
+    kind: str | None
     regression: bool
     few_shot: int | None
     seed: int
@@ -101,16 +127,22 @@ def load_data(
         DataError: what is wrong in a file, with its line.
     """
     if train.suffix.lower() not in FORMATS and is_dataset(train):
-        splits = splits_of(train, columns.names[2])
+        splits = splits_of(train, columns.names[2] if columns.target is None else columns.target.fields[0])
         train = splits.get("train", train)
         eval, test = (splits.get(n) if given is None else given for n, given in (("eval", eval), ("test", test)))
     asked = {"--data": train, "--eval": eval, "--test": test}
     given = {name: path for name, path in asked.items() if isinstance(path, Path)}
-    parts = {name: tuple(read_rows(path, labels=True, columns=columns)) for name, path in given.items()}
+    short, written = division.pop("regression", False), columns.target is not None
+    kind = kind_asked(division.get("kind"), regression=short, writes=written)
+    division["kind"] = kind.name
+    reads = {"labels": True, "columns": columns, "label_of": kind.label_text}
+    parts = {name: tuple(read_rows(path, **reads)) for name, path in given.items()}  # type: ignore[arg-type]
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Path) else eval
     tested = parts["--test"] if isinstance(test, Path) else test
-    return task_data(parts["--data"], chosen, tested, **division)
+    data = task_data(parts["--data"], chosen, tested, **division)
+    source, target = (None if each is None else each.text for each in (columns.source, columns.target))
+    return replace(data, source=source, target=target)
 
 
 def task_data(
@@ -118,6 +150,7 @@ def task_data(
     eval: Sequence[Row] | float | None = None,
     test: Sequence[Row] | float | None = None,
     *,
+    kind: str | None = None,
     regression: bool = False,
     few_shot: int | None = None,
     seed: int = 0,
@@ -129,95 +162,49 @@ def task_data(
         UsageError: more or fewer rows wanted than can be taken.
         DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
     """
-    seen = None if regression else _labels(train)
+    asked = kind_asked(kind, regression=regression)
+    seen = asked.labels_of(train)
+    known = asked(labels or seen)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
-    if labels is not None:
-        _require_known([row for rows in given for row in rows], labels)
+    if labels:
+        _require_known([row for rows in given for row in rows], known)
     for rows in given:
-        _check(rows, train[0], labels or seen)
-    labels = labels or seen
+        _check(rows, train[0], known)
     left = tuple(train)
-    left, tested = _held_out(left, test, "test", len(train), not regression)
-    left, chosen = _held_out(left, eval, "eval", len(train), not regression)
+    left, tested = _held_out(left, test, "test", len(train), known)
+    left, chosen = _held_out(left, eval, "eval", len(train), known)
     kept = _Source(left, f"{len(left)} rows of {_name(train)}")
     if few_shot is not None:
-        kept = _few(left, few_shot, seed, labels)
+        kept = _few(left, few_shot, seed, known)
     sources = dict(zip(PARTS, (kept, chosen, tested), strict=True))
     split = "; ".join(f"{name}: {source.origin}" for name, source in sources.items())
     split += _shared({name: source.rows for name, source in sources.items()})
-    return TaskData(kept.rows, chosen.rows, tested.rows, labels, split, few_shot)
+    return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
-def targets_of(rows: Sequence[Row], labels: tuple[str, ...] | None) -> list[float]:
-    """The index of each row's label, or its number where ``labels`` is None."""
-    if labels is None:
-        return [label_number(row) for row in rows]
-    index = {label: i for i, label in enumerate(labels)}
-    return [index[row.label or ""] for row in rows]
+def _require_known(rows: Sequence[Row], kind: Kind) -> None:
+    for row in rows:
+        if (odd := kind.strange(row)) is not None:
+            raise DataError(
+                f"{row.where}: the task's head has no label {odd!r}; it has {listed(kind.labels or ())}. "
+                "Correct the row, or start a task of your own from a template."
+            )
 
 
-def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
-    labels = tuple(sorted({row.label or "" for row in rows}))
-    if len(labels) < 2:
-        raise DataError(
-            f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
-            "Numbers to predict are for: edgepeft train --regression."
-        )
-    if len(labels) > MANY and 2 * len(labels) > len(rows):
-        raise DataError(
-            f"{rows[0].file}: {len(labels):,} different labels in {len(rows):,} rows, such as {_listed(labels[:3])}; a "
-            "label stands in many rows. Is it another column (--label-column NAME), or numbers (--regression)?"
-        )
-    _say_what_is_odd(labels, rows[0].file)
-    return labels
-
-
-def _say_what_is_odd(labels: Sequence[str], file: str) -> None:
-    alike: dict[str, list[str]] = {}
-    for label in labels:
-        alike.setdefault("".join(label.split()).casefold(), []).append(label)
-    if same := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
-        more = f" and {len(same) - 3} more" if len(same) > 3 else ""
-        shown = "; ".join(same[:3]) + more
-        warnings.warn(f"{file}: labels that differ in case or blanks only are different ones: {shown}.", stacklevel=2)
-    if len(labels) > VERY_MANY:
-        warnings.warn(
-            f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
-            "labels, --label-column names another; numbers to predict are for --regression.",
-            stacklevel=2,
-        )
-
-
-def _require_known(rows: Sequence[Row], labels: tuple[str, ...]) -> None:
-    odd = next((row for row in rows if row.label not in labels), None)
-    if odd is not None:
-        raise DataError(
-            f"{odd.where}: the task's head has no label {odd.label!r}; it has {_listed(labels)}. "
-            "Correct the row, or start a task of your own from a template."
-        )
-
-
-def _check(rows: Sequence[Row], first: Row, labels: tuple[str, ...] | None) -> None:
-    known = set(labels or ())
+def _check(rows: Sequence[Row], first: Row, kind: Kind) -> None:
     for row in rows:
         if (row.sentence2 is None) != (first.sentence2 is None):
-            kinds = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
-            raise DataError(f"{row.where} is {kinds[0]}, but {first.where} is {kinds[1]}; give one kind.")
-        if labels is None:
-            label_number(row)
-        elif row.label not in known:
+            forms = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
+            raise DataError(f"{row.where} is {forms[0]}, but {first.where} is {forms[1]}; give one kind.")
+        if (odd := kind.strange(row)) is not None:
             raise DataError(
-                f"{row.where}: label {row.label!r} was not seen in {first.file}, which has {_listed(labels)}. "
+                f"{row.where}: label {odd!r} was not seen in {first.file}, which has {listed(kind.labels or ())}. "
                 "Add training rows of it, or correct it."
             )
 
 
-def _listed(labels: Sequence[str]) -> str:
-    return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
-
-
 def _held_out(
-    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, stratify: bool
+    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: Kind
 ) -> tuple[tuple[Row, ...], _Source]:
     """What is left to train on, and the part called ``name``: as given, or held out, the asked share of all rows."""
     if given is not None and not isinstance(given, float):
@@ -225,14 +212,14 @@ def _held_out(
     n = max(1, round((given or HELD_OUT) * n_all))
     if given is not None and not 0 < given < 1:
         raise UsageError(f"--{name} {given:g}: a share to hold out lies between 0 and 1, such as 0.2 or 20%.")
-    taken, left = part(rows, n, f"held out: {name}", stratify=stratify, spare=1)
+    taken, left = part(rows, n, f"held out: {name}", strata=kind.strata(rows), spare=1)
     if given is not None and len(taken) < n:
         raise UsageError(
             f"--{name} {given:g} of {n_all} rows is {n}, and {len(taken)} can be held out: a row of every label stays "
             "to train on. Give smaller shares, or more rows."
         )
     if not taken:
-        lack = "no label has a row more than the one that stays to train on" if stratify else "too few to share"
+        lack = "no label has a row more than the one that stays to train on" if kind.one_label else "too few to share"
         raise DataError(
             f"{rows[0].file} has {n_all} rows, and none can be held out for {name}: {lack}. "
             "Give files for --eval and --test, or more rows."
@@ -240,13 +227,14 @@ def _held_out(
     return left, _Source(taken, f"{len(taken)} rows held out of {_name(rows)}")
 
 
-def _few(rows: tuple[Row, ...], n: int, seed: int, labels: tuple[str, ...] | None) -> _Source:
-    least = 1 if labels is None else len(labels)
+def _few(rows: tuple[Row, ...], n: int, seed: int, kind: Kind) -> _Source:
+    strata = kind.strata(rows)
+    least = kind.n_outputs if kind.one_label else len(set(strata))
     if n < least:
         raise UsageError(f"--few-shot {n} is fewer than {least}; give at least one row, and one of every label.")
     if n > len(rows):
         raise UsageError(f"--few-shot {n} is more than the {len(rows)} rows of {rows[0].file} that can train.")
-    taken = part(rows, n, f"few-shot {seed}", stratify=labels is not None, least=1).taken
+    taken = part(rows, n, f"few-shot {seed}", strata=strata, least=1).taken
     return _Source(taken, f"{n} of {len(rows)} rows of {_name(rows)} (stratified, seed {seed})")
 
 

@@ -4,25 +4,29 @@ Columns: ``sentence1``, optionally ``sentence2``, where one is wanted ``label`` 
 others.  jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says, tsv has no quoting (as
 GLUE's files: a quotation mark is a character of the text).  Files are UTF-8, with or without a byte order mark.  ``-``
 is standard input, in any of these formats, told by its first character; parquet and datasets are of ``arrow``.
+A task posed as text reads the columns that its source names; see ``pattern``.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from edgepeft.data.arrow import is_dataset, read_dataset, read_parquet
+from edgepeft.data.cleaning import nearest
+from edgepeft.data.labels import LabelReader, label_text
+from edgepeft.data.labels import shown as _shown
+from edgepeft.data.pattern import Pattern
 from edgepeft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     import io
 
-__all__ = ["FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "label_number", "read_rows"]
+__all__ = ["FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "read_rows"]
 
 STDIN = "-"
 
@@ -35,27 +39,50 @@ Reader = Callable[[Path], Iterator[Record]]
 
 
 class Columns(NamedTuple):
-    """What a file calls text, second text and label; a second one that is named has to be there."""
+    """What a file calls text, second text and label; a second one that is named has to be there.
+
+    With a ``source`` the text is made of the columns that it names, and with a ``target`` so is the label, which may be
+    rounded to multiples of ``step``; ``remedy`` ends the error where a column is not there.  ``fields`` must be there
+    and nothing else: rows are left to their tasks.  A label that is a list may be a text with its ``separator``.
+    """
 
     text: str | None = None
     pair: str | None = None
     label: str | None = None
+    source: Pattern | None = None
+    target: Pattern | None = None
+    remedy: str = ""
+    fields: tuple[str, ...] | None = None
+    step: float | None = None
+    separator: str | None = None
 
     @property
     def names(self) -> tuple[str, str, str]:
         """Of text, second text and label."""
         return self.text or FIRST, self.pair or SECOND, self.label or LABEL
 
+    def listed(self, value: Any) -> Any:
+        """What stands in a label's column: the parts of a text, where it has a separator."""
+        if self.separator is None or not isinstance(value, str):
+            return value
+        return [part.strip() for part in value.split(self.separator)] if value.strip() else []
+
     def needed(self, labels: bool) -> dict[str, str]:
-        """The columns that must be there, each with the option that names another."""
+        """The columns that must be there, each with the option that names another, if there is one."""
         text, pair, label = self.names
+        if self.fields is not None:
+            return dict.fromkeys(self.fields, "")
         needed = {text: "--text-column"} | ({pair: "--pair-column"} if self.pair else {})
+        if self.source is not None:
+            needed = dict.fromkeys(self.source.fields, "")
+        if self.target is not None:
+            return needed | (dict.fromkeys(self.target.fields, "") if labels else {})
         return needed | ({label: "--label-column"} if labels else {})
 
 
 class Row(NamedTuple):
     """One text or pair, its label as text and its task (None where none was asked for), where it stands, and the other
-    columns (None unless they are kept)."""
+    columns (None unless they are kept); all right answers as ``references``, and as ``fields`` what patterns read."""
 
     sentence1: str
     sentence2: str | None
@@ -64,6 +91,13 @@ class Row(NamedTuple):
     line: int
     task: str | None = None
     others: dict[str, Any] | None = None
+    references: tuple[str, ...] = ()
+    fields: Mapping[str, Any] | None = None
+
+    @property
+    def readable(self) -> tuple[str, str | None] | Mapping[str, Any]:
+        """What a task reads: text and second text, or columns."""
+        return (self.sentence1, self.sentence2) if self.fields is None else self.fields
 
     @property
     def where(self) -> str:
@@ -80,19 +114,26 @@ SENTENCES = Columns()
 
 
 def read_rows(
-    path: Path, *, labels: bool, columns: Columns = SENTENCES, task_column: str | None = None, keep: bool = False
+    path: Path,
+    *,
+    labels: bool,
+    columns: Columns = SENTENCES,
+    task_column: str | None = None,
+    keep: bool = False,
+    label_of: LabelReader = label_text,
 ) -> Iterator[Row]:
     """Yield the rows of a file in order, in constant memory; ``labels`` says that each must have one.
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
-    ``keep`` keeps the columns that are neither text nor task.
+    ``keep`` keeps the columns that are neither text nor task, and what a task that is posed as text reads;
+    ``label_of`` makes a label's text of what stands in its column.
 
     Raises:
         UsageError: no such file, not to be read, or of an unknown extension; raised at once, not at the first row.
         DataError: what is wrong and in which line; while rows are read.
     """
-    wanted = _Wanted(columns, labels, task_column, keep)
+    wanted = _Wanted(columns, label_of if labels else None, task_column, keep)
     if str(path) == STDIN:
         return _rows(path, _read_stdin, wanted)
     if path.suffix.lower() not in FORMATS and is_dataset(path):
@@ -110,39 +151,27 @@ def read_rows(
     return _rows(path, FORMATS[path.suffix.lower()], wanted)
 
 
-def label_number(row: Row) -> float:
-    """The label of a regression row.
-
-    Raises:
-        DataError: it is not a finite number.
-    """
-    try:
-        number = float(row.label or "")
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}.")
-    return number
-
-
 class _Wanted(NamedTuple):
     """As ``read_rows`` is asked."""
 
     columns: Columns
-    labels: bool
+    label_of: LabelReader | None
     task_column: str | None
     keep: bool
 
 
 def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
-    columns, labels, task_column, keep = wanted
+    columns, label_of, task_column, keep = wanted
+    labels = label_of is not None
     pairs: bool | None = None
     for line, record in read(path):
         _require_columns(path, line, record, columns, labels)
-        row = _row(path, line, record, columns, labels)
+        row = _row(path, line, record, columns, label_of)
         if keep:
-            used = (*columns.names[:2], task_column)
-            row = row._replace(others={name: value for name, value in record.items() if name not in used})
+            by_name = columns.source is not None or columns.fields is not None
+            used = (task_column,) if by_name else (*columns.names[:2], task_column)
+            others = {name: value for name, value in record.items() if name not in used}
+            row = row._replace(others=others, fields=record if by_name else None)
         if task_column is not None:
             row = row._replace(sentence2=row.sentence2 or None, task=_task(path, line, record, task_column))
         elif pairs is not None and pairs != (row.sentence2 is not None):
@@ -154,14 +183,30 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
         raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
 
 
-def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, labels: bool) -> Row:
+def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
     text_column, pair_column, label_column = columns.names
+    if columns.fields is not None:
+        return Row("", None, None, str(path), line)
+    if columns.source is not None:
+        return _posed(path, line, record, columns, label_of)
     first, second = record[text_column], record.get(pair_column)
     for name, text in ((text_column, first), (pair_column, second)):
         if not isinstance(text, str) and not (name == pair_column and text is None):
             raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
-    label = _label(path, line, record[label_column]) if labels else None
+    label = label_of(columns.listed(record[label_column]), f"{path}:{line}") if label_of else None
     return Row(first, second, label, str(path), line)
+
+
+def _posed(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
+    """A row of a task that is posed as text."""
+    assert columns.source is not None
+    where, answers = f"{path}:{line}", tuple[str, ...]()
+    label = label_of(columns.listed(record[columns.names[2]]), where) if label_of and columns.target is None else None
+    if label_of and columns.target is not None:
+        answers = tuple(label_text(answer, where, "target") for answer in columns.target.choices(record, where))
+        label = answers[0]
+    label = nearest(label, columns.step, where) if label and columns.step else label
+    return Row(columns.source.filled(record, where), None, label, str(path), line, references=answers)
 
 
 def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | None:
@@ -174,26 +219,16 @@ def _task(path: Path, line: int, record: dict[str, Any], column: str) -> str | N
     return (value or "").strip() or None
 
 
-def _label(path: Path, line: int, value: Any) -> str:
-    """Its text: a number of jsonl and the same number of csv are one label."""
-    if isinstance(value, bool) or value is None or not isinstance(value, str | int | float):
-        raise DataError(f"{path}:{line}: the label must be a text or a number; found {_shown(value)}.")
-    label = str(value).strip()
-    if not label or any("\ud800" <= character <= "\udfff" for character in label):
-        raise DataError(f"{path}:{line}: the label is empty or not valid Unicode: {_shown(value)}.")
-    return label
-
-
 def _require_columns(path: Path, line: int, found: Collection[str], columns: Columns, labels: bool) -> None:
     needed = columns.needed(labels)
     missing = [name for name in needed if name not in found]
     if missing:
         names = ", ".join(map(str, found)) or "none"
-        options = ", ".join(f"{needed[name]} NAME" for name in missing)
+        options = ", ".join(f"{needed[name]} NAME" for name in missing if needed[name])
+        others = "".join(f"; {words}" for words in (options and f"for others: {options}", columns.remedy) if words)
         raise DataError(
             f"{path}:{line}: no column {' and no column '.join(missing)}. "
-            f"Found columns: {names}. Expected: {_expected(columns, labels)}; for others: {options}."
-            + _lone(path, found)
+            f"Found columns: {names}. Expected: {_expected(columns, labels)}{others}." + _lone(path, found)
         )
 
 
@@ -213,12 +248,9 @@ _SEPARATED = {".csv": "commas", ".tsv": "tabs"}
 
 def _expected(columns: Columns, labels: bool) -> str:
     first, second, label = columns.names
+    if columns.source is not None or columns.fields is not None:
+        return ", ".join(columns.needed(labels))
     return f"{first}, optionally {second}, and {label}" if labels else f"{first}, optionally {second}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _lines(path: Path) -> Lines:

@@ -23,16 +23,18 @@ class DrawnRows(NamedTuple):
     left: tuple[Row, ...]
 
 
-def part(rows: Sequence[Row], n: int, salt: str, *, stratify: bool, least: int = 0, spare: int = 0) -> DrawnRows:
-    """Take ``n`` rows, from every label in proportion if ``stratify``.
+def part(
+    rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str] | None, least: int = 0, spare: int = 0
+) -> DrawnRows:
+    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's; None: all are of one).
 
-    Every label gives at least ``least`` rows and keeps at least ``spare``.
+    Every stratum gives at least ``least`` rows and keeps at least ``spare``.
     """
-    strata: dict[str, list[int]] = {}
+    members_of: dict[str, list[int]] = {}
     for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
-        strata.setdefault(str(rows[index].label) if stratify else "", []).append(index)
-    wanted = quotas({label: len(members) for label, members in strata.items()}, n, least=least, spare=spare)
-    taken = {index for label, members in strata.items() for index in members[: wanted[label]]}
+        members_of.setdefault("" if strata is None else strata[index], []).append(index)
+    wanted = quotas({label: len(members) for label, members in members_of.items()}, n, least=least, spare=spare)
+    taken = {index for label, members in members_of.items() for index in members[: wanted[label]]}
     return DrawnRows(
         tuple(row for index, row in enumerate(rows) if index in taken),
         tuple(row for index, row in enumerate(rows) if index not in taken),

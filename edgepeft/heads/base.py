@@ -24,7 +24,8 @@ class Head(nn.Module):
     ``forward`` gets after the pooled value (BERT's pooler); they are never part of a delta.
     ``places`` says where transformers' class for sequence classification keeps what: module of the head ->
     theirs, the one that gives the logits last.  Each reads what dropout leaves; the first does not where
-    ``drops_first`` is false.
+    ``drops_first`` is false.  One that ``decodes`` reads what a decoder gives; if it ``writes``, that is every word
+    at each token of a target, and there are no labels.
     """
 
     kind: ClassVar[str]
@@ -33,6 +34,7 @@ class Head(nn.Module):
     places: ClassVar[Mapping[str, str]]
     drops_first: ClassVar[bool] = True
     decodes: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ class Labels(Head):
         super().__init__(hidden, outputs, dropout)
         # No numbers, for those of a delta's graph are trained.
         self.register_buffer("siblings", torch.from_numpy(trie.siblings), persistent=False)  # (n, e)
-        self.register_buffer("paths", torch.from_numpy(trie.paths).flatten(0, 1), persistent=False)  # (n e, labels)
+        self.register_buffer("paths", torch.from_numpy(trie.paths), persistent=False)  # (e, labels)
 
     @classmethod
     def made_for(cls, hidden: int, outputs: int, dropout: float, trie: Trie | None) -> Self:
@@ -48,7 +48,8 @@ class Labels(Head):
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """(B, n, e) -> (B, labels)."""
         among = torch.where(self.siblings, pooled, torch.finfo(torch.float32).min).log_softmax(-1)
-        return torch.where(self.siblings, among, 0.0).flatten(1) @ self.paths.to(pooled.dtype)
+        of_edges = torch.where(self.siblings, among, 0.0).sum(1)  # (B, e): an edge leaves one node
+        return of_edges @ self.paths.to(pooled.dtype)
 
     @classmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:

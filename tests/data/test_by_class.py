@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgepeft.data.by_class import WORST, class_rows, errors_of, worst_of
-from edgepeft.data.metrics import averaged
+from edgepeft.data.by_class import WORST, class_rows, worst_of
+from edgepeft.tasks.classification import Classification
+from edgepeft.tasks.regression import Regression
 
 NAMES = ("a", "b", "c", "never")
+
+
+def errors_of(expected, answers, names):
+    kind = Classification(tuple(names))
+    return kind.errors(*(np.array([kind.labels.index(label) for label in each]) for each in (expected, answers)))
+
+
+def averaged(metric, names):
+    return Classification(names).averaged(metric)
 
 
 def test_precision_recall_f1_support_and_the_matrix_are_scikit_learns():
@@ -25,7 +35,7 @@ def test_precision_recall_f1_support_and_the_matrix_are_scikit_learns():
 
 
 def test_residuals_are_answers_less_labels():
-    found = errors_of([1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 1.0, 4.0], None)["residuals"]  # off by 1, 0, -2, 0
+    found = Regression().errors([1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 1.0, 4.0])["residuals"]  # off by 1, 0, -2, 0
     assert found["mean"] == -0.25 and found["mean_absolute"] == 0.75 and found["root_mean_square"] == np.sqrt(5 / 4)
     assert (found["absolute_p50"], found["absolute_p100"]) == (0.5, 2.0)
 

@@ -2,10 +2,22 @@
 
 import sys
 
+import numpy as np
 import pytest
 
-from edgepeft.data.metrics import METRICS, check_metric, compute, default_metric
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
+from edgepeft.tasks.classification import Classification
+from edgepeft.tasks.regression import Regression
+
+
+def compute(name, labels, guesses, names=None):
+    """Of texts or numbers."""
+    if isinstance(labels[0], float):
+        return Regression().score(name, np.array(labels, np.float32), np.array(guesses, np.float32))
+    kind = Classification(tuple(names or sorted({*labels, *guesses})))
+    targets, outputs = (np.array([kind.labels.index(label) for label in each]) for each in (labels, guesses))
+    return kind.score(name, targets, outputs)
+
 
 # tp 2, fn 1, fp 1, tn 2 for "1"
 TRUE, GUESS = ["1", "1", "1", "0", "0", "0"], ["1", "1", "0", "1", "0", "0"]
@@ -56,27 +68,27 @@ def test_a_correlation_with_a_constant_is_zero_and_not_nan():
 
 
 def test_every_metric_gives_one_for_perfect_predictions():
-    for name, metric in METRICS.items():
-        values = [1.0, 2.0, 5.0] if metric.regression else ["a", "b", "b"]
-        assert compute(name, values, values) == pytest.approx(1.0)
+    for kind, values in ((Classification, ["a", "b", "b"]), (Regression, [1.0, 2.0, 5.0])):
+        for name in kind.metrics:
+            assert compute(name, values, values) == pytest.approx(1.0)
 
 
 def test_the_defaults_score_their_kind_of_task():
-    for regression in (False, True):
-        check_metric(default_metric(regression), regression=regression)
+    for kind in (Classification(("a", "b")), Regression()):
+        kind.check_metric(kind.default_metric)
 
 
 @pytest.mark.parametrize("asked", ["acuracy", "accuracy:a", ""])
 def test_an_unknown_metric_is_refused_with_the_known_ones(asked):
     with pytest.raises(UnknownName, match="accuracy"):
-        check_metric(asked, regression=False)
+        Classification(()).check_metric(asked)
 
 
 def test_a_metric_of_the_other_kind_is_refused_with_those_that_fit():
     with pytest.raises(UsageError, match="pearson, spearman, pearson_spearman"):
-        check_metric("f1", regression=True)
+        Regression().check_metric("f1")
     with pytest.raises(UnknownName, match="spam"):
-        check_metric("f1:spma", regression=False, names=("ham", "spam"))
+        Classification(("ham", "spam")).check_metric("f1:spma")
 
 
 def test_without_scikit_learn_accuracy_works_and_f1_names_the_package(monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from moods import rows
 
-from edgepeft.data.parts import load_data, targets_of, task_data
+from edgepeft.data.parts import load_data, task_data
 from edgepeft.data.rows import Row
 from edgepeft.errors import DataError, UsageError
 
@@ -87,14 +87,14 @@ def test_few_shots_are_a_number_in_all_and_differ_by_seed_while_the_scored_rows_
 def test_labels_are_sorted_by_name_and_targets_are_their_indices():
     data = task_data(rows(50))
     assert data.labels == ("bad", "good")
-    assert targets_of(rows(3), data.labels) == [0, 1, 1]
+    assert data.task_kind.targets(rows(3)).tolist() == [0, 1, 1]
 
 
 def test_a_regression_has_numbers_and_no_labels():
     numbers = [row._replace(label=str(i / 10)) for i, row in enumerate(rows(50))]
     data = task_data(numbers, regression=True)
     assert data.labels is None
-    assert targets_of(numbers[:3], None) == [0.0, 0.1, 0.2]
+    assert data.task_kind.targets(numbers[:3]).tolist() == pytest.approx([0.0, 0.1, 0.2])
 
 
 def test_a_label_unseen_in_training_is_named_with_its_file_and_line():

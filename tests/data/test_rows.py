@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgepeft.data.parts import load_data
-from edgepeft.data.rows import Columns, label_number, read_rows
+from edgepeft.data.rows import Columns, read_rows
 from edgepeft.errors import DataError, MissingPackage, UsageError
+from edgepeft.tasks.regression import Regression
 
 
 def rows_of(tmp_path, content, name="rows.jsonl", labels=True):
@@ -140,12 +141,12 @@ def test_a_path_that_is_no_data_file_is_refused_before_any_row_is_read(tmp_path,
 def test_a_regression_label_that_is_no_finite_number_is_named_with_its_line(tmp_path, label):
     *_, row = rows_of(tmp_path, '{"sentence1": "a", "label": 1.5}\n{"sentence1": "a", "label": ' + label + "}")
     with pytest.raises(DataError, match=r"rows\.jsonl:2: the label of a regression is a finite number"):
-        label_number(row)
+        Regression().expected(row)
 
 
 def test_a_regression_label_is_its_number(tmp_path):
     rows = rows_of(tmp_path, '{"sentence1": "a", "label": 3.8}\n{"sentence1": "a", "label": "-2"}')
-    assert [label_number(row) for row in rows] == [3.8, -2.0]
+    assert [Regression().expected(row) for row in rows] == [3.8, -2.0]
 
 
 def test_a_file_that_this_user_may_not_read_is_refused_at_once(tmp_path, monkeypatch):

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import TrainingEngine
-from edgepeft.data.metrics import SCORED_ROWS, Scored, score_of
+from edgepeft.data.metrics import SCORED_ROWS, Scored
+from edgepeft.tasks.base import Kind
 
 __all__ = [
     "LINEAR",
@@ -24,7 +25,6 @@ __all__ = [
     "compared",
     "compared_with",
     "linear_head",
-    "majority",
     "mcnemar",
     "unbeaten",
     "undecidable",
@@ -35,7 +35,7 @@ MOST_ROWS = 5_000  # that the linear head learns from, and as many to choose its
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
 
-Values = NDArray[Any]  # of rows: indices of labels, or numbers
+Values = NDArray[Any]  # of rows: targets, or outputs, as the kind of the task has them
 
 
 def compared_with(
@@ -43,7 +43,7 @@ def compared_with(
     rows: Mapping[str, Encoded],
     test: Scored,
     *,
-    labels: tuple[str, ...] | None,
+    kind: Kind,
     metric: str,
     head_alone: bool,
     advance: Callable[[int, int], None],
@@ -54,13 +54,13 @@ def compared_with(
         engine: gives the states.
         rows: by part.
         test: the delta's answers to the test rows.
-        labels: the outputs' names, None for a regression.
+        kind: of the task, with what was chosen for the delta.
         metric: what is scored.
         head_alone: that the delta itself is a head on the frozen backbone: only the majority is another thing.
         advance: gets the number of rows whose states are computed, and of all.
     """
     targets = {part: each.targets for part, each in rows.items()}
-    answers = {MAJORITY: np.full_like(targets["test"], majority(targets["train"]))}
+    answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
     if not head_alone:
         chosen = {part: _spread(len(values), None if part == "test" else MOST_ROWS) for part, values in targets.items()}
         states, total, done = {}, sum(map(len, chosen.values())), 0
@@ -73,9 +73,12 @@ def compared_with(
                 advance(done, total)
             states[part] = np.stack(values)
         few = {part: targets[part][places] for part, places in chosen.items()}
-        answers[LINEAR] = linear_head(states, few, labels, metric)
-    score = {name: score_of(metric, targets["test"], values, labels) for name, values in answers.items()}
-    return {n: {"test": score[n], **compared(targets["test"], test.outputs, values)} for n, values in answers.items()}
+        answers[LINEAR] = linear_head(states, few, kind, metric)
+    of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
+    return {
+        name: {"test": own.score(metric, of_test, values), **compared(delta, own.off(of_test, values))}
+        for name, (own, values) in answers.items()
+    }
 
 
 def _spread(n: int, most: int | None) -> list[int]:
@@ -83,36 +86,34 @@ def _spread(n: int, most: int | None) -> list[int]:
     return np.linspace(0, n - 1, min(n, most or n)).astype(int).tolist()  # type: ignore[no-any-return]
 
 
-def majority(targets: Values) -> float:
-    """The most frequent label's index, or the mean of numbers."""
-    return float(targets.mean() if targets.dtype.kind == "f" else np.bincount(targets).argmax())
-
-
 def linear_head(
-    states: Mapping[str, Values], targets: Mapping[str, Values], labels: tuple[str, ...] | None, metric: str
-) -> Values:
-    """What a linear head answers to the test rows: indices of ``labels``, or numbers where it is None.
+    states: Mapping[str, Values], targets: Mapping[str, Values], kind: Kind, metric: str
+) -> tuple[Kind, Values]:
+    """The kind with what is chosen for a linear head, and its outputs for the test rows.
 
-    ``states`` [rows, d] are of the parts train, eval and test, ``targets`` [rows] of the first two.
+    ``states`` [rows, d] are of the parts train, eval and test, ``targets`` [rows, ...] of the first two.
     """
-    answers = [
-        [values[:, 0] if labels is None else values.argmax(1) for values in outputs]
-        for outputs in _heads(states, targets["train"], 0 if labels is None else len(labels))
-    ]
-    return max(answers, key=lambda answer: score_of(metric, targets["eval"], answer[0], labels))[1]
+    best: tuple[float, Kind, Values] | None = None
+    for chosen, tested in _heads(states, kind, targets["train"]):
+        own = kind.with_chosen(targets["eval"], found := kind.outputs(chosen))
+        score = own.score(metric, targets["eval"], found)
+        if best is None or score > best[0]:
+            best = score, own, kind.outputs(tested)
+    assert best is not None
+    return best[1:]
 
 
-def _heads(states: Mapping[str, Values], targets: Values, n_labels: int) -> Iterator[list[Values]]:
-    """Outputs for the rows of eval and test, for each strength; ``n_labels`` is 0 for numbers."""
+def _heads(states: Mapping[str, Values], kind: Kind, targets: Values) -> Iterator[list[Values]]:
+    """Logits for the rows of eval and test, for each strength."""
     x = states["train"].astype(np.float64)
     mean = x.mean(0)
     x -= mean
-    if n_labels == 0:
-        base, products = np.array([targets.mean()]), x.T @ targets[:, None].astype(np.float64)
-    else:
-        base, products = np.bincount(targets, minlength=n_labels) / len(targets), np.zeros((n_labels, x.shape[1]))
-        np.add.at(products, targets, x)
-        products = products.T  # [d, labels]: x^T times one-hot labels
+    base, products = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs))
+    for start in range(0, len(x), SCORED_ROWS):  # in groups: very many labels' columns for all rows would be gigabytes
+        group = slice(start, start + SCORED_ROWS)
+        y = kind.regressed(targets[group])
+        base += y.sum(0) / len(x)
+        products += x[group].T @ y
     values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
     rotated = vectors.T @ products
     for strength in _STRENGTHS:
@@ -127,12 +128,10 @@ def mcnemar(only_one: int, only_other: int) -> float:
     return min(1.0, 2 * tail / (1 << n))
 
 
-def compared(expected: Values, delta: Values, other: Values) -> dict[str, Any]:
-    """How a delta's answers stand to another's: rows that only one gets right (of numbers: is closer to), and p."""
-    if expected.dtype.kind == "f":
-        wins = np.sign(np.abs(other - expected) - np.abs(delta - expected))
-    else:
-        wins = (delta == expected).astype(int) - (other == expected)
+def compared(delta: Values, other: Values) -> dict[str, Any]:
+    """How a delta's answers stand to another's, by how far off each is: rows where only one is right (of numbers:
+    nearer), and p."""
+    wins = np.sign(other - delta)
     won, lost = int((wins > 0).sum()), int((wins < 0).sum())
     p = mcnemar(won, lost)
     return {"only_delta": won, "only_this": lost, "p": p, "beaten": won > lost and p < SIGNIFICANT}

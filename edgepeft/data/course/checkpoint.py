@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
 from edgepeft.data.course.engine import Arrays
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.resources import write_atomically
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.resources import replacing
 
 __all__ = ["Position", "latest", "load_checkpoint", "save_checkpoint"]
 
@@ -59,7 +59,11 @@ def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapp
     parts = {"state": state, "best": position.best_tensors}
     tensors = {f"{part}:{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
     facts = {"asked": asked, **{name: getattr(position, name) for name in _PLAIN}}
-    write_atomically(target, save(tensors, metadata={"format": FORMAT, "facts": json.dumps(facts)}))
+    with replacing(target) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
+        except SafetensorError as error:  # the library wraps OSError
+            raise EdgepeftError(f"{target} cannot be written ({error}).") from error
     for path in older:
         path.unlink(missing_ok=True)
 

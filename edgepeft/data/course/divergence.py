@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgepeft.data.course.checkpoint import Position
 from edgepeft.errors import EdgepeftError
 
-__all__ = ["Diverged", "ignorant_loss", "most_loss", "record_loss", "risen"]
+__all__ = ["Diverged", "most_loss", "record_loss", "risen"]
 
 FIRST = 5  # steps whose median loss is where a run began: the rate is still warming up
 RECENT = 20  # steps whose median is where it stands
@@ -24,11 +20,6 @@ FAR = 3.0  # times: of two labels, 2.1 and more
 
 class Diverged(EdgepeftError):
     """The loss or a gradient is not finite, or the losses are far above their start."""
-
-
-def ignorant_loss(targets: NDArray[Any], labels: tuple[str, ...] | None) -> float:
-    """Of equal probabilities for all labels, or of the mean in place of every number."""
-    return float(targets.var(dtype=np.float64)) if labels is None else math.log(len(labels))
 
 
 def record_loss(position: Position, loss: float) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.data.batches import Encoded
+from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.seeded import uniform
+from edgepeft.tasks.base import Kind
 
 __all__ = ["Arrays", "Masks", "StepOutcome", "TrainingEngine", "dropout_mask"]
 
@@ -39,6 +43,13 @@ class TrainingEngine(ABC):
     @abstractmethod
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """One update on these training rows, every rate times ``factor``; none where the outcome is not finite."""
+
+    def scored(self, part: str, rows: Encoded, kind: Kind, metric: str, advance: Callable[[int], None]) -> Scored:
+        """The tensors as they are, on the rows of a part; ``advance`` gets the number of rows after each batch.
+
+        What the kind chooses is chosen on the evaluation rows.
+        """
+        return score_rows(partial(self.logits, part), rows, kind, metric, advance, choose=part == "eval")
 
     @abstractmethod
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:

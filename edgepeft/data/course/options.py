@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from edgepeft.data.metrics import check_metric, default_metric
 from edgepeft.errors import UsageError
 
 __all__ = ["BATCH", "EPOCHS", "MEAN_HEAD_RATE", "CourseOptions"]
@@ -57,16 +56,6 @@ class CourseOptions:
             value = getattr(self, name)
             if value is not None and value < number:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {number}; found {value}.")
-
-    def metric_for(self, labels: tuple[str, ...] | None) -> str:
-        """The metric's name for a task with these labels; None is a regression.
-
-        Raises:
-            UnknownName, UsageError: there is no such metric, or it is of the other kind of task.
-        """
-        metric = self.metric or default_metric(labels is None)
-        check_metric(metric, regression=labels is None, names=labels)
-        return metric
 
     def total_steps(self, per_epoch: int) -> int:
         """Updates of the whole run."""

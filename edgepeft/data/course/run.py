@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgepeft.data.batches import Encoded, epoch_batches
-from edgepeft.data.by_class import errors_of, worst_of
+from edgepeft.data.by_class import worst_of
 from edgepeft.data.course.baselines import compared_with
 from edgepeft.data.course.checkpoint import Position, load_checkpoint, save_checkpoint
-from edgepeft.data.course.divergence import Diverged, ignorant_loss, most_loss, record_loss, risen
+from edgepeft.data.course.divergence import Diverged, most_loss, record_loss, risen
 from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
-from edgepeft.data.metrics import Scored, score_rows
+from edgepeft.data.metrics import Scored
 from edgepeft.data.parts import TaskData
 
 __all__ = ["Course", "CourseResult", "Interrupted", "Progress", "evaluation_interval", "rate_factor", "warmup_steps"]
@@ -50,7 +50,8 @@ class Progress(NamedTuple):
 class CourseResult:
     """The best tensors, their scores and how they came about as a card has them.
 
-    ``truncated`` counts texts that lost tokens; ``errors`` says of the test rows where answers are wrong, by class.
+    ``truncated`` counts texts that lost tokens, ``cut`` targets; ``errors`` says of the test rows where answers are
+    wrong, by class; ``chosen`` is what the kind of task chose on the evaluation rows.
     """
 
     tensors: Arrays
@@ -59,6 +60,8 @@ class CourseResult:
     history: list[dict[str, float]]
     truncated: int
     errors: dict[str, Any]
+    cut: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -133,8 +136,9 @@ class Course:
         self.engine, self.data, self.rows, self.options = engine, data, rows, options
         self.folder, self.asked, self.remedy, self.watch, self.stop = folder, asked, remedy, watch, stop
         self.batch_size, self.scores_start = batch_size, scores_start
-        self.metric = options.metric_for(data.labels)
-        self.ignorant = ignorant_loss(rows["train"].targets, data.labels)
+        self.kind = data.task_kind
+        self.metric = self.kind.metric_or_default(options.metric)
+        self.ignorant = self.kind.ignorant_loss(rows["train"])
         self.per_epoch = math.ceil(len(data.train) / batch_size)
         self.total = options.total_steps(self.per_epoch)
         self.interval = evaluation_interval(self.per_epoch, self.total)
@@ -231,7 +235,7 @@ class Course:
             done += n
             self.report(part, done, len(rows.targets))
 
-        return score_rows(partial(self.engine.logits, part), rows, self.data.labels, self.metric, advance)
+        return self.engine.scored(part, rows, self.kind, self.metric, advance)
 
     def save(self) -> None:
         """Write where the run stands."""
@@ -262,6 +266,8 @@ class Course:
         position, data = self.position, self.data
         assert position.best is not None
         self.engine.finish(position.best_tensors)
+        if self.kind.chooses:
+            self.kind = self.score("eval").kind
         test = self.score("test")
         metrics = {
             "metric": self.metric,
@@ -274,24 +280,26 @@ class Course:
             "split": data.split,
         }
         training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
-        truncated = sum(rows.truncated for rows in self.rows.values())
-        return CourseResult(position.best_tensors, metrics, training, position.history, truncated, self._errors(test))
+        truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
+        more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen)}
+        return CourseResult(position.best_tensors, metrics, training, position.history, truncated, **more)
 
     def _errors(self, test: Scored) -> dict[str, Any]:
-        labels, targets = self.data.labels, self.rows["test"].targets
-        expected, answers = (v.tolist() if labels is None else [labels[i] for i in v] for v in (targets, test.outputs))
-        columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
+        kind, rows = self.kind, self.rows["test"]
+        expected = map(kind.expected, self.data.test)
+        columns = zip(self.data.test, expected, kind.plain(test.outputs), test.losses.tolist(), strict=True)
         worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
-        return {**errors_of(expected, answers, labels), "worst": worst_of(worst)}
+        return {**kind.errors(rows.references or rows.targets, test.outputs), "worst": worst_of(worst)}
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
-        head_alone = all(name.startswith("head/") for name in self.position.best_tensors)
+        if not self.kind.has_baselines:
+            return {}
         return compared_with(
             self.engine,
             self.rows,
             test,
-            labels=self.data.labels,
+            kind=self.kind,
             metric=self.metric,
-            head_alone=head_alone,
+            head_alone=all(name.startswith("head/") for name in self.position.best_tensors),
             advance=partial(self.report, "baselines"),
         )

@@ -8,9 +8,12 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge, RidgeClassifier
 
 from edgepeft.data.course import baselines
-from edgepeft.data.course.baselines import compared, linear_head, majority, mcnemar, unbeaten, undecidable
+from edgepeft.data.course.baselines import compared, linear_head, mcnemar, unbeaten, undecidable
+from edgepeft.tasks.classification import Classification
+from edgepeft.tasks.regression import Regression
 
 N, D, LABELS = 90, 6, ("a", "b", "c")
+KIND = Classification(LABELS)
 
 
 @pytest.fixture
@@ -34,10 +37,11 @@ def test_the_linear_head_is_scikit_learns_ridge(drawn, monkeypatch, strength):
     x = states["train"].astype(np.float64)
     classes = {part: values.argmax(1) for part, values in noisy.items()}
     theirs = RidgeClassifier(alpha=alpha_of(x, strength)).fit(x, classes["train"]).predict(states["test"])
-    np.testing.assert_array_equal(linear_head(states, classes, LABELS, "accuracy"), theirs)
+    np.testing.assert_array_equal(linear_head(states, classes, KIND, "accuracy")[1], theirs)
     numbers = {part: values[:, 0].astype(np.float32) for part, values in noisy.items()}
     fitted = Ridge(alpha=alpha_of(x, strength)).fit(x, numbers["train"].astype(np.float64))
-    np.testing.assert_allclose(linear_head(states, numbers, None, "pearson"), fitted.predict(states["test"]), rtol=1e-6)
+    _, ours = linear_head(states, numbers, Regression(), "pearson")
+    np.testing.assert_allclose(ours, fitted.predict(states["test"]), rtol=1e-6)
 
 
 def test_the_strength_is_the_one_that_the_evaluation_rows_like_best(drawn):
@@ -46,12 +50,12 @@ def test_the_strength_is_the_one_that_the_evaluation_rows_like_best(drawn):
     x = states["train"].astype(np.float64)
     fits = [RidgeClassifier(alpha=alpha_of(x, s)).fit(x, classes["train"]) for s in baselines._STRENGTHS]
     best = max(fits, key=lambda fit: fit.score(states["eval"], classes["eval"]))
-    np.testing.assert_array_equal(linear_head(states, classes, LABELS, "accuracy"), best.predict(states["test"]))
+    np.testing.assert_array_equal(linear_head(states, classes, KIND, "accuracy")[1], best.predict(states["test"]))
 
 
 def test_the_majority_is_the_most_frequent_label_or_the_mean():
-    assert majority(np.array([2, 0, 2, 1])) == 2
-    assert majority(np.array([1.0, 2.0, 6.0], np.float32)) == 3.0
+    assert KIND.majority(np.array([2, 0, 2, 1])) == 2
+    assert Regression().majority(np.array([1.0, 2.0, 6.0], np.float32)) == 3.0
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (1, 0), (9, 1), (6, 6), (3, 20), (400, 300)])
@@ -62,12 +66,16 @@ def test_mcnemars_p_is_that_of_scipys_binomial_test(won, lost):
 
 def test_rows_that_only_one_gets_right_are_counted():
     expected, ours, other = (np.array(v) for v in ([0, 0, 1, 1, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 0, 1]))
-    found = compared(expected, ours, other)  # ours alone: rows 0, 1, 2, 3, 6; the other alone: 4
+    found = compared(
+        KIND.off(expected, ours), KIND.off(expected, other)
+    )  # ours alone: rows 0, 1, 2, 3, 6; the other alone: 4
     assert (found["only_delta"], found["only_this"]) == (5, 1)
     assert found["p"] == pytest.approx(2 * 7 / 64) and not found["beaten"]
-    assert compared(np.zeros(10, int), np.zeros(10, int), np.ones(10, int))["beaten"]
-    assert not compared(np.zeros(10, int), np.ones(10, int), np.zeros(10, int))["beaten"]
-    numbers = compared(np.array([1.0, 2.0, 3.0]), np.array([1.1, 2.0, 9.0]), np.array([1.2, 2.0, 3.5]))
+    assert compared(np.zeros(10), np.ones(10))["beaten"]
+    assert not compared(np.ones(10), np.zeros(10))["beaten"]
+    values = np.array([1.0, 2.0, 3.0])
+    answers = np.array([1.1, 2.0, 9.0]), np.array([1.2, 2.0, 3.5])
+    numbers = compared(*(Regression().off(values, each) for each in answers))
     assert (numbers["only_delta"], numbers["only_this"]) == (1, 1)
 
 

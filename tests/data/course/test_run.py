@@ -17,6 +17,7 @@ from edgepeft.data.course.run import Course, Interrupted
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.tasks.regression import Regression
 
 ROWS = [Row("w " * (i % 5), None, str(i % 7), "memory", i) for i in range(60)]
 DATA = task_data(ROWS, regression=True)
@@ -131,7 +132,8 @@ def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(c
 
     scores = iter([(0.5, 1.0), (0.7, 1.0), (0.7, 1.0), (0.6, 0.1), (0.0, 0.0)])
     monkeypatch.setattr(
-        "edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores), np.zeros(6), np.zeros(6))
+        "edgepeft.data.course.engine.score_rows",
+        lambda *_, **__: Scored(*next(scores), np.zeros(6), np.zeros(6), Regression()),
     )
     result = course(steps=600, patience=2).run()
     interval = 30  # 600 steps are evaluated 20 times at most
@@ -144,7 +146,8 @@ def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
 
     scores = iter([(0.5, 1.0), (0.5, 0.8), (0.5, 0.9), (0.0, 0.0)])
     monkeypatch.setattr(
-        "edgepeft.data.course.run.score_rows", lambda *_: Scored(*next(scores), np.zeros(6), np.zeros(6))
+        "edgepeft.data.course.engine.score_rows",
+        lambda *_, **__: Scored(*next(scores), np.zeros(6), np.zeros(6), Regression()),
     )
     assert course().run().training["best_step"] == 12
 

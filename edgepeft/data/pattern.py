@@ -1,0 +1,129 @@
+"""A text with fields that a row's columns fill in: ``mrpc sentence1: {sentence1} sentence2: {sentence2}``.
+
+``{paragraph:untagged}`` passes the column through a function of ``cleaning``, ``{entities:joined}`` takes a list, with
+commas between.  ``{{`` and ``}}`` are braces.  All else stays as it is, blanks too.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+from edgepeft.data.cleaning import CLEANINGS
+from edgepeft.errors import DataError, UnknownName, UsageError, named
+
+__all__ = ["Pattern", "UnreadableRow", "pattern"]
+
+JOINED = "joined"
+
+
+class UnreadableRow(DataError):
+    """A row lacks a column that a pattern reads, or has something else than a text there."""
+
+
+class _Part(NamedTuple):
+    """What stands before a field, and the field; none at the end."""
+
+    literal: str
+    field: str | None
+    cleaning: str
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A parsed one; equal texts are equal patterns."""
+
+    text: str
+    parts: tuple[_Part, ...]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that it reads, each once, in order."""
+        return tuple(dict.fromkeys(part.field for part in self.parts if part.field is not None))
+
+    def filled(self, row: Mapping[str, Any], where: str) -> str:
+        """The text of a row; ``where`` is what an error calls it.
+
+        Raises:
+            UnreadableRow: a column is not there, or holds neither text nor number.
+        """
+        return "".join(part.literal + self._value(part, row, where) for part in self.parts)
+
+    def choices(self, row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+        """Every text that it may be: one for each answer where its one field is a list (or SQuAD's ``{"text": list}``).
+
+        Raises:
+            UnreadableRow: as ``filled``; the list is empty.
+        """
+        field = self.fields[0]
+        value = row.get(field)
+        value = value.get("text", value) if isinstance(value, Mapping) else value
+        if len(self.fields) > 1 or not isinstance(value, list | tuple) or self._joins:
+            return (self.filled(row, where),)
+        if not value:
+            raise UnreadableRow(f"{where}: {field}, a list of answers, is empty; each row needs one.")
+        return tuple(self.filled({field: each}, where) for each in value)
+
+    def renamed(self, columns: Mapping[str, str]) -> Pattern:
+        """The same of columns of other names.
+
+        Raises:
+            UnknownName: it has no such field.
+        """
+        for field in columns:
+            if field not in self.fields:
+                raise UnknownName("field of the source", field, self.fields)
+        return pattern("".join(_written(part, columns) for part in self.parts))
+
+    @property
+    def _joins(self) -> bool:
+        return any(part.cleaning == JOINED for part in self.parts)
+
+    def _value(self, part: _Part, row: Mapping[str, Any], where: str) -> str:
+        if part.field is None:
+            return ""
+        if part.field not in row:
+            found = ", ".join(map(str, row)) or "none"
+            raise UnreadableRow(f"{where}: no column {part.field}, which {self.text!r} reads. Found columns: {found}.")
+        value = row[part.field]
+        if part.cleaning == JOINED and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
+            return ", ".join(value)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UnreadableRow(f"{where}: {part.field} must be a text or a number; found {value!r:.60}.")
+        return CLEANINGS[part.cleaning](str(value)) if part.cleaning in CLEANINGS else str(value)
+
+
+@cache
+def pattern(text: str) -> Pattern:
+    """Read one.
+
+    Raises:
+        UsageError: braces that do not match, or no field.
+        UnknownName: a field is to be cleaned by nothing that is known.
+    """
+    try:
+        found = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} has no readable fields ({error}); a field is {{column}}, a brace is {{{{."
+        ) from None
+    parts = tuple(_Part(literal, field, cleaning or "") for literal, field, cleaning, _ in found)
+    if any(field == "" or conversion for _, field, _, conversion in found):
+        raise UsageError(f"{text!r} has a field without a name, or one with a !; a field is {{column}}.")
+    for part in parts:
+        if part.cleaning and part.cleaning != JOINED:
+            named("cleaning of a field", part.cleaning, CLEANINGS)
+    if not any(part.field for part in parts):
+        raise UsageError(f"{text!r} has no field, so all rows would read alike; a field is {{column}}.")
+    return Pattern(text, parts)
+
+
+def _written(part: _Part, columns: Mapping[str, str]) -> str:
+    literal = part.literal.replace("{", "{{").replace("}", "}}")
+    if part.field is None:
+        return literal
+    cleaning = f":{part.cleaning}" if part.cleaning else ""
+    return f"{literal}{{{columns.get(part.field, part.field)}{cleaning}}}"

@@ -1,0 +1,110 @@
+"""Metrics of written text, higher is better for all, 1 is best; a row counts by the best of its references.
+
+exact_match and f1 are SQuAD's (Rajpurkar et al., 2016): letters are lowered, punctuation and articles left out; f1 is
+of the words that answer and reference have in common.  rouge_l is the F1 of the longest common subsequence of words
+(Lin, 2004), bleu the corpus' BLEU (Papineni et al., 2002; by sacrebleu, imported when used).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from edgepeft.errors import named, requiring
+
+__all__ = ["DEFAULT", "TEXT_METRICS", "check_text_metric", "text_averaged", "text_errors", "text_score"]
+
+DEFAULT = "f1"
+
+References = Sequence[Sequence[str]]  # of each row, one or more
+
+
+def check_text_metric(metric: str) -> None:
+    """See that there is such a metric, before any work is done.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    named("metric of text", metric, TEXT_METRICS)
+
+
+def text_score(metric: str, answers: Sequence[str], references: References) -> float:
+    """Score answers against the references of each.
+
+    Raises:
+        UnknownName: no such metric of text.
+        MissingPackage: sacrebleu is needed and not installed.
+    """
+    return named("metric of text", metric, TEXT_METRICS)(answers, references)
+
+
+def text_averaged(metric: str) -> str:
+    """How a metric comes to one number."""
+    return "over all words of all rows" if metric == "bleu" else "mean over rows, each by its best reference"
+
+
+def text_errors(answers: Sequence[str], references: References) -> dict[str, dict[str, float]]:
+    """``texts``: the scores by which rows are averaged, and the share of answers without a word."""
+    scores = {name: score(answers, references) for name, score in TEXT_METRICS.items() if score is not _bleu}
+    return {"texts": {**scores, "empty_answers": sum(not answer.strip() for answer in answers) / len(answers)}}
+
+
+def exact_match(answer: str, reference: str) -> float:
+    """1 where both are the same words, else 0."""
+    return float(_squad_words(answer) == _squad_words(reference))
+
+
+def f1(answer: str, reference: str) -> float:
+    """Of the words in common, as often as both have them; of two empty texts 1."""
+    one, other = _squad_words(answer), _squad_words(reference)
+    if not one or not other:
+        return float(one == other)
+    return _f1(sum((Counter(one) & Counter(other)).values()), len(one), len(other))
+
+
+def rouge_l(answer: str, reference: str) -> float:
+    """F1 of the longest common subsequence of words; words are of ASCII's letters and digits, as in Google's rouge."""
+    one, other = (re.findall("[a-z0-9]+", text.lower()) for text in (answer, reference))
+    row = [0] * (len(other) + 1)
+    for word in one:
+        above, row = row, [0]
+        for i, another in enumerate(other):
+            row.append(above[i] + 1 if word == another else max(above[i + 1], row[i]))
+    return _f1(row[-1], len(one), len(other))
+
+
+def _f1(common: int, one: int, other: int) -> float:
+    return 2 * common / (one + other) if common else 0.0
+
+
+def _squad_words(text: str) -> list[str]:
+    plain = "".join(c for c in text.lower() if c not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", plain).split()
+
+
+def _by_row(score: Callable[[str, str], float]) -> Callable[[Sequence[str], References], float]:
+    def mean(answers: Sequence[str], references: References) -> float:
+        best = [max(score(a, r) for r in known) for a, known in zip(answers, references, strict=True)]
+        return sum(best) / len(best)
+
+    return mean
+
+
+def _bleu(answers: Sequence[str], references: References) -> float:
+    with requiring("train", "the metric bleu"):
+        import sacrebleu
+    most = max(map(len, references))
+    columns: Any = [[known[k] if k < len(known) else None for known in references] for k in range(most)]
+    return float(sacrebleu.corpus_bleu(list(answers), columns).score) / 100
+
+
+TEXT_METRICS: dict[str, Callable[[Sequence[str], References], float]] = {
+    "exact_match": _by_row(exact_match),
+    "f1": _by_row(f1),
+    "rouge_l": _by_row(rouge_l),
+    "bleu": _bleu,
+}
+"""By name; of the answers and the references of each row."""

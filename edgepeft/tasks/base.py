@@ -1,0 +1,337 @@
+"""What a kind of task is: how labels, losses, scores and answers of such tasks come about, in one class.
+
+A kind is a file of this package with one subclass of ``Kind``, found by its ``name``; ``--kind NAME`` asks for it, and
+nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and what
+was chosen for it on the evaluation rows.
+
+Letters: B rows of a batch, n rows, C columns of the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.labels import label_text
+from edgepeft.data.rows import Row
+from edgepeft.errors import UnknownName, UsageError, named
+from edgepeft.registry import classes_of
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = [
+    "CLOSE",
+    "Agreement",
+    "Kind",
+    "LossGraph",
+    "Metric",
+    "Nodes",
+    "kind_asked",
+    "kind_named",
+    "kinds",
+    "listed",
+    "same_best",
+    "stated",
+]
+
+_USUAL = "classification"
+CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
+
+Values = NDArray[Any]
+Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
+"""ONNX operators: type, inputs, output, attributes."""
+
+
+class LossGraph(NamedTuple):
+    """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.losses``, and give
+    ``loss/of_rows`` [batch], the sum of each row's terms.  ``labels`` are int64 or numbers of these dimensions."""
+
+    nodes: Nodes
+    integers: bool
+    dims: tuple[str | int, ...] = ("batch",)
+
+
+class Metric(NamedTuple):
+    """A function of (the bound kind, targets [n, ...], outputs [n, ...]), higher is better; and how it comes to one
+    number."""
+
+    function: Callable[[Any, Any, Any], float]
+    averaged: str = "over all rows"
+
+
+class Agreement(NamedTuple):
+    """The share of decided rows that have the reference's decision, and the number of undecided rows."""
+
+    share: float
+    undecided: int
+
+
+@dataclass(frozen=True)
+class Kind(ABC):
+    """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
+
+    ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
+    """
+
+    labels: tuple[str, ...] | None = None
+    step: float | None = None
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    name: ClassVar[str]
+    title: ClassVar[str]  # in a sentence: "a classification"
+    answers: ClassVar[str]  # what an answer is: labels, number, text
+    metrics: ClassVar[Mapping[str, Metric]]
+    default_metric: ClassVar[str]
+    has_labels: ClassVar[bool] = False  # the columns of the logits have names
+    one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it
+    has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
+    chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows
+    writes: ClassVar[bool] = False  # answers are texts, token by token
+    head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
+    compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
+    problem_type: ClassVar[str | None] = None  # transformers' name for it
+    older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
+
+    # What a card says, and what is said of it.
+
+    @classmethod
+    def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
+        """Whether a card that names no kind, as all did once, is of this one."""
+        return False
+
+    @property
+    def n_outputs(self) -> int:
+        """Columns of the logits."""
+        return len(self.labels or "1")
+
+    @property
+    def described(self) -> str:
+        """In a cell of a table: "3 labels"."""
+        return self.name
+
+    @property
+    def listed(self) -> str:
+        """What there is to answer, after "labels"."""
+        return ", ".join(self.labels or ())
+
+    # Rows.
+
+    @classmethod
+    def label_text(cls, value: Any, where: str) -> str:
+        """A column's value as the row's label; the text is canonical, so that equal labels are equal texts.
+
+        Raises:
+            DataError: it is none.
+        """
+        return label_text(value, where)
+
+    @classmethod
+    def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...] | None:
+        """The labels that training rows have, sorted; None where there are no names.
+
+        Raises:
+            DataError: they cannot be learnt.
+        """
+        return None
+
+    def strange(self, row: Row) -> str | None:
+        """A label of the row that is not among this task's; None where all are.
+
+        Raises:
+            DataError: what stands there is no label at all.
+        """
+        return None
+
+    def strata(self, rows: Sequence[Row]) -> list[str]:
+        """Rows of the same one are divided in proportion."""
+        return [""] * len(rows)
+
+    def expected(self, row: Row) -> Any:
+        """The right answer as people see it, a plain value of JSON."""
+        return row.label
+
+    @abstractmethod
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """[n, ...] what the loss takes of rows that were checked."""
+
+    @classmethod
+    @abstractmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
+        """The label of a row that stands for any, and all labels: ``labels`` where they are known."""
+
+    # Losses: the same three times.
+
+    @abstractmethod
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """[B] of each row."""
+
+    @abstractmethod
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """The mean over the batch of PyTorch's tensors, by their methods; ``weights`` [labels] make it a weighted one,
+        where rows have one label."""
+
+    @abstractmethod
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """As ONNX nodes on the values of these names."""
+
+    def terms(self, targets: Values) -> Values:
+        """[B] how many terms each row has in the loss: tokens, where it is one of tokens."""
+        return np.ones(len(targets))
+
+    @abstractmethod
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """What knowing nothing costs."""
+
+    # Scores.
+
+    def score(self, metric: str, targets: Any, outputs: Any) -> float:
+        """Of outputs [n, ...], as ``outputs`` gives them; what is not defined (a correlation with a constant) is 0.
+
+        Raises:
+            UnknownName, UsageError: as ``check_metric``.
+            MissingPackage: it needs a package that is not installed.
+        """
+        if len(targets) != len(outputs) or not len(targets):
+            raise ValueError(f"{len(targets)} labels and {len(outputs)} answers cannot be compared")
+        value = self._metric(metric).function(self, targets, outputs)
+        return value if math.isfinite(value) else 0.0
+
+    def metric_or_default(self, metric: str | None) -> str:
+        """The metric's name, after a check.
+
+        Raises:
+            UnknownName, UsageError: as ``check_metric``.
+        """
+        self.check_metric(metric or self.default_metric)
+        return metric or self.default_metric
+
+    def check_metric(self, name: str) -> None:
+        """See that there is such a metric of this kind, before any work is done.
+
+        Raises:
+            UnknownName: there is none, of any kind.
+            UsageError: it is one of another kind.
+        """
+        self._metric(name)
+
+    def averaged(self, metric: str) -> str:
+        """How a metric comes to one number."""
+        return self._metric(metric).averaged
+
+    def _metric(self, name: str) -> Metric:
+        if name in self.metrics:
+            return self.metrics[name]
+        others = {metric for kind in kinds().values() for metric in kind.metrics} - {*self.metrics}
+        if name.partition(":")[0] not in others:
+            raise UnknownName("metric", name, self.metrics)
+        raise UsageError(f"{name} is no metric of {self.title}; those are {', '.join(self.metrics)}.")
+
+    @abstractmethod
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """[B, C] -> [B, ...] what is kept of a row's logits to be scored."""
+
+    def with_chosen(self, targets: Values, outputs: Values) -> Self:
+        """This kind with what these rows, the evaluation rows, are asked for."""
+        return self
+
+    def plain(self, outputs: Values) -> list[Any]:
+        """Outputs as people see answers: plain values of JSON."""
+        found: list[Any] = outputs.tolist()
+        return found
+
+    @abstractmethod
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """[n] how far each answer is from the right one; McNemar's test asks whose is nearer."""
+
+    @abstractmethod
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """Where answers are wrong: ``by_class``, ``macro``, ``confusion``, or ``residuals``, or ``texts``."""
+
+    # Baselines.
+
+    @abstractmethod
+    def majority(self, targets: Values) -> Values:
+        """The output, [] or [C], that is best for all of these rows alike."""
+
+    @abstractmethod
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """[n, C] what a linear head learns by least squares in place of logits."""
+
+    # Answers of a deployed task.
+
+    @abstractmethod
+    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+        """[n, C] and what speaks against each answer -> answers."""
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """How [n, C] stand to the reference's, which are held to that tolerance, or to none."""
+        return same_best(reference, logits, tolerance)
+
+
+def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+    """Whether the largest of each row is the same; undecided where the reference's two largest are too near."""
+    best = np.sort(reference, axis=1)
+    decided = best[:, -1] - best[:, -2] > 2 * (tolerance or CLOSE)
+    equal = reference.argmax(axis=1) == logits.argmax(axis=1)
+    return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The first of them."""
+    return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
+
+
+@cache
+def kinds() -> dict[str, type[Kind]]:
+    """Every kind by name."""
+    return classes_of("edgepeft.tasks", Kind, "name")  # type: ignore[type-abstract]
+
+
+def kind_named(name: str) -> type[Kind]:
+    """The kind of that name.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    return named("kind of task", name, kinds())
+
+
+def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[Kind]:
+    """What is asked for by ``--kind``, or by its short forms; else the kind of rows that have a text as their label.
+
+    Raises:
+        UnknownName: there is no such kind.
+        UsageError: two different ones are asked for.
+    """
+    short = "regression" if regression else None
+    if writes:
+        short = next(known for known, kind in kinds().items() if kind.writes)
+    if None not in (name, short) and name != short:
+        raise UsageError(f"--kind {name} is another kind of task than {short}, which is asked for too; leave one out.")
+    return kind_named(name or short or _USUAL)
+
+
+def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> Kind:
+    """The kind of a task by its card, which may be older than the names of kinds.
+
+    Raises:
+        ValueError: there is no such kind, or its labels are missing.
+    """
+    if name is None:
+        found = next(kind for kind in kinds().values() if kind.is_of(labels, head_reads))
+    elif name in kinds():
+        found = kinds()[name]
+    else:
+        raise ValueError(f"this version knows no kind of task {name!r}; it knows {', '.join(kinds())}")
+    if found.has_labels != bool(labels):
+        raise ValueError(f"{found.title} has {'labels, and there are none' if found.has_labels else 'no labels'}")
+    return found(tuple(labels) if labels else None, **bound)

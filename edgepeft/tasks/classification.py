@@ -1,0 +1,269 @@
+"""Classification: one of the labels for each row, by the cross entropy; scored as GLUE's tasks are.
+
+``f1`` of two labels is that of the positive one, which ``f1:LABEL`` names; of more labels it is the macro mean.  f1 and
+matthews are scikit-learn's, imported when used.  Labels that are numbers may be scored by correlations too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.by_class import by_class
+from edgepeft.data.rows import Row
+from edgepeft.errors import DataError, MissingPackage, UnknownName
+from edgepeft.tasks._correlations import CORRELATIONS
+from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Classification", "cross_entropy", "require_few", "say_what_is_odd"]
+
+Values = NDArray[Any]
+MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a single row, mentioned from the other
+
+
+@dataclass(frozen=True)
+class Classification(Kind):
+    """loss = -log softmax(logits)[label]."""
+
+    name: ClassVar[str] = "classification"
+    title: ClassVar[str] = "a classification"
+    answers: ClassVar[str] = "labels"
+    default_metric: ClassVar[str] = "accuracy"
+    has_labels: ClassVar[bool] = True
+    one_label: ClassVar[bool] = True
+    problem_type: ClassVar[str] = "single_label_classification"
+
+    @classmethod
+    def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
+        """There are labels."""
+        return labels is not None
+
+    @property
+    def described(self) -> str:
+        """How many labels there are."""
+        return f"{self.n_outputs} labels"
+
+    @classmethod
+    def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
+        """Two at least, of which most stand in more than one row."""
+        labels = tuple(sorted({row.label or "" for row in rows}))
+        if len(labels) < 2:
+            raise DataError(
+                f"{rows[0].file}: every label is {labels[0]!r}; a classification needs two. "
+                "Numbers to predict are for: edgepeft train --regression."
+            )
+        require_few(labels, len(rows), rows[0].file)
+        say_what_is_odd(labels, rows[0].file)
+        return labels
+
+    def strange(self, row: Row) -> str | None:
+        """The label, where it is none of these."""
+        return None if self.labels is None or row.label in self.labels else row.label
+
+    def strata(self, rows: Sequence[Row]) -> list[str]:
+        """The labels."""
+        return [str(row.label) for row in rows]
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """int64 [n]: the index of each label."""
+        index = {label: i for i, label in enumerate(self.labels or ())}
+        return np.array([index[row.label or ""] for row in rows], np.int64)
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+        """Any label."""
+        known = tuple(labels or ("yes", "no"))
+        return known[0], known
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """Cross entropies."""
+        exact = logits.astype(np.float64)
+        shifted = exact - exact.max(1, keepdims=True)
+        losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets]
+        return losses
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """Their mean, weighted by each row's label where there are weights."""
+        each = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        if weights is None:
+            return each.mean()
+        return (each * weights[targets]).sum() / weights[targets].sum()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """(B, C) and (B)."""
+        return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True)
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of equal probabilities for all labels."""
+        return math.log(self.n_outputs)
+
+    def averaged(self, metric: str) -> str:
+        """Whose F1 it is, where it is one."""
+        if metric.partition(":")[0] != "f1" or self.labels is None:
+            return super().averaged(metric)
+        positive = metric.partition(":")[2]
+        if not positive and len(self.labels) > 2:
+            return "macro mean: of the labels' own F1, each counting alike"
+        return f"of the label {positive or _positive(sorted(self.labels))!r} alone"
+
+    def _metric(self, name: str) -> Metric:
+        known, _, positive = name.partition(":")
+        if positive and known == "f1":
+            if self.labels is not None and positive not in self.labels:
+                raise UnknownName("label", positive, self.labels)
+            return Metric(partial(_f1, positive=positive))
+        if name in CORRELATIONS and self.labels is not None and _are_numbers(self.labels):
+            return CORRELATIONS[name]._replace(function=partial(_of_numbers, CORRELATIONS[name]))
+        return super()._metric(name)
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """The index of the likeliest label."""
+        best: Values = logits.argmax(1)
+        return best
+
+    def plain(self, outputs: Values) -> list[str]:
+        """The labels' names."""
+        labels = self.labels or ()
+        return [labels[i] for i in outputs]
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """1 where the answer is another."""
+        wrong: Values = (outputs != targets).astype(int)
+        return wrong
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``by_class``, ``macro`` (their means) and ``confusion`` (label -> answer -> rows, no zeros)."""
+        names, pairs = self.labels or (), Counter(zip(targets.tolist(), outputs.tolist(), strict=True))
+        right = [pairs[i, i] for i in range(len(names))]
+        given, has = (np.bincount(values, minlength=len(names)).tolist() for values in (outputs, targets))
+        confusion = {
+            name: {other: pairs[i, j] for j, other in enumerate(names) if pairs[i, j]} for i, name in enumerate(names)
+        }
+        return {**by_class(names, right, given, has), "confusion": confusion}
+
+    def majority(self, targets: Values) -> Values:
+        """The most frequent label's index."""
+        return np.asarray(np.bincount(targets).argmax())
+
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """1 in the label's column."""
+        return np.eye(self.n_outputs)[targets]
+
+    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+        """The likeliest label; probabilities are the softmax of the logits."""
+        names = self.labels or ()
+        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        answers = []
+        for row, raw, note in zip(shifted / shifted.sum(axis=1, keepdims=True), logits, notes, strict=True):
+            scores = {label: round(float(p), 6) for label, p in zip(names, row, strict=True)}
+            best = names[int(row.argmax())]
+            mean = None if self.step is None else sum(float(n) * float(p) for n, p in zip(names, row, strict=True))
+            answers.append(Prediction(task, best, scores[best], scores, tuple(map(float, raw)), note, mean))
+        return answers
+
+
+def cross_entropy(logits: str, labels: str, axis: int, out: str) -> Nodes:
+    """-log softmax of ``logits`` [..., C] at int64 ``labels`` [...], whose number of dimensions is ``axis``; 0 where
+    these are no column."""
+    return [
+        ("Shape", [logits], "loss/n_outputs", {"start": axis, "end": axis + 1}),
+        ("Squeeze", ["loss/n_outputs"], "loss/n", {}),
+        ("Range", ["loss/zero", "loss/n", "loss/one"], "loss/columns", {}),
+        ("Unsqueeze", [labels, "loss/last"], "loss/labels", {}),
+        ("Equal", ["loss/labels", "loss/columns"], "loss/chosen", {}),
+        ("LogSoftmax", [logits], "loss/log_shares", {"axis": -1}),
+        ("Where", ["loss/chosen", "loss/log_shares", "loss/nothing"], "loss/of_labels", {}),
+        ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/likelihoods", {"keepdims": 0}),
+        ("Neg", ["loss/likelihoods"], out, {}),
+    ]
+
+
+def require_few(labels: Sequence[str], n: int, file: str) -> None:
+    """See that labels, which stand ``n`` times in rows, stand more than once.
+
+    Raises:
+        DataError: there are many, of which most stand once.
+    """
+    if len(labels) > MANY and 2 * len(labels) > n:
+        raise DataError(
+            f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
+            "many rows. Is it another column (--label-column NAME), or numbers (--regression)?"
+        )
+
+
+def say_what_is_odd(labels: Sequence[str], file: str) -> None:
+    """Warn of labels that may be one, and of very many."""
+    alike: dict[str, list[str]] = {}
+    for label in labels:
+        alike.setdefault("".join(label.split()).casefold(), []).append(label)
+    if same := [" and ".join(map(repr, each)) for each in alike.values() if len(each) > 1]:
+        more = f" and {len(same) - 3} more" if len(same) > 3 else ""
+        shown = "; ".join(same[:3]) + more
+        warnings.warn(f"{file}: labels that differ in case or blanks only are different ones: {shown}.", stacklevel=2)
+    if len(labels) > VERY_MANY:
+        warnings.warn(
+            f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
+            "labels, --label-column names another; numbers to predict are for --regression.",
+            stacklevel=2,
+        )
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"-?\d+(\.\d+)?", name, re.ASCII) for name in names)
+
+
+def _positive(names: Sequence[str]) -> str:
+    """The last of the sorted names that denies nothing: 1, yes, true, spam; equivalent, not not_equivalent."""
+    affirming = [name for name in names if not re.match(r"(not?|non)[ _-]", name, re.IGNORECASE)]
+    return (affirming or list(names))[-1]
+
+
+def _accuracy(_: Classification, targets: Values, outputs: Values) -> float:
+    # Not scikit-learn's: a board has none, and this one needs none.
+    return float((targets == outputs).mean())
+
+
+def _f1(kind: Classification, targets: Values, outputs: Values, positive: str = "") -> float:
+    names = list(kind.labels or ())
+    if not positive and len(names) > 2:
+        chosen = [*range(len(names))]
+    else:
+        chosen = [names.index(positive or _positive(sorted(names)))]
+    return float(_sklearn().f1_score(targets, outputs, labels=chosen, average="macro", zero_division=0))
+
+
+def _matthews(_: Classification, targets: Values, outputs: Values) -> float:
+    return float(_sklearn().matthews_corrcoef(targets, outputs))
+
+
+def _of_numbers(metric: Metric, kind: Classification, targets: Values, outputs: Values) -> float:
+    numbers = np.array([*map(float, kind.labels or ())])
+    return metric.function(kind, numbers[targets], numbers[outputs])
+
+
+def _sklearn() -> Any:
+    try:
+        from sklearn import metrics
+    except ImportError:
+        raise MissingPackage("this metric needs scikit-learn: pip install scikit-learn.") from None
+    return metrics
+
+
+Classification.metrics = {
+    "accuracy": Metric(_accuracy, "share of rows that are right"),
+    "f1": Metric(_f1),
+    "matthews": Metric(_matthews),
+}

@@ -1,0 +1,304 @@
+"""Several labels at once, or none: a sigmoid for each, and a threshold of its own, chosen on the evaluation rows.
+
+A label's threshold is the one of the best F1 of that label on those rows (SCut; Yang, 2001, "A study of thresholding
+strategies for text categorization"), 0.5 where none of them has it.  Scores are scikit-learn's, computed without it:
+micro and macro F1, the share of rows whose labels are exactly right, and as ``ranking`` 1 - ``label_ranking_loss``.
+
+A row's ``label`` is a list of names.  As text, which rows have, it is canonical JSON: sorted, without blanks.
+
+Letters: n rows, C labels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.by_class import by_class
+from edgepeft.data.labels import label_text, shown
+from edgepeft.data.rows import Row
+from edgepeft.errors import DataError
+from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
+from edgepeft.tasks.classification import require_few, say_what_is_odd
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Labels", "LabelsPrediction"]
+
+Values = NDArray[Any]
+_EVEN = 0.5  # a threshold where nothing speaks for another
+_SURE = 100.0  # a logit whose probability is 0 or 1 in float64
+
+
+@dataclass(frozen=True)
+class LabelsPrediction(Prediction):
+    """The ``labels`` that hold, in the task's order, and the probability of each."""
+
+    labels: tuple[str, ...] = ()
+
+    @property
+    def value(self) -> list[str]:
+        """The labels that hold."""
+        return list(self.labels)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON; ``note`` where there is one."""
+        note = {"note": self.note} if self.note else {}
+        return {"task": self.task, "labels": self.value, "scores": self.scores, **note}
+
+
+@dataclass(frozen=True)
+class Labels(Kind):
+    """loss = mean over the labels of softplus(logit) - logit [the row has it]; targets are float32 [n, C]."""
+
+    name: ClassVar[str] = "labels"
+    title: ClassVar[str] = "a task of several labels"
+    answers: ClassVar[str] = "several labels"
+    default_metric: ClassVar[str] = "micro_f1"
+    has_labels: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+    problem_type: ClassVar[str] = "multi_label_classification"
+
+    def __post_init__(self) -> None:
+        """See that there is a threshold between 0 and 1 for each label, where there are any.
+
+        Raises:
+            ValueError: there is not.
+        """
+        given = self.chosen.get("thresholds")
+        if given is None:
+            return
+        sound = isinstance(given, list | tuple) and len(given) == self.n_outputs
+        if not sound or not all(isinstance(each, int | float) and 0 < each < 1 for each in given):
+            raise ValueError(f"thresholds lie between 0 and 1, one for each of {self.n_outputs} labels")
+
+    @property
+    def described(self) -> str:
+        """How many labels there are."""
+        return f"any of {self.n_outputs} labels"
+
+    @property
+    def thresholds(self) -> NDArray[np.float64]:
+        """[C]: probabilities above which a label holds."""
+        return np.array(self.chosen.get("thresholds") or [_EVEN] * self.n_outputs, np.float64)
+
+    @classmethod
+    def label_text(cls, value: Any, where: str) -> str:
+        """A list of names, each once."""
+        if not isinstance(value, list | tuple):
+            raise DataError(
+                f"{where}: the label is a list of names, [] for none; found {shown(value)}. In a table, or a text, "
+                "say what stands between the names: --label-separator ','."
+            )
+        names = [label_text(each, where, "label in the list") for each in value]
+        twice = next((name for name, n in Counter(names).items() if n > 1), None)
+        if twice is not None:
+            raise DataError(f"{where}: the label {twice!r} stands twice in the row's list; give it once.")
+        return json.dumps(sorted(names), ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
+        """All that some row has."""
+        counts = Counter(name for row in rows for name in _names(row))
+        if not counts:
+            raise DataError(f"{rows[0].file}: no row has a label: every list is empty. Give rows with labels too.")
+        labels = tuple(sorted(counts))
+        require_few(labels, counts.total(), rows[0].file)
+        say_what_is_odd(labels, rows[0].file)
+        return labels
+
+    def strange(self, row: Row) -> str | None:
+        """The first name that is none of these."""
+        return next((name for name in _names(row) if name not in (self.labels or ())), None)
+
+    def strata(self, rows: Sequence[Row]) -> list[str]:
+        """Each row's rarest label, so that the rows of every label are divided; rows with none are of one."""
+        counts = Counter(name for row in rows for name in _names(row))
+        return [min(_names(row), key=lambda name: (counts[name], name), default="") for row in rows]
+
+    def expected(self, row: Row) -> list[str]:
+        """The names."""
+        return _names(row)
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """float32 [n, C]: 1 where a row has the label."""
+        index = {label: i for i, label in enumerate(self.labels or ())}
+        targets = np.zeros((len(rows), len(index)), np.float32)
+        for target, row in zip(targets, rows, strict=True):
+            target[[index[name] for name in _names(row)]] = 1
+        return targets
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+        """A row with none."""
+        return "[]", tuple(labels or ("yes", "no"))
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """Binary cross entropies, their mean over the labels."""
+        exact = logits.astype(np.float64)
+        losses: NDArray[np.float64] = (np.logaddexp(0, exact) - exact * targets).mean(1)
+        return losses
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """Their mean, in the form that never overflows."""
+        return (logits.clamp(min=0) - logits * targets + (-logits.abs()).exp().log1p()).mean()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """(B, C) twice."""
+        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+            ("Softplus", [logits], "loss/softplus", {}),
+            ("Mul", [logits, labels], "loss/of_those_it_has", {}),
+            ("Sub", ["loss/softplus", "loss/of_those_it_has"], "loss/of_labels", {}),
+            ("ReduceSum", ["loss/of_labels", "loss/last"], "loss/of_rows", {"keepdims": 0}),
+        ]
+        return LossGraph(nodes, integers=False, dims=("batch", self.n_outputs))
+
+    def terms(self, targets: Values) -> Values:
+        """One a label."""
+        return np.full(len(targets), float(self.n_outputs))
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of a probability of one half for each."""
+        return math.log(2)
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """All logits: thresholds come later."""
+        return logits
+
+    def with_chosen(self, targets: Values, outputs: Values) -> Self:
+        """The thresholds of the best F1 of each label on these rows."""
+        shares = _sigmoid(outputs)
+        best = [_best_threshold(targets[:, i] > 0, shares[:, i]) for i in range(self.n_outputs)]
+        return replace(self, chosen={**self.chosen, "thresholds": best})
+
+    def decided(self, logits: Values) -> NDArray[np.bool_]:
+        """[n, C]: which labels hold."""
+        above: NDArray[np.bool_] = _sigmoid(logits) > self.thresholds
+        return above
+
+    def plain(self, outputs: Values) -> list[list[str]]:
+        """The names that hold."""
+        names = self.labels or ()
+        return [[names[i] for i in np.flatnonzero(row)] for row in self.decided(outputs)]
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """How many labels are wrong."""
+        wrong: Values = (self.decided(outputs) != (targets > 0)).sum(1)
+        return wrong
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``by_class`` and ``macro``, each label for itself; ``figures``: every metric, and scikit-learn's loss."""
+        right, given, has = (each.tolist() for each in _counts(self, targets, outputs))
+        figures = {name: self.score(name, targets, outputs) for name in self.metrics}
+        figures["ranking_loss"] = 1 - figures.pop("ranking")
+        return {**by_class(self.labels or (), right, given, has), "figures": figures}
+
+    def majority(self, targets: Values) -> Values:
+        """The most frequent labels, as many as have the best micro F1; the most frequent set is often the empty one."""
+        has = (targets > 0).sum(0)
+        order = np.argsort(-has, kind="stable")
+        f1 = 2 * np.cumsum(has[order]) / (len(targets) * np.arange(1, self.n_outputs + 1) + has.sum())
+        answer = np.full(self.n_outputs, -_SURE)
+        answer[order[: f1.argmax() + 1]] = _SURE
+        return answer
+
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """1 for what a row has, else -1."""
+        return 2.0 * targets - 1.0
+
+    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+        """The labels whose probability, the sigmoid of the logit, is above their threshold."""
+        answers: list[Prediction] = []
+        for row, raw, held, note in zip(_sigmoid(logits), logits, self.plain(logits), notes, strict=True):
+            scores = {label: round(float(p), 6) for label, p in zip(self.labels or (), row, strict=True)}
+            answers.append(
+                LabelsPrediction(
+                    task, None, max(scores.values()), scores, tuple(map(float, raw)), note, None, tuple(held)
+                )
+            )
+        return answers
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """The share of a row's labels that both answer, of those that either does (Jaccard's index; of none 1), in the
+        mean.  A row is undecided where the reference's logit is too near a label's threshold."""
+        cut = np.log(self.thresholds) - np.log1p(-self.thresholds)
+        decided = (np.abs(reference - cut) > 2 * (tolerance or CLOSE)).all(1)
+        one, other = (self.decided(each[decided]) for each in (reference, logits))
+        either = (one | other).sum(1)
+        alike = np.where(either > 0, (one & other).sum(1) / np.maximum(either, 1), 1.0)
+        return Agreement(float(alike.mean()) if decided.any() else 1.0, int((~decided).sum()))
+
+
+def _names(row: Row) -> list[str]:
+    names: list[str] = json.loads(row.label or "[]")
+    return names
+
+
+def _sigmoid(logits: Values) -> NDArray[np.float64]:
+    shares: NDArray[np.float64] = 1 / (1 + np.exp(-np.clip(logits.astype(np.float64), -_SURE, _SURE)))
+    return shares
+
+
+def _best_threshold(has: NDArray[np.bool_], shares: NDArray[np.float64]) -> float:
+    """Between two of these rows' probabilities [n]; of equally good ones the nearest to one half."""
+    if not has.any():
+        return _EVEN
+    order = np.argsort(-shares)
+    found, hits = shares[order], np.cumsum(has[order])
+    f1 = 2 * hits / (np.arange(1, len(has) + 1) + has.sum())  # of the first 1, 2, ... rows
+    middles = (found + np.append(found[1:], 0.0)) / 2
+    possible = found > middles  # equal probabilities are not told apart
+    best = f1[possible].max()
+    near = middles[possible & (f1 == best)]
+    return float(near[np.abs(near - _EVEN).argmin()])
+
+
+def _counts(
+    kind: Labels, targets: Values, outputs: Values
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """[C]: rows that are given the label rightly, are given it, and have it."""
+    given, has = kind.decided(outputs), targets > 0
+    return (given & has).sum(0), given.sum(0), has.sum(0)
+
+
+def _micro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
+    right, given, has = (int(each.sum()) for each in _counts(kind, targets, outputs))
+    return 2 * right / max(1, given + has)
+
+
+def _macro_f1(kind: Labels, targets: Values, outputs: Values) -> float:
+    right, given, has = _counts(kind, targets, outputs)
+    return float((2 * right / np.maximum(1, given + has)).mean())
+
+
+def _exact_match(kind: Labels, targets: Values, outputs: Values) -> float:
+    return float((kind.decided(outputs) == (targets > 0)).all(1).mean())
+
+
+def _ranking(kind: Labels, targets: Values, outputs: Values) -> float:
+    """1 less the share of pairs, one label that a row has and one that it has not, whose scores are not in that order
+    (equal ones are not); a row without such a pair has none wrong (Tsoumakas et al., 2010)."""
+    losses = []
+    for has, scores in zip(targets > 0, outputs, strict=True):
+        theirs, others = scores[has], np.sort(scores[~has])
+        wrong = (len(others) - np.searchsorted(others, theirs, "left")).sum()
+        losses.append(wrong / max(1, len(theirs) * len(others)))
+    return 1 - float(np.mean(losses))
+
+
+_METRICS: Mapping[str, Metric] = {
+    "micro_f1": Metric(_micro_f1, "over all rows' labels together"),
+    "macro_f1": Metric(_macro_f1, "mean over the labels, each counting alike"),
+    "exact_match": Metric(_exact_match, "share of rows whose labels are exactly right"),
+    "ranking": Metric(_ranking, "1 less the label ranking loss, mean over rows"),
+}
+Labels.metrics = _METRICS

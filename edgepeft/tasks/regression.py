@@ -1,0 +1,137 @@
+"""Regression: a number for each row, by the squared error; scored as GLUE's STS-B is, by correlations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.rows import Row
+from edgepeft.errors import DataError
+from edgepeft.tasks._correlations import CORRELATIONS
+from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Regression"]
+
+Values = NDArray[Any]
+_MOVED = 0.25  # of the standard deviation of a check's values
+
+
+@dataclass(frozen=True)
+class Regression(Kind):
+    """loss = (logit - number)^2."""
+
+    name: ClassVar[str] = "regression"
+    title: ClassVar[str] = "a regression"
+    answers: ClassVar[str] = "number"
+    metrics: ClassVar[Mapping[str, Metric]] = CORRELATIONS
+    default_metric: ClassVar[str] = "pearson_spearman"
+    compared: ClassVar[str] = "values"
+    problem_type: ClassVar[str] = "regression"
+    older: ClassVar[Mapping[str, Any]] = {"regression": True}
+
+    @classmethod
+    def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
+        """No labels, and no text."""
+        return labels is None and head_reads != "text"
+
+    @property
+    def listed(self) -> str:
+        """They have no names."""
+        return "numbers"
+
+    def strange(self, row: Row) -> str | None:
+        """Every number is one of its own."""
+        self.expected(row)
+        return None
+
+    def expected(self, row: Row) -> float:
+        """The number.
+
+        Raises:
+            DataError: it is not a finite one.
+        """
+        try:
+            number = float(row.label or "")
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{row.where}: the label of a regression is a finite number; found {row.label!r}.")
+        return number
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """float32 [n]."""
+        return np.array([self.expected(row) for row in rows], np.float32)
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        """A number."""
+        return "0", None
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """Squared errors."""
+        squares: NDArray[np.float64] = np.square(logits[:, 0].astype(np.float64) - targets)
+        return squares
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """Their mean."""
+        return (logits.squeeze(-1) - targets).square().mean()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """(B, 1) and (B)."""
+        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+            ("Squeeze", [logits, "loss/last"], "loss/numbers", {}),
+            ("Sub", ["loss/numbers", labels], "loss/difference", {}),
+            ("Mul", ["loss/difference", "loss/difference"], "loss/of_rows", {}),
+        ]
+        return LossGraph(nodes, integers=False)
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of the mean in place of every number."""
+        return float(rows.targets.var(dtype=np.float64))
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """The number itself."""
+        return logits[:, 0]
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """Absolute errors."""
+        errors: Values = np.abs(outputs - targets)
+        return errors
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``residuals``: of the answers less the labels."""
+        off = np.asarray(outputs, np.float64) - np.asarray(targets, np.float64)
+        size = np.abs(off)
+        figures = {"mean": off.mean(), "mean_absolute": size.mean(), "root_mean_square": np.sqrt((off**2).mean())}
+        figures |= {f"absolute_p{q}": np.percentile(size, q) for q in (50, 90, 100)}
+        return {"residuals": {name: float(value) for name, value in figures.items()}}
+
+    def majority(self, targets: Values) -> Values:
+        """The mean."""
+        return np.asarray(targets.mean())
+
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """The number in the only column."""
+        return targets[:, None].astype(np.float64)
+
+    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+        """The number."""
+        values = [float(row[0]) for row in logits]
+        return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """It decides nothing.  Where its values are held to no tolerance, a row has changed that moved by more than a
+        quarter of their standard deviation: noise that moves 2 % of rows so far costs a correlation half a point."""
+        if tolerance is not None:
+            return Agreement(1.0, 0)
+        near = np.abs(reference - logits) <= max(_MOVED * float(reference.std()), CLOSE)
+        return Agreement(float(near.mean()), 0)

@@ -1,0 +1,120 @@
+"""Text: words that the model's own decoder writes, by the cross entropy of their tokens (Raffel et al., 2020).
+
+What is large stands where it is done: the head in ``heads.text``, training in ``training.text_engine``, writing in
+``runtime.generation``, its check in ``runtime.text_check``, its metrics in ``data.text_metrics``.
+
+Letters: B rows, T tokens of the longest target, v vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.rows import Row
+from edgepeft.data.text_metrics import DEFAULT, TEXT_METRICS, text_averaged, text_errors, text_score
+from edgepeft.errors import UsageError
+from edgepeft.tasks.base import Kind, LossGraph, Metric
+from edgepeft.tasks.classification import cross_entropy
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Text"]
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """loss = mean over the tokens of -log softmax(logits)[token]; targets are tokens [B, T], NO_TARGET past their ends.
+
+    To be scored, targets are the references of each row, and outputs are texts.
+    """
+
+    name: ClassVar[str] = "text"
+    title: ClassVar[str] = "text"
+    answers: ClassVar[str] = "text"
+    default_metric: ClassVar[str] = DEFAULT
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        name: Metric(partial(lambda name, _, known, texts: text_score(name, texts, known), name), text_averaged(name))
+        for name in TEXT_METRICS
+    }
+    has_baselines: ClassVar[bool] = False  # neither a most frequent text nor a linear head on hidden states is a rival
+    writes: ClassVar[bool] = True
+    head: ClassVar[str] = "text"
+
+    @classmethod
+    def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
+        """The head reads what the decoder gives every word."""
+        return head_reads == "text"
+
+    @property
+    def listed(self) -> str:
+        """Any words."""
+        return "text"
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        """A word."""
+        return "a", None
+
+    def targets(self, rows: Sequence[Row]) -> NoReturn:
+        """Tokens, which ``data.batches`` makes: they take an encoder."""
+        raise UsageError("rows whose answer is text are encoded together with it.")
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """[B, T, v] and [B, T]: the mean over each row's tokens."""
+        exact, known = logits.astype(np.float64), targets >= 0
+        shifted = exact - exact.max(-1, keepdims=True)
+        likely = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        each = np.take_along_axis(likely, np.where(known, targets, 0)[..., None], -1)[..., 0]
+        losses: NDArray[np.float64] = -np.where(known, each, 0.0).sum(1) / known.sum(1)
+        return losses
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """The mean over all rows' tokens."""
+        known = targets >= 0
+        each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return -(each * known).sum() / known.sum()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """(B, T, v) and (B, T); NO_TARGET is no column."""
+        nodes = cross_entropy(logits, labels, 2, "loss/of_tokens")
+        nodes.append(("ReduceSum", ["loss/of_tokens", "loss/last"], "loss/of_rows", {"keepdims": 0}))
+        return LossGraph(nodes, integers=True, dims=("batch", "target"))
+
+    def terms(self, targets: Values) -> Values:
+        """The tokens."""
+        counts: Values = (targets >= 0).sum(1)
+        return counts
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of equal probabilities for all words."""
+        assert rows.writing is not None
+        return math.log(rows.writing.words)
+
+    def outputs(self, logits: NDArray[Any]) -> NoReturn:
+        """Texts are decoded token by token."""
+        raise UsageError("text is written token by token.")
+
+    def off(self, targets: Values, outputs: Values) -> NoReturn:
+        """Nothing is compared with it."""
+        raise UsageError("text has no baseline.")
+
+    majority = regressed = off  # type: ignore[assignment]
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``texts``: scores by which rows are averaged."""
+        return {**text_errors(list(outputs), targets)}
+
+    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+        """Texts are written by ``Runtime.write``."""
+        raise UsageError(f"task {task} writes text; ask it with write.")

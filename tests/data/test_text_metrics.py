@@ -1,0 +1,56 @@
+"""Metrics of written text, against values of their papers and of SQuAD's and sacrebleu's own code."""
+
+from __future__ import annotations
+
+import pytest
+import sacrebleu
+
+from edgepeft.data.text_metrics import exact_match, f1, rouge_l, text_errors, text_score
+from edgepeft.errors import UnknownName
+
+
+def test_words_are_compared_without_articles_case_and_punctuation():
+    assert exact_match("The  Eiffel-Tower!", "eiffeltower") == 1  # SQuAD's own: punctuation is taken out, not blanked
+    assert exact_match("Eiffel Tower", "eiffeltower") == 0
+    assert exact_match("the", "a") == 1  # of both nothing is left
+
+
+def test_f1_counts_words_as_often_as_both_have_them():
+    # three words of four, two of which stand in the reference's three: precision 2/4, recall 2/3
+    assert f1("red red green blue", "red, the red cat") == pytest.approx(2 * (2 / 4) * (2 / 3) / (2 / 4 + 2 / 3))
+    assert (f1("", "the"), f1("", "red"), f1("red", "green")) == (1, 0, 0)
+
+
+def test_the_longest_common_subsequence_is_that_of_lins_example():
+    # Lin (2004), section 3.1: S2 "police kill the gunman" 3/4 and S3 "the gunman kill police" 2/4 beside S1
+    reference = "police killed the gunman"
+    assert rouge_l("Police kill the gunman.", reference) == 3 / 4
+    assert rouge_l("the gunman kill police", reference) == 2 / 4
+    assert (rouge_l("", reference), rouge_l("none", reference)) == (0, 0)
+    assert rouge_l("the", "police killed the gunman") == pytest.approx(2 * (1 / 1) * (1 / 4) / (1 + 1 / 4))
+
+
+def test_a_row_counts_by_its_best_reference_and_rows_by_their_mean():
+    answers, references = ["red", "a cat"], [("blue", "Red"), ("dog",)]
+    assert text_score("exact_match", answers, references) == 0.5
+    assert text_score("f1", ["red hat", "cat"], [("red", "hat red"), ("cat dog",)]) == pytest.approx((1 + 2 / 3) / 2)
+
+
+def test_bleu_is_sacrebleus_of_the_whole_corpus():
+    answers = ["the cat sat on the mat today", "a dog barked loudly at night"]
+    references = [("the cat sat on a mat today", "a cat sat there"), ("a dog barked loudly at noon",)]
+    columns = [[references[0][0], references[1][0]], [references[0][1], None]]
+    expected = sacrebleu.corpus_bleu(answers, columns).score / 100
+    assert 0.3 < expected < 1
+    assert text_score("bleu", answers, references) == pytest.approx(expected)
+    assert text_score("bleu", [r[0] for r in references], references) == pytest.approx(1)
+
+
+def test_errors_have_the_scores_and_how_many_answers_are_empty():
+    found = text_errors(["red", " "], [("red",), ("blue",)])["texts"]
+    assert found == {"exact_match": 0.5, "f1": 0.5, "rouge_l": 0.5, "empty_answers": 0.5}
+
+
+def test_an_unknown_metric_is_refused_with_the_nearest():
+    with pytest.raises(UnknownName, match=r"no metric of text is called 'rougel'\. Did you mean 'rouge_l'"):
+        text_score("rougel", ["a"], [("a",)])
