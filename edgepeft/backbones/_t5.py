@@ -183,8 +183,11 @@ def tensors_of(
 def sites_of(sizes: Sizes) -> Iterator[Site]:
     d = sizes.d_model
     yield Site("word_embeddings", Role.WORD_EMBEDDINGS, None, d, d, "encoder.block.0", enters=True)
+    yield Site("decoder.embeddings", Role.EMBEDDINGS, None, d, d, "decoder.block.0", enters=True)
     for stack, count, parts in sizes.stacks:
         yield from (site for i in range(count) for site in _layer_sites(sizes, stack, i, parts))
+        norm = f"{stack}.final_layer_norm"
+        yield Site(f"{stack}.{Role.STACK_OUTPUT}", Role.STACK_OUTPUT, None, d, d, norm, norm)
     yield from (Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN))
     yield Site(Role.POOLED_LABELS.value, Role.POOLED_LABELS, None, d, sizes.vocab_size, reads="lm_head")
 

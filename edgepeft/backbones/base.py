@@ -14,15 +14,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edgepeft.errors import UnknownName, UsageError, named
+from edgepeft.errors import BundleError, UnknownName, UsageError, named
 from edgepeft.registry import modules_of
 
 if TYPE_CHECKING:
     import onnx
 
     from edgepeft.backbones.checkpoint import Checkpoint
+    from edgepeft.backbones.text import TextGraphs
 
 __all__ = [
+    "LINEAR_ROLES",
     "NO_HEAD",
     "Architecture",
     "Decoder",
@@ -61,9 +63,23 @@ class Role(StrEnum):
     FFN_ACTIVATION = "ffn_activation"  # past the activation (and gate): the input of its second product
     FFN_OUTPUT = "ffn_output"  # the second product, before the residual sum
     LAYER_OUTPUT = "layer_output"  # what the next layer reads: past the layer's last norm, if one ends it
+    STACK_OUTPUT = "output"  # past the norm that ends a stack, where norms stand first
     POOLED_FIRST = "pooled.first"  # the first token's last hidden state, [batch, d]
     POOLED_MEAN = "pooled.mean"  # the mean of the tokens' last hidden states, [batch, d]
     POOLED_LABELS = "pooled.labels"  # what a decoder gives the edges of a task's labels: see ``trie``
+
+
+LINEAR_ROLES = (
+    Role.QUERY,
+    Role.KEY,
+    Role.VALUE,
+    Role.ATTENTION_OUTPUT,
+    Role.FFN_UP,
+    Role.FFN_GATE,
+    Role.FFN_GATED,
+    Role.FFN_OUTPUT,
+)
+"""Those of a layer that are a linear layer's output."""
 
 
 class Helper(StrEnum):
@@ -85,6 +101,17 @@ class Pooling(StrEnum):
     def site(self) -> str:
         """The pooled site of that kind."""
         return f"pooled.{self.value}"
+
+    @property
+    def embedding(self) -> str:
+        """The pooled site, of a kind that makes one vector of a text.
+
+        Raises:
+            UsageError: it makes none.
+        """
+        if self is Pooling.LABELS:
+            raise UsageError("an embedding is pooled as first or mean; labels are what a task's decoder scores.")
+        return self.site
 
 
 @dataclass(frozen=True)
@@ -221,6 +248,18 @@ class Family(ABC):
     @abstractmethod
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """Emit the packed-token graph whose initializers point into the checkpoint."""
+
+    def text_graphs(self, architecture: Architecture, checkpoint: Checkpoint) -> TextGraphs | None:
+        """Those that write text, over the same weights; None where the model has no decoder."""
+        return None
+
+    def teaching_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """What text is taught by: what is read, and what stands before each token of a target, -> that token's logits.
+
+        Raises:
+            BundleError: the model has no decoder.
+        """
+        raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
     @abstractmethod
     def bindings(self, architecture: Architecture) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.byte_tokenizer import TOKENIZER_CLASS, byte_tokenizer
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
@@ -22,7 +23,8 @@ from edgepeft.resources import cache_folder, new_folder, private_folder, sha256_
 __all__ = ["BUNDLE_FILES", "COMPANIONS", "plain_folder"]
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
-COMPANIONS = (*BUNDLE_FILES, "vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model")
+_SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt")
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
 
 
@@ -44,8 +46,8 @@ def plain_folder(folder: Path) -> Path:
     if origin is None:
         raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor pytorch_model.bin; it is not a backbone.")
     as_is = origin == plain and all(t.dtype in _PLAIN_DTYPES for t in Checkpoint.open(plain).tensors.values())
-    slow = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model")
-    slow_tokenizer = any((folder / name).is_file() for name in slow) and not (folder / "tokenizer.json").is_file()
+    has_slow = any((folder / name).is_file() for name in _SLOW) or _reads_bytes(folder)
+    slow_tokenizer = has_slow and not (folder / "tokenizer.json").is_file()
     if as_is and not slow_tokenizer:
         return folder
     parts = _parts(origin)
@@ -82,14 +84,30 @@ def _copy_companions(folder: Path, target: Path) -> None:
             shutil.copyfile(folder / name, target / name)
 
 
+def _reads_bytes(folder: Path) -> bool:
+    """Whether its tokens are bytes, for which there is no vocabulary."""
+    path = folder / "tokenizer_config.json"
+    return path.is_file() and read_config(path).get("tokenizer_class") == TOKENIZER_CLASS
+
+
 def _convert_tokenizer(folder: Path, target: Path) -> None:
+    if _reads_bytes(folder):
+        byte_tokenizer().save(str(target / "tokenizer.json"))
+        return
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise MissingPackage(
             f"{folder} has no tokenizer.json; converting its tokenizer needs: pip install 'edgepeft[train]'."
         ) from None
-    AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(target))  # type: ignore[no-untyped-call]
+    try:
+        AutoTokenizer.from_pretrained(str(folder)).save_pretrained(str(target))  # type: ignore[no-untyped-call]
+    except Exception as error:  # of many kinds: a library is missing, or the vocabulary is damaged
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise EdgepeftError(
+            f"the tokenizer of {folder} has no tokenizer.json, and transformers cannot make one ({reason}). Where it "
+            "asks for a library (sentencepiece, protobuf): install it, and repeat."
+        ) from error
 
 
 def _parts(origin: Path) -> list[Path]:

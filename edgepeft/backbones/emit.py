@@ -82,10 +82,15 @@ class Emitter:
             self.initializers[stored.name] = external_tensor(stored)
         return stored.name
 
-    def model(self, name: str, inputs: Sequence[str], outputs: Sequence[onnx.ValueInfoProto]) -> onnx.ModelProto:
-        """The finished model, opset 20, IR 10; its inputs are int64 [batch, sequence]."""
+    def model(
+        self, name: str, inputs: Sequence[str | onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> onnx.ModelProto:
+        """The finished model, opset 20, IR 10; inputs that are but named are int64 [batch, sequence]."""
         shape = ("batch", "sequence")
-        rows = [helper.make_tensor_value_info(value, TensorProto.INT64, shape) for value in inputs]
+        rows = [
+            helper.make_tensor_value_info(value, TensorProto.INT64, shape) if isinstance(value, str) else value
+            for value in inputs
+        ]
         graph = helper.make_graph(self.nodes, name, rows, outputs, list(self.initializers.values()))
         return helper.make_model(
             graph,

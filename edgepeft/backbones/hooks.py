@@ -42,7 +42,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
 
 
 def needs(module: nn.Module) -> tuple[str, ...]:
-    """Which of y, x, residual, norm and position a PE module's ``forward`` names, in its order."""
+    """Which of y, x, residual, norm, position and token a PE module's ``forward`` names, in its order."""
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -75,6 +75,8 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
 
     def adapted(values: Any) -> Any:
         y, *rest = values if isinstance(values, tuple) else (values,)
+        if "token" in wanted:  # of a decoder's logits: every word
+            seen["token"] = torch.arange(y.shape[-1], device=y.device)
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
         y = module(y, **{name: seen[name] for name in wanted if name != "y"})
         return (y, *rest) if isinstance(values, tuple) else y
@@ -129,11 +131,14 @@ def tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prompted(inputs: Mapping[str, Tensor], length: int, token_id: int) -> Mapping[str, Tensor]:
-    """Placeholder tokens in front of every row, as many as the prompt is long."""
+    """Placeholder tokens in front of every row, as many as the prompt is long; a decoder's rows stay as they are."""
     if length == 0:
         return inputs
     fill = {"input_ids": token_id, "attention_mask": 1}
-    return {name: functional.pad(rows, (length, 0), value=fill.get(name, 0)) for name, rows in inputs.items()}
+    return {
+        name: rows if name.startswith("decoder_") else functional.pad(rows, (length, 0), value=fill.get(name, 0))
+        for name, rows in inputs.items()
+    }
 
 
 def edge_logits(run: Callable[..., Any], inputs: Mapping[str, Tensor], trie: Trie) -> Tensor:

@@ -70,6 +70,12 @@ class Packing:
         """(B, S) -> (T)."""
         return self.emit.op("Gather", self.emit.op("Reshape", value, self.emit.ints(-1)), self.index, output=output)
 
+    def distances(self) -> str:
+        """(S, S): how far on the places of a padded row are from each of them."""
+        op, length = self.emit.op, self.emit.op("Gather", self.shape, self.one)
+        columns = op("Range", self.zero, length, self.one)
+        return op("Sub", *(op("Unsqueeze", columns, self.emit.ints(axis)) for axis in (0, 1)))
+
     def attend(self, query: str, key: str, value: str, width: int, output: str, *, bias: str = "") -> str:
         """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d.
 

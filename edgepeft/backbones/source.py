@@ -15,7 +15,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.backbones.trie import Trie
+from edgepeft.backbones.trie import Trie, trie_of
 from edgepeft.errors import MissingPackage, UsageError
 from edgepeft.resources import sha256_of
 
@@ -79,24 +79,12 @@ class Backbone:
         """The labels as this model's decoder writes them.
 
         Raises:
-            UsageError: it has no decoder, there are fewer than two labels, or it cannot tell them apart.
+            UsageError: it has no decoder, or as ``trie_of``.
         """
         decoder = self.architecture.decoder
         if decoder is None:
             raise UsageError(f"{self.source} has no decoder to score labels with; leave --head labels out.")
-        if len(labels) < 2:
-            raise UsageError(f"labels are scored against each other; found {len(labels)}, where two are needed.")
-        encoder, known = self.encoder(), dict[tuple[int, ...], str]()
-        for label in labels:
-            target = (*encoder.plain_ids(label), decoder.end_token_id)
-            if len(target) == 1 or decoder.end_token_id in target[:-1]:
-                raise UsageError(f"the label {label!r} cannot be scored: its tokens are {target[:-1]}; rename it.")
-            if target in known:
-                raise UsageError(
-                    f"the labels {known[target]!r} and {label!r} are the same tokens {target[:-1]}; rename one."
-                )
-            known[target] = label
-        return Trie(tuple(known), decoder.start_token_id)
+        return trie_of(labels, self.encoder(), decoder)
 
 
 def open_backbone(source: Backbone | Path | str) -> Backbone:

@@ -66,6 +66,11 @@ class TextEncoder:
         inputs = {name: pad_rows(*columns[name]) for name in self._inputs}
         return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings))
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones left out."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+        return text
+
     def plain_ids(self, text: str) -> list[int]:
         """The text's own tokens, no special ones."""
         self._tokenizer.no_truncation()

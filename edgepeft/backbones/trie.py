@@ -10,18 +10,25 @@ Letters: n nodes, e edges.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EDGES", "LABEL_VALUES", "SEES", "TOKENS", "Trie"]
+from edgepeft.backbones.base import Decoder
+from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.errors import UsageError
+
+__all__ = ["EDGES", "LABEL_VALUES", "SEES", "TOKENS", "Trie", "trie_of"]
 
 # Values of a backbone's graph that a task replaces by its own: ``Trie.values``.
 TOKENS, SEES, EDGES = "label.tokens", "label.sees", "label.edges"
 LABEL_VALUES = (TOKENS, SEES, EDGES)
 
+# Of two tables of edges in a task's graph, by nodes and by labels, a byte each: a thousand labels of some words each.
+MOST_CELLS = 2**24
 _Prefix = tuple[int, ...]
 
 
@@ -33,14 +40,12 @@ class Trie:
     start: int
 
     @cached_property
-    def _children(self) -> dict[_Prefix, list[int]]:
+    def _children(self) -> dict[_Prefix, dict[int, None]]:
         """The tokens that follow each beginning, in the order of the labels."""
-        children: dict[_Prefix, list[int]] = {}
+        children: dict[_Prefix, dict[int, None]] = {}
         for target in self.targets:
             for length, token in enumerate(target):
-                following = children.setdefault(target[:length], [])
-                if token not in following:
-                    following.append(token)
+                children.setdefault(target[:length], {})[token] = None
         return children
 
     @cached_property
@@ -48,7 +53,13 @@ class Trie:
         """Where labels part, and the beginnings of these; the root comes first."""
         parting = [prefix for prefix, tokens in self._children.items() if len(tokens) > 1]
         needed = {prefix[:length] for prefix in parting for length in range(len(prefix) + 1)}
-        return tuple(sorted(needed, key=lambda prefix: (len(prefix), list(self._children).index(prefix))))
+        order = {prefix: i for i, prefix in enumerate(self._children)}
+        return tuple(sorted(needed, key=lambda prefix: (len(prefix), order[prefix])))
+
+    @property
+    def n_cells(self) -> int:
+        """Entries of ``siblings`` and ``paths``."""
+        return len(self.edges) * (len(self.nodes) + len(self.targets))
 
     @cached_property
     def edges(self) -> tuple[tuple[_Prefix, int], ...]:
@@ -73,9 +84,13 @@ class Trie:
 
     @property
     def paths(self) -> NDArray[np.bool_]:
-        """[n, e, labels]: whether the edge leaves the node, on the label's way."""
-        ways = [[target[: len(s) + 1] == (*s, t) for target in self.targets] for s, t in self.edges]
-        return np.logical_and(self.siblings[:, :, None], ways)
+        """[e, labels]: whether the edge is on the label's way."""
+        return np.array([[target[: len(s) + 1] == (*s, t) for target in self.targets] for s, t in self.edges])
+
+    @property
+    def tables(self) -> dict[str, NDArray[np.bool_]]:
+        """What a head reads of it, by name."""
+        return {"siblings": self.siblings, "paths": self.paths}
 
     @cached_property
     def _ways(self) -> tuple[_Prefix, ...]:
@@ -93,3 +108,30 @@ class Trie:
         tokens = np.array([place[-1] if place else self.start for place in places], np.int64)
         sees = earlier & (owners[:, None] == owners[None])
         return tokens, sees, np.array([places.index(node) for node in self.nodes], np.int64)
+
+
+def trie_of(labels: Sequence[str], encoder: TextEncoder, decoder: Decoder) -> Trie:
+    """The labels as a decoder writes them.
+
+    Raises:
+        UsageError: there are fewer than two labels, it cannot tell them apart, or they are too many.
+    """
+    if len(labels) < 2:
+        raise UsageError(f"labels are scored against each other; found {len(labels)}, where two are needed.")
+    known: dict[tuple[int, ...], str] = {}
+    for label in labels:
+        target = (*encoder.plain_ids(label), decoder.end_token_id)
+        if len(target) == 1 or decoder.end_token_id in target[:-1]:
+            raise UsageError(f"the label {label!r} cannot be scored: its tokens are {target[:-1]}; rename it.")
+        if target in known:
+            raise UsageError(
+                f"the labels {known[target]!r} and {label!r} are the same tokens {target[:-1]}; rename one."
+            )
+        known[target] = label
+    trie = Trie(tuple(known), decoder.start_token_id)
+    if trie.n_cells > MOST_CELLS:
+        raise UsageError(
+            f"{len(labels)} labels of {len(trie.nodes)} different beginnings are too many to be scored at once: "
+            f"{trie.n_cells:,} cells of {MOST_CELLS:,} at most. Give fewer or shorter ones, or use an encoder."
+        )
+    return trie

@@ -76,8 +76,8 @@ class Costs(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]]) -> Costs:
-    """Count one run.
+def count_run(model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any] | Spec]) -> Costs:
+    """Count one run; of an input that is given as a spec, no value is known.
 
     Raises:
         BundleError: a shape depends on weights.

@@ -24,7 +24,7 @@ from edgepeft.graph.predicates import all_used, gives_logits, standard, well_for
 from edgepeft.graph.protos import attributes, copied
 from edgepeft.graph.unread import read_rows
 
-__all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "mix", "slotted"]
+__all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "may_be_empty", "mix", "mix_text", "slotted"]
 
 ROW_COUNTS, TOKEN_COUNTS = "mixed/rows", "mixed/tokens"  # int64 [slots]: how many of the batch are each slot's
 # Nodes of the backbone that may read a task's vector, and those whose result has the first axis of an operand.
@@ -54,15 +54,42 @@ def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, st
     ``structure`` is as ``make_inputs`` leaves it, ``feeds`` its inputs that hold a task's values, ``sites`` the
     bundle's bindings.
     """
-    mixer = _Mixer(structure.graph, frozenset(feeds), sites, n)
+    of_labels = frozenset(value for site, value in sites.items() if _is_of_labels(site))
+    mixer = _Mixer(structure.graph, frozenset(feeds), sites, n, of_labels)
     if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) != _Axis.ROWS:
         return None
-    old = structure.graph
+    return _slotted_graph(structure, mixer, [_of_slot(structure.graph.output[0], i) for i in range(n)])
+
+
+@Contract(requires=[well_formed, standard, all_used], ensures=[well_formed, standard, all_used])
+def mix_text(
+    structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, str], n: int
+) -> onnx.ModelProto | None:
+    """As ``mix``, of the encoder's or the decoder's graph that writes text; outputs are of all rows.
+
+    A token of the decoder is a text's last one: ``TOKEN_COUNTS`` are the texts of each slot.
+    """
+    mixer = _Mixer(structure.graph, frozenset(feeds), sites, n)
+    names = [output.name for output in structure.graph.output]
+    if not all(mixer.take(node) for node in structure.graph.node) or not all(map(mixer.join, names)):
+        return None
+    return _slotted_graph(structure, mixer, structure.graph.output)
+
+
+def may_be_empty(mixed: onnx.ModelProto) -> bool:
+    """Whether a slot may have no rows: not where a task's nodes read a slot's shape, as SPARTAN's do."""
+    first = slotted("", 0)
+    return not any(node.op_type == "Shape" and node.name.endswith(first) for node in mixed.graph.node)
+
+
+def _slotted_graph(
+    structure: onnx.ModelProto, mixer: _Mixer, outputs: Iterable[onnx.ValueInfoProto]
+) -> onnx.ModelProto:
+    old, slots = structure.graph, range(mixer.n)
     inputs = [value for value in old.input if value.name not in mixer.feeds]
-    inputs += [helper.make_tensor_value_info(axis.value, TensorProto.INT64, [n]) for axis in _Axis]
-    inputs += [_of_slot(value, i) for value in old.input if value.name in mixer.feeds for i in range(n)]
-    outputs = [_of_slot(old.output[0], i) for i in range(n)]
-    graph = helper.make_graph(mixer.nodes, old.name, inputs, outputs, old.initializer)
+    inputs += [helper.make_tensor_value_info(axis.value, TensorProto.INT64, [mixer.n]) for axis in _Axis]
+    inputs += [_of_slot(value, i) for value in old.input if value.name in mixer.feeds for i in slots]
+    graph = helper.make_graph(mixer.nodes, old.name, inputs, list(outputs), old.initializer)
     return helper.make_model(graph, opset_imports=structure.opset_import, ir_version=structure.ir_version)
 
 
@@ -88,9 +115,19 @@ def _is_of_labels(site: str) -> bool:
 
 
 class _Mixer:
-    """Goes through a sorted graph once; ``nodes`` is what it has written."""
+    """Goes through a sorted graph once; ``nodes`` is what it has written.
 
-    def __init__(self, graph: onnx.GraphProto, feeds: frozenset[str], sites: Mapping[str, str], n: int) -> None:
+    ``whole`` are values at sites whose rows cannot be told apart by slots.
+    """
+
+    def __init__(
+        self,
+        graph: onnx.GraphProto,
+        feeds: frozenset[str],
+        sites: Mapping[str, str],
+        n: int,
+        whole: frozenset[str] = frozenset(),
+    ) -> None:
         self.feeds, self.n = feeds, n
         self.nodes: list[onnx.NodeProto] = []
         self.parts: dict[str, _Axis | None] = dict.fromkeys(feeds)  # values of which each slot has one; None: no rows
@@ -104,7 +141,7 @@ class _Mixer:
         self._axis = {
             value: _Axis.ROWS if site.startswith("pooled.") or site == Helper.FIRST_TOKEN else _Axis.TOKENS
             for site, value in sites.items()
-            if not _is_of_labels(site)
+            if value not in whole
         }
         tokens = [value for value, axis in self._axis.items() if axis is _Axis.TOKENS]
         self._axis |= {read_rows(value): _Axis.ROWS for value in tokens}
@@ -128,13 +165,8 @@ class _Mixer:
 
     def _once(self, node: onnx.NodeProto, parted: list[str]) -> bool:
         """As it stands, on values that are whole again."""
-        for name in parted:
-            if name not in self._by_row:
-                return False
-            if name not in self._joined:
-                self._joined.add(name)
-                pieces = [slotted(name, i) for i in range(self.n)]
-                self.nodes.append(helper.make_node("Concat", pieces, [name], name=f"mixed/{name}/join", axis=0))
+        if not all(map(self.join, parted)):
+            return False
         self.nodes.append(node)
         if set(node.input) <= self._constant:
             self._constant.update(node.output)
@@ -151,6 +183,16 @@ class _Mixer:
         positions = node.input[:1] if node.op_type in _PICKS else node.input
         if _is_own(node) and not self._absolute.isdisjoint(positions):
             self._absolute.update(node.output)
+        return True
+
+    def join(self, name: str) -> bool:
+        """Give a value whole, if it is not yet; False where that cannot be done."""
+        if name in self.parts and name not in self._joined:
+            if name not in self._by_row:
+                return False
+            self._joined.add(name)
+            pieces = [slotted(name, i) for i in range(self.n)]
+            self.nodes.append(helper.make_node("Concat", pieces, [name], name=f"mixed/{name}/join", axis=0))
         return True
 
     def _axis_of_result(self, node: onnx.NodeProto) -> _Axis | None:

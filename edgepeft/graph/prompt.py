@@ -45,9 +45,10 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
     requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[same_interface, values_stay], mutates=True
 )
 def prepend_placeholders(graph: onnx.GraphProto, length: int, token_id: int) -> None:
-    """Have every reader of an input read it with ``length`` columns more in front."""
+    """Have every reader of an input read it with ``length`` columns more in front; a decoder's inputs stay."""
     fill = {"input_ids": token_id, _MASK: 1}
-    longer = {value.name: f"prompted/{value.name}" for value in graph.input}
+    of_tokens = (value.name for value in graph.input if not value.name.startswith("decoder_"))
+    longer = {name: f"prompted/{name}" for name in of_tokens}
     read_instead(graph, longer)
     constants = {LENGTH: [length]} | {f"{new}/value": [fill.get(name, 0)] for name, new in longer.items()}
     graph.initializer.extend(helper.make_tensor(n, TensorProto.INT64, [1], value) for n, value in constants.items())

@@ -86,13 +86,16 @@ def quantise(model: onnx.ModelProto, checkpoint: Checkpoint) -> None:
     shared: set[str] = set()  # values that are quantised already: query, key and value read one
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if _is_projection(node) and Quantised(node.input[1]).matrix in checkpoint.tensors:
+        stored = Quantised(node.input[1]) if _is_projection(node) else None
+        if stored and not checkpoint.tensors.keys().isdisjoint((stored.matrix, stored.table)):
             source = node.input[0]
             zero = _PAST_ACTIVATION if source in activations else _MIDDLE
             if source not in shared:
                 nodes += _quantised_rows(source, zero)
             shared.add(source)
-            nodes += _product(source, Quantised(node.input[1]), node.output[0], zero)
+            if stored.table in checkpoint.tensors:  # of words, which are looked up too; transposed once, at load
+                nodes.append(_NODE("Transpose", [stored.table], [stored.matrix], perm=[1, 0]))
+            nodes += _product(source, stored, node.output[0], zero)
         elif node.op_type == "Gather" and Quantised(node.input[0]).table in checkpoint.tensors:
             nodes += _lookup(Quantised(node.input[0]), node.input[1], node.output[0])
         else:

@@ -5,7 +5,7 @@ The delta's own reads of a site stay on the raw value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 
@@ -18,13 +18,13 @@ from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
-from edgepeft.graph.protos import copied, read_instead
+from edgepeft.graph.protos import copied, read_instead, reads, replace
 from edgepeft.graph.prune import prune
 from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.residual import share_residual_sums
 
-__all__ = ["splice"]
+__all__ = ["splice", "splice_text"]
 
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used, gives_logits])
@@ -36,7 +36,8 @@ def splice(
     *,
     generate: bool = True,
 ) -> onnx.ModelProto:
-    """The task's whole model: token ids and mask in, ``logits`` [batch, outputs] out.
+    """The task's whole model: token ids and mask in, ``logits`` [batch, outputs] out, the delta's or, of text that is
+    taught, the backbone's own.
 
     Tensors that the delta leaves to its loader are computed, or inputs called ``delta/generated:<tensor>`` if not
     ``generate``.
@@ -48,12 +49,80 @@ def splice(
             twice, has no logits, closes a circle, or has a recipe that cannot be followed; or a binding
             names a value that the backbone's graph lacks.
     """
+    outputs = [output for model in (delta, backbone) for output in model.graph.output if output.name == LOGITS]
+    if not outputs:
+        raise BundleError(f"the delta graph has no output called {LOGITS}.")
+    return _joined(backbone, delta, delta, bindings, checkpoint, outputs=outputs[:1], generate=generate)
+
+
+@Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used])
+def splice_text(
+    encoder: onnx.ModelProto,
+    decoder: onnx.ModelProto,
+    delta: onnx.ModelProto,
+    bindings: Mapping[str, str],
+    checkpoint: Checkpoint,
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """The two graphs that write a task's text, their inputs and outputs as they were.
+
+    Each takes of the delta what adapts its own values and replaces tensors that it reads.
+
+    Raises:
+        BundleError: as ``splice``; or the delta has logits, and so answers otherwise than by text.
+    """
+    if any(output.name == LOGITS for output in delta.graph.output):
+        raise BundleError(f"the delta graph has {LOGITS}; a task that writes text has none of its own.")
+    parts = [_part(delta, model.graph, bindings, checkpoint) for model in (encoder, decoder)]
+    taken = {output.name for part in parts for output in part.graph.output}
+    for output in delta.graph.output:
+        if output.name not in taken:
+            raise BundleError(f"the delta graph gives {output.name!r}, which neither graph that writes text reads.")
+    spliced = []
+    for model, part in zip((encoder, decoder), parts, strict=True):
+        outputs = list(model.graph.output)
+        spliced.append(_joined(model, part, delta, bindings, checkpoint, outputs=outputs))
+    return spliced[0], spliced[1]
+
+
+def _part(
+    delta: onnx.ModelProto, graph: onnx.GraphProto, bindings: Mapping[str, str], checkpoint: Checkpoint
+) -> onnx.ModelProto:
+    """What of a delta graph is about one of two graphs."""
+    values = {name for node in graph.node for name in node.output}
+    stored = {initializer.name for initializer in graph.initializer}
+
+    def is_here(output: str) -> bool:
+        kind, name = without_prefix(output)
+        if kind == "override":
+            return checkpoint.holds(name) and not stored.isdisjoint(checkpoint.parts(name))
+        return _value_of(name, bindings) in values
+
+    part = copied(delta)
+    kept = [output for output in delta.graph.output if is_here(output.name)]
+    replace(part.graph.output, kept)
+    prune(part.graph)
+    read = {name for node in part.graph.node for name in reads(node)}
+    replace(part.graph.input, [value for value in delta.graph.input if value.name in read])
+    return part
+
+
+def _joined(
+    backbone: onnx.ModelProto,
+    delta: onnx.ModelProto,
+    whole: onnx.ModelProto,
+    bindings: Mapping[str, str],
+    checkpoint: Checkpoint,
+    *,
+    outputs: Sequence[onnx.ValueInfoProto],
+    generate: bool = True,
+) -> onnx.ModelProto:
+    """The two as one graph with these outputs; ``whole`` is the delta graph that ``delta`` may be a part of."""
     _check_names(backbone.graph, delta.graph, bindings, checkpoint)
     joined, part = copied(backbone), copied(delta)
     split_biases(part.graph)
     changed = _replacements(part.graph, bindings)
     prompt_length, placeholder = prompt_of(delta)
-    if prompt_length:
+    if prompt_length and any(value.name == "input_ids" for value in joined.graph.input):
         prepend_placeholders(joined.graph, prompt_length, placeholder)
     restore(joined.graph, changed)
     read_instead(joined.graph, changed)
@@ -70,14 +139,11 @@ def splice(
     graph.initializer.extend(external_tensor(checkpoint.tensors[name]) for name in needed)
     graph.initializer.extend(part.graph.initializer)
     graph.node.extend(part.graph.node)
-    del graph.output[:]
-    graph.output.extend(output for output in part.graph.output if output.name == LOGITS)
-    if not graph.output:
-        raise BundleError(f"the delta graph has no output called {LOGITS}.")
+    replace(graph.output, outputs)
     share_residual_sums(graph)
     prune(graph)
     if generate:
-        graph.initializer.extend(generated_tensors(delta, checkpoint, bound))  # last: nothing copies them again
+        graph.initializer.extend(generated_tensors(whole, checkpoint, bound))  # last: nothing copies them again
     else:
         given = {name for i, name in bound.items() if without_prefix(i)[0] == "generated"}
         graph.input.extend(i for i in part.graph.input if i.name in given)

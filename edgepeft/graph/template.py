@@ -1,4 +1,7 @@
-"""Pass: a template's graph with a head for these labels: the modules as they are, the head drawn from the seed."""
+"""Pass: a template's graph with a head for the labels of a task: the modules as they are, the head drawn from the seed.
+
+Where a decoder scores labels there is nothing to draw: what the graph says of their tokens is replaced.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from edgepeft.backbones.trie import Trie
 from edgepeft.errors import BundleError
 from edgepeft.graph.contract import Contract
-from edgepeft.graph.names import LOGITS
+from edgepeft.graph.names import LOGITS, adapted, of_labels
 from edgepeft.graph.predicates import same_inputs, same_operators, values_stay, well_formed
 from edgepeft.graph.protos import copied, properties
 from edgepeft.seeded import normal
+from edgepeft.tasks.base import Kind
 
 __all__ = ["OPEN", "with_labels"]
 
@@ -23,9 +28,9 @@ _STD = 0.02  # as BERT and its relatives start a head: `edgepeft.heads.base.fres
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_inputs, same_operators, values_stay])
 def with_labels(
-    template: onnx.ModelProto, task: str, labels: tuple[str, ...], pairs: bool, seed: int
+    template: onnx.ModelProto, task: str, kind: Kind, *, pairs: bool, seed: int, trie: Trie | None = None
 ) -> onnx.ModelProto:
-    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero.
+    """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero; ``trie`` is of labels to be scored.
 
     Raises:
         BundleError: it is no template.
@@ -39,14 +44,27 @@ def with_labels(
         if initializer.name.startswith("head/"):
             shape = list(initializer.dims)
             if initializer.name in axes:
-                shape[axes[initializer.name]] = len(labels)
+                shape[axes[initializer.name]] = kind.n_outputs
             drawn = normal(f"{seed}/{initializer.name}", shape) * _STD if len(shape) > 1 else np.zeros(shape)
             initializer.CopyFrom(numpy_helper.from_array(drawn.astype(np.float32), initializer.name))
     for output in model.graph.output:
         if output.name == LOGITS:
-            output.type.tensor_type.shape.dim[1].dim_value = len(labels)
-    card |= {"task": task, "labels": labels, "pairs": pairs, "metrics": {}, "training": {}}
+            output.type.tensor_type.shape.dim[1].dim_value = kind.n_outputs
+    if trie is not None:
+        _put_in(model.graph, trie)
+    card |= {"task": task, "kind": kind.name, "labels": kind.labels, "pairs": pairs, "metrics": {}, "training": {}}
     facts |= {"edgepeft.task": task, "edgepeft.card": json.dumps(card)}
     del facts[OPEN], model.metadata_props[:]
     onnx.helper.set_model_props(model, facts)
     return model
+
+
+def _put_in(graph: onnx.GraphProto, trie: Trie) -> None:
+    outputs = {output.name: output.type.tensor_type.shape.dim for output in graph.output}
+    values = {of_labels(name): value for name, value in {**trie.values, **trie.tables}.items()}
+    for initializer in graph.initializer:
+        if initializer.name in values:
+            initializer.CopyFrom(numpy_helper.from_array(values[initializer.name], initializer.name))
+    for name, value in trie.values.items():
+        for dim, extent in zip(outputs[adapted(name)], value.shape, strict=True):
+            dim.dim_value = extent

@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import is_of_loader, without_prefix
 from edgepeft.graph.protos import properties
+from edgepeft.tasks.base import Kind, stated
 
 __all__ = ["DROPPED", "TrainingFacts", "training_facts"]
 
@@ -31,15 +32,14 @@ class TrainingFacts:
     """``trained`` tensors in order; ``dropouts`` are (probability, width) of the inputs ``dropout:<i>``.
 
     ``dropped`` are the weights of the products that read what each dropout leaves; ``generated`` are the inputs that a
-    recipe makes of trained tensors; ``n_outputs`` are the columns that the loss needs of the logits.
+    recipe makes of trained tensors; ``kind`` is of the task, whose loss it is.
     """
 
     trained: tuple[str, ...]
-    regression: bool = False
+    kind: Kind
     dropouts: tuple[tuple[float, int], ...] = ()
     dropped: tuple[str, ...] = ()
     generated: tuple[str, ...] = ()
-    n_outputs: int = 1
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -65,11 +65,11 @@ def training_facts(delta: onnx.ModelProto) -> TrainingFacts:
         rate = float(card.get("head_dropout", 0.0))
         names = json.loads(facts[DROPPED]) if DROPPED in facts else _UNDECLARED.get(card["head"], _LAST)
         dropped = tuple(names) if rate > 0 else ()
+        kind = stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=card.get("chosen") or {})
         dropouts = tuple((rate, stored[name].dims[1]) for name in dropped)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise BundleError(
-            f"the delta graph does not say where its head has dropout ({error}); export it again."
+            f"the delta graph does not say what its loss is, or where its head has dropout ({error}); export it again."
         ) from error
     generated = tuple(i.name for i in delta.graph.input if without_prefix(i.name)[0] == "generated")
-    labels = card.get("labels")
-    return TrainingFacts(tuple(stored), labels is None, dropouts, dropped, generated, len(labels or "1"))
+    return TrainingFacts(tuple(stored), kind, dropouts, dropped, generated)

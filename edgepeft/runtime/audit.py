@@ -16,6 +16,7 @@ from edgepeft.graph.sound import check_standard
 from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
 from edgepeft.runtime.manifest import Verification
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.text_check import TextCheck
 from edgepeft.runtime.verify import read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING
 
@@ -61,7 +62,9 @@ def _check_backbone(runtime: Runtime) -> None:
     for name in BUNDLE_FILES:  # never a name that the manifest makes up
         if name in bundle.manifest.files:
             expect_hash(bundle.folder / name, bundle.manifest.files[name])
-    check_standard(bundle.backbone_graph)
+    graphs = [bundle.backbone_graph, *(bundle.text_graphs if bundle.manifest.backbone.text else ())]
+    for graph in graphs:
+        check_standard(graph)
     values = {name for node in bundle.backbone_graph.graph.node for name in node.output}
     missing = [site for site, value in bundle.manifest.backbone.sites.items() if value not in values]
     if missing:
@@ -85,10 +88,22 @@ def _check_task(runtime: Runtime, task: str) -> Verification:
     check_standard(bundle.delta_graph(task))
     if (trained := bundle.entry(task).train_sha256) is not None:
         expect_hash(bundle.current(task, TRAINING), trained)
-    inputs, reference = read_check(path.read_bytes(), str(path))
-    result = replay(lambda group: runtime.logits(task, group), inputs, reference, bundle.allowed(task))
+    result = (_replay_text if bundle.entry(task).writes else _replay)(runtime, task, path)
     stated = bundle.entry(task).verification
     if stated is not None:
         result = result.model_copy(update={"reference": stated.reference})
     require_passed(task, result)
     return result
+
+
+def _replay(runtime: Runtime, task: str, path: Path) -> Verification:
+    inputs, reference = read_check(path.read_bytes(), str(path))
+    compare = runtime.bundle.entry(task).task_kind.agreement
+    return replay(lambda group: runtime.logits(task, group), inputs, reference, runtime.bundle.allowed(task), compare)
+
+
+def _replay_text(runtime: Runtime, task: str, path: Path) -> Verification:
+    check = TextCheck.read(path.read_bytes(), str(path), runtime.bundle.architecture.vocab_size)
+    runtime.prepare(task)
+    generator = runtime.generator
+    return check.replay(generator.session(task), generator.decoder.start_token_id, runtime.bundle.allowed(task))

@@ -13,19 +13,32 @@ from google.protobuf.message import DecodeError
 from edgepeft.backbones.base import Architecture, Family, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.graph.protos import copied
 from edgepeft.graph.sound import check_sound
-from edgepeft.graph.splice import splice
+from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.resources import file_identity, sha256_of
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.verify import Tolerance, allowed_for
 from edgepeft.runtime.versions import GRAPH, locate
 
-__all__ = ["BACKBONE_FILE", "TASKS_FOLDER", "TEMPLATES_FOLDER", "Bundle", "check_owner", "parse_graph", "read_graph"]
+__all__ = [
+    "BACKBONE_FILE",
+    "DECODER_FILE",
+    "ENCODER_FILE",
+    "TASKS_FOLDER",
+    "TEMPLATES_FOLDER",
+    "Bundle",
+    "check_owner",
+    "parse_graph",
+    "read_graph",
+]
 
 BACKBONE_FILE = "backbone.onnx"
+ENCODER_FILE, DECODER_FILE = "encoder.onnx", "decoder.onnx"
 TASKS_FOLDER = "tasks"
 TEMPLATES_FOLDER = "templates"
 
@@ -116,9 +129,26 @@ class Bundle:
         Raises:
             BundleError: truncated or altered.
         """
-        path = self.folder / BACKBONE_FILE
-        self._expect_hash(path, self.manifest.backbone.sha256.graph)
-        return read_graph(path, self.manifest.backbone.weights_file)
+        return self._graph(BACKBONE_FILE, self.manifest.backbone.sha256.graph)
+
+    @cached_property
+    def text_graphs(self) -> TextGraphs:
+        """``encoder.onnx`` and ``decoder.onnx`` without the weights.
+
+        Raises:
+            BundleError: truncated or altered; the bundle was made without them.
+        """
+        text = self.manifest.backbone.text
+        if text is None:
+            raise BundleError(
+                f"{self.folder} cannot write text: it has no {ENCODER_FILE} and {DECODER_FILE}. A bundle that was made "
+                "before edgepeft wrote text must be exported again; a backbone without a decoder writes none."
+            )
+        return TextGraphs(self._graph(ENCODER_FILE, text.encoder), self._graph(DECODER_FILE, text.decoder))
+
+    def _graph(self, name: str, sha256: str) -> onnx.ModelProto:
+        self._expect_hash(self.folder / name, sha256)
+        return read_graph(self.folder / name, self.manifest.backbone.weights_file)
 
     def entry(self, task: str) -> TaskEntry:
         """The manifest's entry.
@@ -127,6 +157,18 @@ class Bundle:
             UnknownName: no such task.
         """
         return self.manifest.task(task)
+
+    def scored(self, task: str) -> TaskEntry:
+        """The entry of a task that gives logits of its own.
+
+        Raises:
+            UnknownName: no such task.
+            UsageError: it writes text.
+        """
+        entry = self.entry(task)
+        if entry.writes:
+            raise UsageError(f"task {task} writes text; this is for tasks with labels or a number.")
+        return entry
 
     def allowed(self, task: str) -> Tolerance:
         """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
@@ -159,14 +201,30 @@ class Bundle:
         return model
 
     def spliced(self, task: str | None) -> onnx.ModelProto:
-        """As ``graph``, with every row of every value."""
+        """As ``graph``, with every row of every value.
+
+        Raises:
+            UsageError: the task writes text, by two graphs.
+        """
+        if task is not None:
+            self.scored(task)
         checkpoint = self.checkpoint  # first: a damaged weights file is the clearer message
         if task is None:
-            copy = onnx.ModelProto()
-            copy.CopyFrom(self.backbone_graph)
-            return copy
+            return copied(self.backbone_graph)
         delta = self.delta_graph(task)
         return splice(self.backbone_graph, delta, self.manifest.backbone.sites, checkpoint)
+
+    def text_graphs_of(self, task: str | None) -> TextGraphs:
+        """The graphs that write a task's text, or the bare backbone's for None; weights stay in their file."""
+        checkpoint, graphs = self.checkpoint, self.text_graphs
+        if task is None:
+            return TextGraphs(*(copied(graph) for graph in graphs))
+        delta = self.delta_graph(task)
+        return TextGraphs(*splice_text(*graphs, delta, self.manifest.backbone.sites, checkpoint))
+
+    def prompt_length(self, task: str | None) -> int:
+        """Tokens that a task puts in front of each row; 0 of the bare backbone."""
+        return 0 if task is None else self.entry(task).prompt_length
 
     def encoder(self) -> TextEncoder:
         """The bundle's tokenizer."""

@@ -13,6 +13,8 @@ from edgepeft.errors import UsageError
 from edgepeft.graph.cost import count_run
 from edgepeft.operators import OperatorClass, Work, product_flops
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.text_sizes import count_answer
 
 __all__ = ["Cost", "bundle_cost", "checked_length", "example_inputs"]
 
@@ -29,6 +31,7 @@ class Cost:
     precision: str  # of the backbone's products
     works: tuple[Work, ...]
     unknown: tuple[str, ...]
+    decoding: Decoding | None = None  # of a task that writes text: as many tokens as it allows
 
     @property
     def flops(self) -> int:
@@ -55,10 +58,13 @@ class Cost:
         return _sums(self.works)
 
 
-def bundle_cost(bundle: Bundle, task: str | None, batch_size: int = 1, length: int | None = None) -> Cost:
+def bundle_cost(
+    bundle: Bundle, task: str | None, batch_size: int = 1, length: int | None = None, decoding: Decoding = GREEDY
+) -> Cost:
     """Count a task's graph, or the bare backbone's for None; weights are not read.
 
-    Without a length it is 128, or as many tokens as the model takes.
+    Without a length it is 128, or as many tokens as the model takes.  Of a task that writes text, answers of as many
+    tokens as ``decoding`` allows.
 
     Raises:
         UnknownName: no such task.
@@ -66,9 +72,12 @@ def bundle_cost(bundle: Bundle, task: str | None, batch_size: int = 1, length: i
         BundleError: a damaged bundle.
     """
     length = checked_length(bundle, task, batch_size, length)
-    counted = count_run(bundle.graph(task), example_inputs(bundle, task, batch_size, length))
-    precision = bundle.manifest.backbone.weights_dtype
-    return Cost(task, batch_size, length, precision, counted.works, counted.unknown)
+    precision, inputs = bundle.manifest.backbone.weights_dtype, example_inputs(bundle, task, batch_size, length)
+    if task is not None and bundle.entry(task).writes:
+        counted = count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
+        return Cost(task, batch_size, length, precision, *counted, decoding)
+    counted = count_run(bundle.graph(task), inputs)
+    return Cost(task, batch_size, length, precision, *counted)
 
 
 def checked_length(
@@ -99,7 +108,8 @@ def example_inputs(bundle: Bundle, task: str | None, batch_size: int, length: in
         "attention_mask": np.ones(shape, np.int64),
         "token_type_ids": np.zeros(shape, np.int64),
     }
-    graph = bundle.graph(task).graph
+    writes = task is not None and bundle.entry(task).writes
+    graph = (bundle.text_graphs_of(task).encoder if writes else bundle.graph(task)).graph
     return {value.name: values[value.name] for value in graph.input if value.name in values}
 
 

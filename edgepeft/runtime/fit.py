@@ -8,6 +8,7 @@ tokenizer.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,15 @@ from edgepeft.graph.shapes import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import checked_length, example_inputs
+from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
+from edgepeft.runtime.text_sizes import cache_bytes, pass_bytes
 from edgepeft.runtime.tuning.memory import demand_of, matrices_read, most_within, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH
+from edgepeft.tasks.base import Kind
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit"]
 
@@ -69,6 +74,7 @@ class Fit:
     inference: Inference
     finetune: Need | None
     untunable: str | None
+    decoding: Decoding | None = None  # of a task that writes text
 
 
 def bundle_fit(
@@ -82,6 +88,7 @@ def bundle_fit(
     reserve: int = 0,
     template: str | None = None,
     finetune: bool = True,
+    decoding: Decoding = GREEDY,
 ) -> Fit:
     """The memory and disk that a task takes, and the batches that fit a device.
 
@@ -95,6 +102,7 @@ def bundle_fit(
         reserve: bytes of the device that others keep.
         template: fine-tune a new task from this template instead of the task.
         finetune: predict fine-tuning too.
+        decoding: of a task that writes text, how; as many tokens as it allows.
 
     Raises:
         UnknownName: no such task or template.
@@ -105,20 +113,35 @@ def bundle_fit(
     if reserve < 0 or allowed <= 0:
         raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
     length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
-    inference = _inference(bundle, task, base=base, batch_size=batch_size, length=length, allowed=allowed)
+    written = decoding if task is not None and bundle.entry(task).writes else None
+    sizes = {"base": base, "batch_size": batch_size, "length": length, "allowed": allowed}
+    inference = _inference(bundle, task, written, **sizes)
     subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
     tuning = None
     if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
         demand, _, _ = demand_of(bundle, subject, length, TuneOptions())
         most, peak = demand.most_rows(allowed, 0, _MOST_TUNED), demand.n_bytes(batch_size, 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
-    return Fit(task, batch_size, length, allowed, _disk(bundle), inference, tuning, why)
+    return Fit(task, batch_size, length, allowed, _disk(bundle), inference, tuning, why, written)
 
 
-def _inference(bundle: Bundle, task: str | None, *, base: int, batch_size: int, length: int, allowed: int) -> Inference:
-    graph, entry = bundle.graph(task), None if task is None else bundle.entry(task)
-    stored, packed = stored_bytes(graph.graph), packed_bytes(graph.graph)
-    read = set(matrices_read(graph.graph))
+def _inference(
+    bundle: Bundle,
+    task: str | None,
+    decoding: Decoding | None,
+    *,
+    base: int,
+    batch_size: int,
+    length: int,
+    allowed: int,
+) -> Inference:
+    entry = None if task is None else bundle.entry(task)
+    graphs = [bundle.graph(task)] if decoding is None else list(bundle.text_graphs_of(task))
+    stored = {name: size for graph in graphs for name, size in stored_bytes(graph.graph).items()}
+    packed = sum(packed_bytes(graph.graph) for graph in graphs)
+    read = {name for graph in graphs for name in matrices_read(graph.graph)}
+    # A table of words that is the output's too lies there in both forms.
+    read -= {node.input[0] for graph in graphs for node in graph.graph.node if node.op_type == "Gather"}
     delta = 0 if entry is None else entry.n_bytes * (2 if entry.weights_dtype == "fp16" else 1)
     private = 0 if entry is None else entry.private_bytes
     tokenizer = bundle.folder / "tokenizer.json"
@@ -126,22 +149,20 @@ def _inference(bundle: Bundle, task: str | None, *, base: int, batch_size: int, 
         "process": base,
         "packed weights": packed,
         "embeddings and vectors": sum(size for name, size in stored.items() if name not in read),
-        "session": _SESSION + _COPIES * delta + private,
+        "session": len(graphs) * _SESSION + _COPIES * delta + private,
         "tokenizer": _TOKENIZER * tokenizer.stat().st_size if tokenizer.is_file() else 0,
     }
 
-    @functools.cache
-    def alive(rows: int) -> int:
-        specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
-        return int(_ARENA * peak_bytes(graph.graph, specs, in_place=False))
+    working = _labelled(bundle, task, length) if decoding is None else _written(bundle, task, length, decoding, allowed)
 
     def parts(rows: int) -> dict[str, int]:
-        in_pass = -(-rows // max(1, round(rows * length / PASS_TOKENS)))
-        return {**fixed, "a pass": alive(in_pass), "inputs": _INPUTS * rows * length}
+        return {**fixed, **working(rows), "inputs": _INPUTS * rows * length}
 
     def peak(rows: int) -> int:
-        return int(max(sum(parts(rows).values()), first))
+        return int(max(sum(parts(rows).values()), first, least))
 
+    # A runtime refuses what takes more than half of the memory.
+    least = 0 if decoding is None else 2 * row_bytes(bundle.architecture, length, decoding)
     # Packing reads every weight once and writes its packed copy to the cache's file.
     first = base + bundle.weights.stat().st_size + _SESSION
     most = most_within(peak, allowed, _MOST_ROWS)
@@ -160,17 +181,44 @@ def _inference(bundle: Bundle, task: str | None, *, base: int, batch_size: int, 
     )
 
 
+def _labelled(bundle: Bundle, task: str | None, length: int) -> Callable[[int], dict[str, int]]:
+    """Rows -> what a pass of them takes."""
+    graph = bundle.graph(task)
+
+    @functools.cache
+    def alive(rows: int) -> int:
+        specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
+        return int(_ARENA * peak_bytes(graph.graph, specs, in_place=False))
+
+    return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}
+
+
+def _written(
+    bundle: Bundle, task: str | None, length: int, decoding: Decoding, allowed: int
+) -> Callable[[int], dict[str, int]]:
+    """Rows -> what those that are written at once take: while the encoder runs, or in the decoder's last step."""
+    graphs, prompt = bundle.text_graphs_of(task), bundle.prompt_length(task)
+
+    @functools.cache
+    def taken(rows: int) -> dict[str, int]:
+        inputs = example_inputs(bundle, task, rows, length)
+        encoder, step = pass_bytes(graphs, inputs, prompt, decoding)
+        caches = cache_bytes(graphs, rows, length + prompt, decoding)
+        return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
+
+    return lambda rows: taken(rows_at_once(bundle, rows, length + prompt, decoding, allowed))
+
+
 @dataclass(frozen=True)
 class _AnyRows(Files):
     """Stands for data that is not there: memory depends on how long rows are and how many, not on what they say."""
 
     pairs: bool = False
 
-    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, *, regression: bool) -> TaskData:
-        label = "0" if regression else (labels or ("a", "b"))[0]
+    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, kind: type[Kind]) -> TaskData:
+        label, own = kind.example(labels)
         row = Row("a", "b" if self.pairs else None, label, "", 1)
-        own = None if regression else (labels or ("a", "b"))
-        return TaskData((row,), (row,), (row,), own, "none")
+        return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)
 
 
 def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text
+from edgepeft.data.pattern import pattern
+from edgepeft.data.rows import SENTENCES
 from edgepeft.errors import DataError
 
-__all__ = ["Inputs", "check_rows", "checked_inputs", "pad_together", "texts_of"]
+__all__ = ["Inputs", "Readable", "Truncation", "check_rows", "checked_inputs", "pad_together", "texts_of"]
 
+Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
+_PLAIN = f"{{{SENTENCES.names[0]}}}"  # what a task reads of columns that is not posed as text
+
+
+@dataclass
+class Truncation:
+    """How many rows lost tokens so far, and how many texts were not written to the end, for one note about all."""
+
+    rows: int = 0
+    texts: int = 0
 
 
 def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDArray[np.int64]]:
@@ -41,20 +55,36 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
     return batch
 
 
-def texts_of(texts: object) -> list[Text]:
+def texts_of(texts: object, source: str | None = None) -> list[Text]:
     """What callers give as texts; one text is a list of one, and the second of a pair may be None.
 
+    With ``source``, a task's pattern, each is what the row's columns make of it; a text alone is the one column.
+
     Raises:
-        DataError: something else; names the first.
+        DataError: something else, or a column is missing; names the first row.
     """
-    given = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
-    read = []
-    for row, one in enumerate(given):
-        first, second = one if isinstance(one, (tuple, list)) and len(one) == 2 else (one, None)
-        if not isinstance(first, str) or not isinstance(second, str | None):
-            raise DataError(f"row {row}: a text, or a pair of texts (first, second), is needed; found {one!r:.60}.")
-        read.append(Text(first, second))
-    return read
+    given = [texts] if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
+    return [_text(one, source, f"row {row}") for row, one in enumerate(given)]
+
+
+def _text(one: object, source: str | None, where: str) -> Text:
+    if isinstance(one, Mapping) and source is not None:
+        return Text(pattern(source).filled(one, where))
+    first, second = one if isinstance(one, (tuple, list)) and len(one) == 2 else (one, None)
+    if isinstance(one, Mapping):
+        first, second = pattern(_PLAIN).filled(one, where), one.get(SENTENCES.names[1]) or None
+    if not isinstance(first, str) or not isinstance(second, str | None):
+        raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {one!r:.60}.")
+    return Text(first, second) if source is None else _posed(Text(first, second), source, where)
+
+
+def _posed(text: Text, source: str, where: str) -> Text:
+    """What the source makes of a text, or a pair, without names."""
+    reads = pattern(source)
+    if text.second is None and len(reads.fields) == 1:
+        return Text(reads.filled({reads.fields[0]: text.first}, where))
+    given = zip(SENTENCES.names, text, strict=False)
+    return Text(reads.filled({name: value for name, value in given if value is not None}, where))
 
 
 def check_rows(mask: NDArray[np.generic]) -> None:

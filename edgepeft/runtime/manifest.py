@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
@@ -17,6 +17,7 @@ from edgepeft.mistakes import in_words
 from edgepeft.resources import write_json
 from edgepeft.runtime.bounds import check_folder
 from edgepeft.task_name import check_task_names
+from edgepeft.tasks.base import Kind, stated
 
 __all__ = [
     "MANIFEST_FILE",
@@ -29,6 +30,7 @@ __all__ = [
     "OnData",
     "TaskEntry",
     "TemplateEntry",
+    "TextHashes",
     "Verification",
     "WeightsDtype",
 ]
@@ -63,8 +65,18 @@ class Hashes(_Model):
     weights: FileHash
 
 
+class TextHashes(_Model):
+    """SHA-256 of the two graphs that write text."""
+
+    encoder: FileHash
+    decoder: FileHash
+
+
 class BackboneEntry(_Model):
-    """``sites`` maps every site, and what stands around it, to a value of ``backbone.onnx``."""
+    """``sites`` maps every site, and what stands around it, to a value of ``backbone.onnx``, and of ``text``'s graphs.
+
+    ``text`` is None where there is no decoder, and in bundles that were made before it could write text.
+    """
 
     family: str
     model_type: str
@@ -73,6 +85,7 @@ class BackboneEntry(_Model):
     weights_dtype: WeightsDtype = "fp32"
     checkpoint_sha256: FileHash | None = None  # of the float32 checkpoint that 8-bit weights were made of
     sites: dict[str, str]
+    text: TextHashes | None = None
 
     @property
     def identity(self) -> str:
@@ -116,17 +129,28 @@ class Verification(_Model):
 
 
 class TaskEntry(_Model):
-    """One task: what its delta is, and how it was verified.  ``labels`` is None for regression."""
+    """One task: what its delta is, and how it was verified.  ``labels`` is None where the ``kind`` of task has none.
+
+    ``source`` is the pattern that a row's columns fill in, where the task is posed as text; ``targets`` are what is
+    written of each label, None its name.
+    """
 
     method: str
     hyperparameters: dict[str, Any] = {}
+    kind: str | None = None  # None in what is older than the names of kinds
     labels: tuple[str, ...] | None
-    regression: bool = False
+    chosen: dict[str, Any] = {}  # on the evaluation rows, such as thresholds
+    regression: bool = False  # as versions that know no kinds read
     pairs: bool = False
     level: Literal["sentence"] = "sentence"
     head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels"]
+    head_reads: Literal["first_token", "first_position", "mean", "labels", "text"]
     max_length: int = Field(gt=0)
+    source: str | None = None
+    target: str | None = None
+    targets: tuple[str, ...] | None = None
+    step: float | None = Field(default=None, gt=0)  # between labels that are numbers
+    max_target_length: int | None = None
     prompt_length: int = Field(default=0, ge=0)
     trainable_parameters: int = Field(ge=0)
     n_bytes: int = Field(ge=0)
@@ -142,9 +166,24 @@ class TaskEntry(_Model):
     previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
 
     @property
+    def writes(self) -> bool:
+        """Whether the answer is a text, token by token."""
+        return self.head_reads == "text"
+
+    @property
+    def task_kind(self) -> Kind:
+        """The kind of task, with these labels and what was chosen."""
+        return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
+
+    @property
     def n_outputs(self) -> int:
-        """Logits of a row."""
-        return 1 if self.labels is None else len(self.labels)
+        """Logits of a row; a text has others."""
+        return self.task_kind.n_outputs
+
+    @model_validator(mode="after")
+    def _is_of_a_kind(self) -> TaskEntry:
+        _ = self.task_kind
+        return self
 
 
 class TemplateEntry(_Model):

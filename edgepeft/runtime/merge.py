@@ -1,4 +1,7 @@
-"""One task as one plain model, in the layout that optimum loads: nothing of edgepeft is needed to run it."""
+"""One task as one plain model, in the layout that optimum loads: nothing of edgepeft is needed to run it.
+
+A task that writes text is two graphs over one file of weights: ``edgepeft.runtime.merge_text``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle, expect_hash
 from edgepeft.runtime.manifest import TaskEntry, Verification
+from edgepeft.runtime.merge_text import write_text_model
 from edgepeft.runtime.session import failing_as, plain_session, run_session
 from edgepeft.runtime.verify import read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK
@@ -31,7 +35,7 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
     """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
 
     Inputs are the backbone's, ``logits`` [batch, outputs] the only output.  The task's check file is
-    replayed on the file that was written.
+    replayed on the file that was written.  A task that writes text: as ``write_text_model``.
 
     Raises:
         UnknownName: no such task.
@@ -39,20 +43,24 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
         BundleError: a file is damaged.
         VerificationFailed: the written model does not give PyTorch's logits; nothing is left.
     """
-    entry = bundle.entry(task)
+    entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
     with new_folder(out, force=force) as folder:
-        model = bundle.graph(task)
-        load_external_data_for_model(model, str(bundle.folder))
-        inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
-        onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, location=f"{MODEL_FILE}_data")
-        write_json(folder / "config.json", _config(read_config(bundle.folder / "config.json"), entry))
+        write_json(folder / "config.json", config if entry.writes else _config(config, entry))
         write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))
         for name in _TOKENIZER_FILES:
             if (bundle.folder / name).is_file():
                 shutil.copyfile(bundle.folder / name, folder / name)
-        result = _verified(bundle, task, folder / MODEL_FILE)
+        result = (write_text_model if entry.writes else _write_model)(bundle, task, folder)
         require_passed(task, result)
     return result
+
+
+def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
+    model = bundle.graph(task)
+    load_external_data_for_model(model, str(bundle.folder))
+    inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
+    onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, location=f"{MODEL_FILE}_data")
+    return _verified(bundle, task, folder / MODEL_FILE)
 
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
@@ -64,7 +72,7 @@ def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
         "architectures": [f"{name}ForSequenceClassification" for name in classes.values()],
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
-        "problem_type": "regression" if entry.labels is None else "single_label_classification",
+        "problem_type": entry.task_kind.problem_type,
     }
 
 
@@ -86,4 +94,5 @@ def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     inputs, reference = read_check(where.read_bytes(), str(where))
     with failing_as("cannot open the merged model"):
         session = plain_session(path)
-    return replay(lambda group: run_session(session, LOGITS, group), inputs, reference, bundle.allowed(task))
+    compare = bundle.entry(task).task_kind.agreement
+    return replay(lambda group: run_session(session, LOGITS, group), inputs, reference, bundle.allowed(task), compare)

@@ -48,10 +48,9 @@ def stated_score(metrics: Mapping[str, Any]) -> str:
 
 
 def _row(name: str, entry: TaskEntry) -> str:
-    kind = "regression" if entry.labels is None else f"{len(entry.labels)} labels"
     parity = "-" if entry.verification is None else f"{entry.verification.max_abs_difference:.1e}"
     if entry.verification is not None and entry.verification.reference != "pytorch":
         parity += f" (to its {entry.verification.reference})"
-    told = (markdown_cell(entry.method), kind, markdown_cell(stated_score(entry.metrics)))
+    told = (markdown_cell(entry.method), entry.task_kind.described, markdown_cell(stated_score(entry.metrics)))
     cells = (name, *told, f"{entry.trainable_parameters:,}", f"{entry.n_bytes:,}", parity)
     return f"| {' | '.join(cells)} |"

@@ -7,14 +7,18 @@ arena's size follows the pass instead of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.runtime.inputs import Inputs
 
-__all__ = ["PASS_TOKENS", "passes"]
+__all__ = ["PASS_TOKENS", "in_batches", "passes"]
+
+T = TypeVar("T")
 
 # roberta-base, 32 rows of 128, 2 cores with 1 MB of L2 each: 3.93 s in one pass, 3.71 s by 2048, 3.62 s by 1024,
 # 3.55 s by 512; smaller passes pay more for each operator's start where rows are short.
@@ -42,3 +46,10 @@ def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterat
         if rows.size:
             used = int(np.flatnonzero(mask[rows].any(0))[-1]) + 1
             yield rows, {name: values[rows, :used] for name, values in inputs.items()}
+
+
+def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Consecutive groups of at most ``size``, in constant memory."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch

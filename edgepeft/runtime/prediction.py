@@ -1,46 +1,43 @@
-"""From logits to answers."""
+"""From logits, or from tokens that were written, to answers."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text
+from edgepeft.data.answers import Answer, Prediction
 from edgepeft.errors import BundleError
 from edgepeft.runtime.manifest import TaskEntry
 
-__all__ = ["Prediction", "of_width", "predictions"]
+__all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions"]
+
+
+A = TypeVar("A", bound=Answer)
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """One row's answer: a label with its probability, or a number (``label`` None) for regression; and its logits.
-
-    ``note`` says what speaks against it: a text of another kind than those that the task was trained on.
-    """
+class TextAnswer(Answer):
+    """What a task wrote; ``ended`` is false where the text was cut at the largest number of tokens."""
 
     task: str
-    label: str | None
-    score: float
-    scores: dict[str, float]
-    logits: tuple[float, ...]
+    text: str
+    ended: bool
     note: str = ""
 
     @property
-    def value(self) -> str | float:
-        """The label, or the number."""
-        return self.score if self.label is None else self.label
+    def value(self) -> str:
+        """The text."""
+        return self.text
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON; ``note`` where there is one."""
-        note = {"note": self.note} if self.note else {}
-        if self.label is None:
-            return {"task": self.task, "value": self.score, **note}
-        return {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores, **note}
+        return {"task": self.task, "text": self.text, "ended": self.ended, **({"note": self.note} if self.note else {})}
 
 
 def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -55,22 +52,27 @@ def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[
 
 
 def predictions(task: str, entry: TaskEntry, texts: Sequence[Text], logits: NDArray[np.float32]) -> list[Prediction]:
-    """[batch, outputs] -> one answer for each of ``texts``; probabilities are the softmax of the logits."""
-    notes = [_note(text, entry) for text in texts]
-    if entry.labels is None:
-        values = [float(row[0]) for row in logits]
-        return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
-    answers = []
-    for row, raw, note in zip(probabilities, logits, notes, strict=True):
-        scores = {label: round(float(p), 6) for label, p in zip(entry.labels, row, strict=True)}
-        best = entry.labels[int(row.argmax())]
-        answers.append(Prediction(task, best, scores[best], scores, tuple(map(float, raw)), note))
-    return answers
+    """[batch, outputs] -> one answer for each of ``texts``, by the task's kind."""
+    return entry.task_kind.predictions(task, logits, [note_of(text, entry) for text in texts])
 
 
-def _note(text: Text, entry: TaskEntry) -> str:
+class Notes:
+    """What was said of each task's texts, once."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def told(self, answers: Sequence[A]) -> list[A]:
+        """The answers, after a warning where texts are not of the kind that their task was trained on."""
+        for task, note in dict.fromkeys((answer.task, answer.note) for answer in answers if answer.note):
+            if (task, note) not in self._said:
+                self._said.add((task, note))
+                warnings.warn(f"task {task}: {note}.", UserWarning, stacklevel=3)
+        return list(answers)
+
+
+def note_of(text: Text, entry: TaskEntry) -> str:
+    """What speaks against an answer: a text of another kind than those that the task was trained on."""
     if not text.first.strip() and not (text.second or "").strip():
         return "the text is empty"
     if entry.pairs and text.second is None:

@@ -3,46 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from threading import RLock
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.inputs import Inputs, check_rows, checked_inputs, pad_together, texts_of
-from edgepeft.runtime.mixed import MOST_TASKS, Mixer
-from edgepeft.runtime.passes import passes
-from edgepeft.runtime.prediction import Prediction, of_width, predictions
+from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.generation import Generator, TextSession
+from edgepeft.runtime.inputs import Inputs, Readable, Truncation, check_rows, checked_inputs, pad_together, texts_of
+from edgepeft.runtime.mixed import Mixer
+from edgepeft.runtime.passes import in_batches, passes
+from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
-from edgepeft.runtime.session import return_free_memory, run_session
+from edgepeft.runtime.session import opening, return_free_memory, run_session
+from edgepeft.runtime.text_tasks import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
 
 __all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
-T = TypeVar("T")
-Readable = str | tuple[str, str | None]  # a text, or a pair of them; a ``Text`` is one
-RowResult = Prediction | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
+RowResult = Answer | NDArray[np.float32] | EdgepeftError  # of a row of a mixed batch
 
 
-@dataclass
-class Truncation:
-    """How many rows lost tokens so far, for one note about all of them."""
-
-    rows: int = 0
-
-
-class Runtime:
+class Runtime(TextTasks):
     """An opened bundle that answers; sessions open with the first request to their task.
 
     ``threads`` caps the intra-op threads; None takes what affinity and quota allow.  ``cache`` lets all sessions
@@ -58,10 +49,11 @@ class Runtime:
         self._encoder: TextEncoder | None = None
         self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget, move=self._move)
         self._prefix = Prefix(self.bundle, self._open)
+        self.generator = Generator(self.bundle, self._open)
         self._lock = RLock()  # of everything above; runs themselves need none
         self._mixer = Mixer(self.bundle, self._weights, self._lock)
         self._closed = False
-        self._warned: dict[str, set[str]] = {}  # by task
+        self._notes = Notes()
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +67,7 @@ class Runtime:
             self._closed = True
             self._sessions.clear()
             self._prefix.close()
+            self.generator.close()
             self._mixer.close()
             self._weights.close()
 
@@ -103,6 +96,7 @@ class Runtime:
             self._mixer.renew(bundle, changed)
             if changed:
                 self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the old one
+                self.generator = Generator(bundle, self._open)
             return tuple(changed)
 
     def session(self, task: str | None) -> TaskSession:
@@ -117,24 +111,36 @@ class Runtime:
             self._check_open()
             if task not in self._sessions:
                 self._weights.prepare()  # first: it has the identities of weights that were hashed before
-                try:
+                with opening(task):
                     self._sessions[task] = self._open(self.bundle.graph(task))
-                except EdgepeftError:
-                    raise
-                except Exception as error:  # a graph from elsewhere may be unlike any that the code foresees
-                    name = "the backbone" if task is None else f"task {task}"
-                    raise BundleError(f"{name} cannot be opened ({type(error).__name__}: {error}).") from error
             return self._sessions[task]
+
+    def prepare(self, task: str | None) -> None:
+        """Open what answers a task's rows, or the bare backbone for None, before they come.
+
+        Raises:
+            UnknownName, BundleError, UsageError: as ``session``.
+        """
+        self._opened(task)
+
+    def _opened(self, task: str | None) -> TaskSession | TextSession:
+        if task is None or not self.bundle.entry(task).writes:
+            return self.session(task)
+        with self._lock, opening(task):
+            self._check_open()
+            self._weights.prepare()
+            return self.generator.session(task)
 
     def structure(self, task: str | None) -> bytes | None:
         """Equal for tasks whose rows ``predict_mixed`` runs together; None until the task's session is open."""
-        session = self._sessions.get(task)
+        session = self._sessions.get(task) or self.generator.opened(task)
         return None if session is None else session.structure
 
     def _forget(self, session: object) -> None:
         """Drop a session, since too many are open: its tasks open another with their next request."""
         self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}
         self._prefix.forget(session)
+        self.generator.forget(session)
         self._mixer.forget(session)
 
     def _move(self, session: object) -> None:
@@ -142,6 +148,7 @@ class Runtime:
         for task in [task for task, each in self._sessions.items() if each.shared is session]:
             with contextlib.suppress(EdgepeftError):  # its file was replaced since: the open session goes on answering
                 self._sessions[task] = self._open(self.bundle.graph(task))
+        self.generator.forget(session)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -195,36 +202,39 @@ class Runtime:
             yield rows, run_session(session, output, part)
 
     def predict(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
-        """One answer for each text or pair, in order; longer ones are truncated and counted in ``truncation``.
+        """One answer for each text, pair or row of columns, in order; what is longer is cut, counted in ``truncation``.
 
         Raises:
             UnknownName, BundleError: as ``session``.
-            DataError: something that is neither text nor pair.
+            UsageError: the task writes text.
+            DataError: something that is neither text nor pair; a column is missing.
         """
-        entry, read = self.bundle.entry(task), texts_of(texts)
+        entry = self.bundle.entry(task)
+        read = texts_of(texts, entry.source)
         if not read:
             return []
-        return self._predictions(task, read, self.logits(task, self._encode(read, entry.max_length)))
+        return self._notes.told(predictions(task, entry, read, self.logits(task, self._encode(read, entry.max_length))))
 
-    def predict_all(self, tasks: Sequence[str], texts: str | Sequence[Readable]) -> dict[str, list[Prediction]]:
-        """The answers of several tasks on the same texts, by task; layers that several leave alone run once."""
-        read = texts_of(texts)
-        if not read:
-            return {task: [] for task in tasks}
-        logits: dict[str, NDArray[np.float32]] = {}
-        by_length: dict[int, list[str]] = {}
-        for task in dict.fromkeys(tasks):
-            by_length.setdefault(self.bundle.entry(task).max_length, []).append(task)
-        for max_length, alike in by_length.items():
-            logits |= self._logits_of_all(alike, self._encode(read, max_length, answers=len(alike)))
-        return {task: self._predictions(task, read, logits[task]) for task in tasks}
+    def predict_all(
+        self, tasks: Sequence[str], texts: str | Sequence[Readable], decoding: Decoding = GREEDY
+    ) -> dict[str, Sequence[Answer]]:
+        """The answers of several tasks on the same texts, by task; layers that several leave alone run once.
 
-    def _predictions(self, task: str, texts: Sequence[Text], logits: NDArray[np.float32]) -> list[Prediction]:
-        """The answers, after a warning, once for each task, where texts are not of the kind that it was trained on."""
-        answers = predictions(task, self.bundle.entry(task), texts, logits)
-        for note in {answer.note for answer in answers} - {"", *self._warned.get(task, ())}:
-            self._warned.setdefault(task, set()).add(note)
-            warnings.warn(f"task {task}: {note}.", UserWarning, stacklevel=3)
+        ``decoding`` is for those that write text.
+        """
+        given = texts if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
+        answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
+        forms: dict[tuple[int, str | None], list[str]] = {}
+        for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
+            if entry.writes:
+                answers[task] = self.write(task, given, decoding)
+            else:
+                forms.setdefault((entry.max_length, entry.source), []).append(task)
+        for (max_length, source), alike in forms.items():
+            read = texts_of(given, source)
+            logits = self._logits_of_all(alike, self._encode(read, max_length, answers=len(alike)))
+            for task in alike:
+                answers[task] = self._notes.told(predictions(task, self.bundle.entry(task), read, logits[task]))
         return answers
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
@@ -246,14 +256,16 @@ class Runtime:
         *,
         strict: bool = True,
         pooling: Pooling = Pooling.MEAN,
+        decoding: Decoding = GREEDY,
     ) -> list[RowResult]:
         """The answer of ``tasks[i]`` to ``texts[i]``, in order; rows of tasks of one structure share their passes.
 
-        A row whose task is None gets the bare backbone's embedding [hidden size], pooled as ``pooling`` says.
+        Text is written as ``decoding`` says, with several beams each task's alone.  A row whose task is None gets the
+        bare backbone's embedding [hidden size], pooled as ``pooling`` says.
         Unless ``strict``, a row whose task is unknown or damaged gets the error in its place.
 
         Raises:
-            UsageError: not as many tasks as texts.
+            UsageError: not as many tasks as texts, or an embedding pooled as labels.
             UnknownName, BundleError: as ``session``.
         """
         if len(tasks) != len(texts):
@@ -261,89 +273,50 @@ class Runtime:
         rows: dict[str | None, list[int]] = {}
         for row, task in enumerate(tasks):
             rows.setdefault(task, []).append(row)
-        groups, refused = self._groups(rows, strict=strict)
+        groups, refused = self._mixer.groups(rows, self._opened, strict=strict)
         answers: dict[int, RowResult] = {row: error for task, error in refused.items() for row in rows[task]}
         for group in groups:
             members = [row for task in group for row in rows[task]]
-            results = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling)
+            results = self._answers({task: [texts[row] for row in rows[task]] for task in group}, pooling, decoding)
             answers.update(zip(members, results, strict=True))
         return [answers[row] for row in range(len(tasks))]
 
-    def _groups(
-        self, tasks: Iterable[str | None], *, strict: bool
-    ) -> tuple[list[list[str | None]], dict[str | None, EdgepeftError]]:
-        """Tasks that share their passes, and the errors of the others; opens every session."""
-        groups: list[list[str | None]] = []
-        refused: dict[str | None, EdgepeftError] = {}
-        alike: dict[bytes, list[str]] = {}
-        for task in tasks:
-            try:
-                session = self.session(task)
-            except EdgepeftError as error:
-                if strict:
-                    raise
-                refused[task] = error
-                continue
-            if task is None or session.structure is None:
-                groups.append([task])
-            else:
-                alike.setdefault(session.structure, []).append(task)
-        for members in ({task: self.session(task) for task in names} for names in alike.values()):
-            size = MOST_TASKS if self._mixer.can_mix(members) else 1
-            groups += [[*part] for part in in_batches(members, size)]
-        return groups, refused
-
-    def _answers(self, texts: Mapping[str | None, list[Readable]], pooling: Pooling) -> Sequence[RowResult]:
+    def _answers(
+        self, texts: Mapping[str | None, list[Readable]], pooling: Pooling, decoding: Decoding
+    ) -> Sequence[RowResult]:
         named = {task: rows for task, rows in texts.items() if task is not None}
         if not named:
             return self._embeddings(texts[None], pooling)
-        if len(named) == 1:
-            return [answer for task, rows in named.items() for answer in self.predict(task, rows)]
         entries = [self.bundle.entry(task) for task in named]
-        read = [texts_of(rows) for rows in named.values()]
+        if len(named) == 1 or (entries[0].writes and decoding.beams > 1):
+            return [answer for task, rows in named.items() for answer in self.predict_all([task], rows, decoding)[task]]
+        if entries[0].writes:
+            return self.writing(decoding).answers(named)
+        read = [texts_of(rows, entry.source) for rows, entry in zip(named.values(), entries, strict=True)]
         encoded = [self._encode(rows, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
         inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
-        logits = self._logits_mixed(list(named), np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
-        answers = (self._predictions(*of_task) for of_task in zip(named, read, logits, strict=True))
-        return [answer for of_task in answers for answer in of_task]
-
-    def _logits_mixed(self, tasks: Sequence[str], slots: NDArray[np.intp], inputs: Inputs) -> list[NDArray[np.float32]]:
-        """[its rows, its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``, ascending."""
-        check_rows(inputs["attention_mask"])
-        sessions = [self.session(task) for task in tasks]
-        prompt = self.bundle.entry(tasks[0]).prompt_length
-        counts = np.bincount(slots, minlength=len(tasks))
-        widths = [self.bundle.entry(task).n_outputs for task in tasks]
-        logits = [np.empty(shape, np.float32) for shape in zip(counts, widths, strict=True)]
-        within = np.arange(len(slots)) - (np.cumsum(counts) - counts)[slots]
-        for rows, part in passes(inputs, prompt=prompt):
-            present, slot = np.unique(slots[rows], return_inverse=True)
-            chosen = [(tasks[i], sessions[i]) for i in present]
-            for k, outputs in enumerate(self._mixer.run(chosen, slot, part, prompt)):
-                i = present[k]
-                logits[i][within[rows[slot == k]]] = of_width(widths[i], tasks[i], outputs)
-        return logits
+        sessions = {task: self.session(task) for task in named}
+        logits = self._mixer.logits(sessions, np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
+        of_tasks = zip(named, entries, read, logits, strict=True)
+        return [answer for of_task in of_tasks for answer in self._notes.told(predictions(*of_task))]
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
         """The bare backbone's embedding [hidden size] of each text."""
         inputs = self._encode(texts, self.bundle.architecture.max_length)
         check_rows(inputs["attention_mask"])
         pooled = np.empty((len(texts), self.bundle.architecture.hidden_size), np.float32)
-        for rows, part in self._run(None, pooling.site, inputs):
+        for rows, part in self._run(None, pooling.embedding, inputs):
             pooled[rows] = part
         return list(pooled)
 
     def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
         read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
-            self._encoder = self._encoder or self.bundle.encoder()
-            batch = self._encoder.encode(read, max_length)
+            batch = self._tokenizer().encode(read, max_length)
             self.truncation.rows += batch.truncated * answers
         return batch.inputs
 
-
-def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Consecutive groups of at most ``size``, in constant memory."""
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
+    def _tokenizer(self) -> TextEncoder:
+        with self._lock:
+            self._encoder = self._encoder or self.bundle.encoder()
+            return self._encoder

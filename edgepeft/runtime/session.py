@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -18,14 +18,22 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
-from edgepeft.errors import BundleError
+from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.host.cores import cpu_quota, thread_count
 from edgepeft.host.machine import isa_flags
 
 if TYPE_CHECKING:
     from edgepeft.runtime.weights import TaskSession
 
-__all__ = ["failing_as", "open_session", "plain_session", "return_free_memory", "run_session", "session_options"]
+__all__ = [
+    "failing_as",
+    "open_session",
+    "opening",
+    "plain_session",
+    "return_free_memory",
+    "run_session",
+    "session_options",
+]
 
 _ERRORS_ONLY = 3
 _SPIN_MICROSECONDS = "50"
@@ -61,9 +69,16 @@ def _register_arena() -> None:
 
 
 def open_session(
-    model: onnx.ModelProto, folder: Path, threads: int | None = None, *, options: ort.SessionOptions | None = None
+    model: onnx.ModelProto,
+    folder: Path,
+    threads: int | None = None,
+    *,
+    options: ort.SessionOptions | None = None,
+    without: Sequence[str] = (),
 ) -> ort.InferenceSession:
     """A session on a model whose weights lie in ``folder``; ``options`` are those of ``session_options`` unless given.
+
+    ``without`` names optimisations of ONNX Runtime that are left out.
 
     Raises:
         BundleError: ONNX Runtime refuses the model.
@@ -80,7 +95,10 @@ def open_session(
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     with failing_as(f"cannot open the model of {folder}"):
         return ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOWER
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=[*_SLOWER, *without],
         )
 
 
@@ -115,6 +133,22 @@ def run_session(
     with failing_as(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens"):
         values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in known})[0]
         return values
+
+
+@contextmanager
+def opening(task: str | None) -> Iterator[None]:
+    """Open a task within the block, or the bare backbone for None.
+
+    Raises:
+        BundleError: in place of what no code foresaw: a graph from elsewhere may be unlike any other.
+    """
+    try:
+        yield
+    except EdgepeftError:
+        raise
+    except Exception as error:
+        name = "the backbone" if task is None else f"task {task}"
+        raise BundleError(f"{name} cannot be opened ({type(error).__name__}: {error}).") from error
 
 
 def return_free_memory() -> None:

@@ -25,7 +25,7 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import BundleError, EdgepeftError, MissingPackage, UsageError, VerificationFailed
 from edgepeft.resources import cache_folder, locked, private_folder, sha256_of, write_json
 from edgepeft.runtime.audit import audit
-from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
+from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
 from edgepeft.runtime.manifest import MANIFEST_FILE, FileHash, Manifest
 from edgepeft.task_name import CHECK, GRAPH, TRAINING
 
@@ -84,6 +84,7 @@ def uncovered(folder: Path) -> list[str]:
     """Files in the folder that no signature covers, since edgepeft does not read them when it answers."""
     manifest = Manifest.read(folder)
     named = {*SIGNED_FILES, SIGNATURE_FILE, BACKBONE_FILE, manifest.backbone.weights_file}
+    named |= {ENCODER_FILE, DECODER_FILE} if manifest.backbone.text else set()
     for place, entries in ((TASKS_FOLDER, manifest.tasks), (TEMPLATES_FOLDER, manifest.templates)):
         named |= {f"{place}/{name}{suffix}" for name in entries for suffix in (GRAPH, CHECK, TRAINING)}
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

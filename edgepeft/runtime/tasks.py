@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,19 +22,23 @@ from pydantic import TypeAdapter, ValidationError
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
-from edgepeft.graph.splice import splice
+from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.mistakes import in_words
 from edgepeft.resources import locked, write_atomically
 from edgepeft.runtime.bounds import check_file
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
+from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.manifest import CheckReference, Manifest, OnData, TaskEntry, Verification
 from edgepeft.runtime.model_card import model_card
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
-from edgepeft.runtime.verify import DataCheck, allowed_for, read_check, replay, require_passed
+from edgepeft.runtime.text_check import TextCheck
+from edgepeft.runtime.verify import DataCheck, Tolerance, allowed_for, read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
+from edgepeft.runtime.weights import TaskSession
 from edgepeft.task_name import check_new_name, check_task_name
+from edgepeft.tasks.base import Kind, stated
 
 __all__ = [
     "PreparedTask",
@@ -86,22 +90,26 @@ def prepare_task(
     delta = parse_graph(graph, where)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
-    sites = bundle.manifest.backbone.sites
-    model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
-    depth = shared_layers(model, bundle.architecture, sites)
-    drop_unread_rows(model)
-    session = exact or open_session(model, bundle.folder)
-    inputs, expected = read_check(check, f"the check file of {where}")
     dtype = "fp16" if is_half(delta.graph) else "fp32"
     allowed = allowed_for("fp32" if exact else bundle.manifest.backbone.weights_dtype, dtype)
-    run = partial(run_session, session, LOGITS)
-    result = replay(run, inputs, expected, allowed)
+    depth = 0
+    card = _card(facts.get("edgepeft.card", "{}"), where)
+    if card.get("head_reads") != "text":
+        sites = bundle.manifest.backbone.sites
+        model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
+        depth = shared_layers(model, bundle.architecture, sites)
+        drop_unread_rows(model)
+        run = partial(run_session, exact or open_session(model, bundle.folder), LOGITS)
+        inputs, expected = read_check(check, f"the check file of {where}")
+        result = replay(run, inputs, expected, allowed, _kind(card, where).agreement)
+        if data is not None:
+            result = _with_data(result, data.compare(run, allowed))
+    else:
+        result = _replay_text(bundle, delta, check, where, allowed)
     result = result.model_copy(update={"reference": reference})
-    if data is not None:
-        result = _with_data(result, data.compare(run, allowed))
     require_passed(name, result)
     entry = _entry(
-        facts.get("edgepeft.card", "{}"),
+        card,
         where,
         {
             "n_bytes": len(graph),
@@ -114,6 +122,16 @@ def prepare_task(
         },
     )
     return PreparedTask(name, graph, check, entry)
+
+
+def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
+    """The check of a task that writes text."""
+    architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
+    read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
+    graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
+    session = TextSession(*(TaskSession(open_session(graph, bundle.folder), {}, None) for graph in graphs))
+    assert architecture.decoder is not None, "there are graphs that write text"
+    return read.replay(session, architecture.decoder.start_token_id, allowed)
 
 
 def _with_data(result: Verification, data: OnData) -> Verification:
@@ -249,9 +267,28 @@ def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
     return sum(_FLOAT_BYTES * math.prod(checkpoint.tensors[name].shape) for name in stored)
 
 
-def _entry(card: str, where: Path, more: dict[str, Any]) -> TaskEntry:
+@contextlib.contextmanager
+def _reading_card(where: Path) -> Iterator[None]:
     try:
-        facts = TypeAdapter(dict[str, Any]).validate_json(card)
-        return TaskEntry.model_validate({**facts, **more, "regression": facts.get("labels") is None})
+        yield
     except ValidationError as error:
         raise BundleError(f"{where}: its card is damaged: {in_words(error)}.") from error
+
+
+def _card(content: str, where: Path) -> dict[str, Any]:
+    with _reading_card(where):
+        return TypeAdapter(dict[str, Any]).validate_json(content)
+
+
+def _kind(card: Mapping[str, Any], where: Path) -> Kind:
+    try:
+        chosen = card.get("chosen") or {}
+        return stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
+    except (ValueError, TypeError) as error:
+        raise BundleError(f"{where}: its card is damaged: {error}.") from error
+
+
+def _entry(card: dict[str, Any], where: Path, more: dict[str, Any]) -> TaskEntry:
+    with _reading_card(where):
+        entry = TaskEntry.model_validate({**card, **more})
+        return entry.model_copy(update={"kind": entry.task_kind.name, **entry.task_kind.older})

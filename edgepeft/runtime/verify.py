@@ -8,7 +8,7 @@ the batch make of them, so that decisions are counted, of which a few may change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from platform import machine
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgepeft.data.metrics import compute, default_metric
 from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import OnData, Verification
+from edgepeft.tasks.base import Agreement, Kind, same_best
 
 __all__ = [
     "EXACT",
     "LOGIT_TOLERANCE",
     "DataCheck",
     "Tolerance",
-    "agreement_of",
     "allowed_for",
     "compare_logits",
+    "in_groups",
     "pack_check",
     "read_check",
     "replay",
@@ -43,6 +43,7 @@ LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 
 RunRows = Callable[[Inputs], NDArray[np.float32]]
+Compare = Callable[[NDArray[Any], NDArray[Any], float | None], Agreement]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
 EXACT = Tolerance(LOGIT_TOLERANCE)
 _ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
 _QUANTISED = Tolerance(None, 0.02)
-_MOVED = 0.25  # of the standard deviation of a regression's values
 
 
 def allowed_for(backbone: str, delta: str) -> Tolerance:
@@ -68,17 +68,22 @@ def allowed_for(backbone: str, delta: str) -> Tolerance:
 
 
 def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
-    """Logits [rows, outputs] in the rows' own order, from groups of rows of like length, cut to their longest."""
+    """Logits [rows, outputs] in the rows' own order."""
+    parts = [(rows, run(part)) for rows, part in in_groups(inputs)]
+    logits = np.empty((len(inputs["input_ids"]), parts[0][1].shape[1]), np.float32)
+    for rows, part in parts:
+        logits[rows] = part
+    return logits
+
+
+def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
+    """Rows of like length, cut to their longest, with the places that they have in all."""
     lengths = inputs["attention_mask"].sum(axis=1)
     order = np.argsort(lengths, kind="stable")
-    parts = []
     for start in range(0, len(order), GROUP_ROWS):
         rows = order[start : start + GROUP_ROWS]
         longest = int(lengths[rows].max())
-        parts.append(run({name: np.ascontiguousarray(values[rows, :longest]) for name, values in inputs.items()}))
-    logits = np.empty((len(order), parts[0].shape[1]), np.float32)
-    logits[order] = np.concatenate(parts)
-    return logits
+        yield rows, {name: np.ascontiguousarray(values[rows, :longest]) for name, values in inputs.items()}
 
 
 def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
@@ -104,16 +109,30 @@ def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]]
     return tensors, logits
 
 
-def replay(run: RunRows, inputs: Inputs, reference: NDArray[np.float32], allowed: Tolerance = EXACT) -> Verification:
-    """Run the check's rows and compare with PyTorch's logits."""
-    return compare_logits(reference, run_in_groups(run, inputs), allowed)
+def replay(
+    run: RunRows,
+    inputs: Inputs,
+    reference: NDArray[np.float32],
+    allowed: Tolerance = EXACT,
+    compare: Compare = same_best,
+) -> Verification:
+    """Run the check's rows and compare with PyTorch's logits, decisions by the task's kind."""
+    return compare_logits(reference, run_in_groups(run, inputs), allowed, compare)
 
 
 def compare_logits(
-    reference: NDArray[np.float32], logits: NDArray[np.float32], allowed: Tolerance = EXACT
+    reference: NDArray[np.float32],
+    logits: NDArray[np.float32],
+    allowed: Tolerance = EXACT,
+    compare: Compare = same_best,
 ) -> Verification:
-    """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance."""
-    agreement, undecided = agreement_of(reference, logits, allowed)
+    """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance.
+
+    Raises:
+        VerificationFailed: the two are not of one shape.
+    """
+    _require_one_shape(reference, logits)
+    agreement, undecided = compare(reference, logits, allowed.difference)
     return Verification(
         rows=len(reference),
         max_abs_difference=float(np.abs(reference.astype(np.float64) - logits).max()),
@@ -126,28 +145,9 @@ def compare_logits(
     )
 
 
-def agreement_of(
-    reference: NDArray[np.float32], logits: NDArray[np.float32], allowed: Tolerance = EXACT
-) -> tuple[float, int]:
-    """(share of decided rows that have the reference's decision, number of undecided rows).
-
-    A regression decides nothing.  Where its values are held to no tolerance, a row has changed that moved by more than
-    a quarter of their standard deviation: noise that moves 2 % of rows so far costs a correlation half a point.
-
-    Raises:
-        VerificationFailed: the two are not of one shape.
-    """
+def _require_one_shape(reference: NDArray[Any], logits: NDArray[Any]) -> None:
     if reference.shape != logits.shape:
         raise VerificationFailed(f"the check has logits {list(reference.shape)}, the model gives {list(logits.shape)}.")
-    if reference.shape[1] > 1:
-        best = np.sort(reference, axis=1)
-        decided = best[:, -1] - best[:, -2] > 2 * (allowed.difference or LOGIT_TOLERANCE)
-        equal = reference.argmax(axis=1) == logits.argmax(axis=1)
-        return float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum())
-    if allowed.difference is not None:
-        return 1.0, 0
-    near = np.abs(reference - logits) <= max(_MOVED * float(reference.std()), LOGIT_TOLERANCE)
-    return float(near.mean()), 0
 
 
 def require_passed(task: str, result: Verification) -> None:
@@ -179,14 +179,14 @@ def require_passed(task: str, result: Verification) -> None:
 class DataCheck:
     """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %.
 
-    Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and labels where they are the task's;
-    ``labels`` are texts, or numbers for a regression; ``names`` the task's labels, None for a regression.
+    Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
+    ``targets`` are as the task's ``kind`` has them.
     """
 
     inputs: Inputs
     reference: NDArray[np.float32]
-    labels: Sequence[str | float] | None
-    names: Sequence[str] | None
+    targets: NDArray[Any] | None
+    kind: Kind
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
         """What ``run`` gives for these rows.
@@ -195,16 +195,12 @@ class DataCheck:
             VerificationFailed: another number of logits.
         """
         logits = run_in_groups(run, self.inputs)
-        agreement, undecided = agreement_of(self.reference, logits, allowed)
+        _require_one_shape(self.reference, logits)
+        agreement, undecided = self.kind.agreement(self.reference, logits, allowed.difference)
         facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
-        if self.labels is None:
+        if self.targets is None:
             return OnData.model_validate(facts)
-        name = default_metric(self.names is None)
-        scores = {"pytorch": self._score(name, self.reference), "onnxruntime": self._score(name, logits)}
+        name, kind = self.kind.default_metric, self.kind
+        by_engine = {"pytorch": self.reference, "onnxruntime": logits}
+        scores = {engine: kind.score(name, self.targets, kind.outputs(found)) for engine, found in by_engine.items()}
         return OnData.model_validate({**facts, "metric": name, **scores})
-
-    def _score(self, metric: str, logits: NDArray[np.float32]) -> float:
-        assert self.labels is not None
-        if self.names is None:
-            return compute(metric, self.labels, logits[:, 0].tolist())
-        return compute(metric, self.labels, [self.names[i] for i in logits.argmax(axis=1)], self.names)

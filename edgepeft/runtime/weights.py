@@ -47,10 +47,14 @@ class TaskSession:
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The named outputs for a batch."""
-        self._used(self.shared)
         tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}
-        values = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **tokens})
-        return [value.numpy() for value in values]
+        return [value.numpy() for value in self.run_values(outputs, tokens)]
+
+    def run_values(self, outputs: Sequence[str], inputs: Mapping[str, ort.OrtValue]) -> list[ort.OrtValue]:
+        """As ``run``, with values that stay where ONNX Runtime has them."""
+        self._used(self.shared)
+        values: list[ort.OrtValue] = self.shared.run_with_ort_values(list(outputs), {**self.feeds, **inputs})
+        return values
 
 
 class Weights:

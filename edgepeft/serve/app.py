@@ -43,7 +43,8 @@ def create_app(settings: Settings) -> Starlette:
     """
     service = Service(settings)
     metrics = ServiceMetrics()
-    batcher = Batcher(service.answer, settings.limits, metrics.batch, service.kind, settings.workers)
+    of_text: Any = {"write": service.write, "writes": service.writes}
+    batcher = Batcher(service.answer, settings.limits, metrics.batch, service.kind, settings.workers, **of_text)
     serving = Serving(settings, service, batcher, metrics, Jobs(settings.bundle, settings.threads))
     for name, about, value in (
         ("edgepeft_queued_rows", "Rows that wait.", lambda: batcher.queued_rows),

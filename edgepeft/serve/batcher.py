@@ -14,19 +14,20 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.runtime import Readable, RowResult
+from edgepeft.serve.job import Job, as_exception, deliver, give
 from edgepeft.serve.settings import ServiceLimits
 
 __all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
 
 T = TypeVar("T")
 RunBatch = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]]
+WriteBatch = Callable[[Sequence[Job], Callable[[], Sequence[Job]]], None]
 BatchKey = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
@@ -50,22 +51,14 @@ class Closing(Exception):
     """The service is about to stop and takes nothing new."""
 
 
-@dataclass(eq=False)
-class _Job:
-    """One request's rows; compared by identity."""
-
-    tasks: Sequence[str | None]
-    texts: Sequence[Readable]
-    client: Hashable
-    arrived: float
-    future: asyncio.Future[Sequence[RowResult]]
-
-
 class Batcher:
     """A bounded queue and the threads that empty it with ``run``; ``observe`` gets each batch's rows and seconds.
 
     ``kind`` is called by these threads, for every request that waits: it must be quick.  With several ``workers``,
     ``run`` and ``observe`` are called by as many threads at once.
+
+    A batch all of whose tasks ``writes`` says to write text goes to ``write``, with a function that gives the requests
+    which may join it: those that are next, so that what waits of another kind is not passed by.
     """
 
     def __init__(
@@ -75,13 +68,17 @@ class Batcher:
         observe: Callable[[int, float], object] = lambda *_: None,
         kind: BatchKey = lambda _: None,
         workers: int = 1,
+        *,
+        write: WriteBatch = lambda *_: None,
+        writes: Callable[[str | None], bool] = lambda _: False,
     ) -> None:
         self._run_rows, self.limits, self._observe, self._kind = run, limits, observe, kind
-        self._jobs: deque[_Job] = deque()
+        self._write, self._writes = write, writes
+        self._jobs: deque[Job] = deque()
         self._calls: deque[Callable[[], None]] = deque()  # what runs between batches
         self._clients: dict[Hashable, float] = {}  # when each sent its last request
         self._rate = 0.0  # rows per second, of a thread that is busy
-        self._under_way: list[Sequence[_Job]] = []  # batches that run; calls are one without requests
+        self._under_way: list[Sequence[Job]] = []  # batches that run; calls are one without requests
         self._gathering = 0  # threads that wait for others beside those that are queued
         self._closing = False
         self._ready = threading.Condition()  # of everything above
@@ -120,8 +117,11 @@ class Batcher:
         *,
         client: Hashable = None,
         deadline_s: float | None = None,
+        tell: Callable[[str], object] | None = None,
     ) -> Sequence[RowResult]:
         """The answers of ``tasks[i]`` to ``texts[i]``; ``client`` is whose connection they came on.
+
+        Pieces of a text are told while it is written, if ``tell`` is given.
 
         Raises:
             QueueFull: there are too many rows already.
@@ -129,7 +129,7 @@ class Batcher:
             Closing: the service stops.
         """
         limit = self.limits.deadline_s if deadline_s is None else min(deadline_s, self.limits.deadline_s)
-        job = _Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future())
+        job = Job(tasks, texts, client, monotonic(), asyncio.get_running_loop().create_future(), tell)
         with self._ready:
             if self._closing:
                 raise Closing
@@ -170,9 +170,9 @@ class Batcher:
             try:
                 result = call()
             except BaseException as error:
-                _deliver(loop, [(future, _as_exception(error))])
+                deliver(loop, [(future, as_exception(error))])
             else:
-                _deliver(loop, [(future, result)])
+                deliver(loop, [(future, result)])
 
         with self._ready:
             if self._closing:
@@ -199,7 +199,7 @@ class Batcher:
             self._rate = now if not self._rate else (1 - _SMOOTHING) * self._rate + _SMOOTHING * now
         self._observe(rows, seconds)
 
-    def _next(self) -> list[_Job] | tuple[Callable[[], None], ...] | None:
+    def _next(self) -> list[Job] | tuple[Callable[[], None], ...] | None:
         """The next batch, or what is to run between two; None when there is nothing more to do."""
         with self._ready:
             while True:
@@ -220,13 +220,13 @@ class Batcher:
                     return None
                 self._ready.wait()
 
-    def _ended(self, batch: Sequence[_Job]) -> None:
+    def _ended(self, batch: Sequence[Job]) -> None:
         with self._ready:
             self._under_way.remove(batch)
             if self._calls or self._closing or not batch:
                 self._ready.notify_all()
 
-    def _gathered(self) -> list[_Job]:
+    def _gathered(self) -> list[Job]:
         """The next batch, once no more is expected; nothing where another thread took it, or calls come first."""
         until = self._jobs[0].arrived + self.limits.wait_s
         self._gathering += 1
@@ -248,9 +248,9 @@ class Batcher:
         waiting = {job.client for batch in (self._jobs, *self._under_way) for job in batch}
         return not waiting.issuperset(self._clients)
 
-    def _take(self) -> list[_Job]:
+    def _take(self) -> list[Job]:
         """The first request in any case, and those of its kinds in their order, as many as fit into a batch."""
-        batch: list[_Job] = []
+        batch: list[Job] = []
         rows = 0
         kinds: frozenset[Hashable] = frozenset()
         for job in self._jobs:
@@ -266,9 +266,37 @@ class Batcher:
             self._jobs.remove(job)
         return batch
 
-    def _run(self, batch: Sequence[_Job]) -> None:
+    def _joining(self, batch: list[Job]) -> list[Job]:
+        """The requests that join a batch which is being written: the next ones, if they are of its kinds and fit."""
+        joined: list[Job] = []
+        with self._ready:
+            rows = sum(len(job.texts) for job in batch if job.left)
+            kinds = frozenset(map(self._kind, batch[0].tasks))
+            while self._jobs and not self._calls_first:
+                job = self._jobs[0]
+                rows += len(job.texts)
+                if rows > self.limits.batch_rows or not kinds.issuperset(map(self._kind, job.tasks)):
+                    break
+                joined.append(self._jobs.popleft())
+            batch += joined
+        return joined
+
+    def _written(self, batch: list[Job]) -> list[Job]:
+        """Write the texts of a batch; what is left to be answered by ``run``, of requests that had nothing told."""
+        try:
+            self._write(tuple(batch), lambda: self._joining(batch))
+        except BaseException as error:
+            give([(job, as_exception(error)) for job in batch if job.left and job.told])
+        return [job for job in batch if job.left]
+
+    def _run(self, batch: list[Job]) -> None:
         """One run for all; where it fails, each request alone and then each task, so that no other one fails."""
-        loop = batch[0].future.get_loop()
+        if all(self._writes(task) for job in batch for task in job.tasks):
+            batch = self._written(batch)
+        if batch:
+            self._answer(batch)
+
+    def _answer(self, batch: list[Job]) -> None:
         try:
             rows = iter(
                 self._run_rows([t for job in batch for t in job.tasks], [t for job in batch for t in job.texts])
@@ -276,13 +304,13 @@ class Batcher:
         except BaseException as error:
             if len(batch) > 1:
                 for job in batch:
-                    self._run([job])
+                    self._answer([job])
             else:
-                _deliver(loop, [(batch[0].future, self._by_task(batch[0]) or _as_exception(error))])
+                give([(batch[0], self._by_task(batch[0]) or as_exception(error))])
             return
-        _deliver(loop, [(job.future, list(islice(rows, len(job.texts)))) for job in batch])
+        give([(job, list(islice(rows, len(job.texts)))) for job in batch])
 
-    def _by_task(self, job: _Job) -> list[RowResult]:
+    def _by_task(self, job: Job) -> list[RowResult]:
         """The answers of a failed request's tasks, each run alone; none where it has but one, or fails otherwise."""
         answers: dict[int, RowResult] = {}
         tasks = dict.fromkeys(job.tasks)
@@ -295,22 +323,3 @@ class Batcher:
             except BaseException:
                 return []
         return [answers[row] for row in sorted(answers)]
-
-
-def _as_exception(error: BaseException) -> Exception:
-    """A panic of the tokenizers library is no Exception, and must not end the thread either."""
-    return error if isinstance(error, Exception) else RuntimeError(repr(error))
-
-
-def _deliver(loop: asyncio.AbstractEventLoop, results: Sequence[tuple[asyncio.Future[Any], Any]]) -> None:
-    def set_all() -> None:
-        for future, result in results:
-            if future.done():  # its deadline passed
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
-        loop.call_soon_threadsafe(set_all)

@@ -47,7 +47,7 @@ def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
         "operationId": route.call.__name__,
         "summary": route.about,
         "responses": {
-            str(route.status): _content(route.answer, HTTPStatus(route.status).phrase),
+            str(route.status): _content(route.answer, HTTPStatus(route.status).phrase, route.kind),
             **{str(s): _content(refusal, HTTPStatus(s).phrase) for s in sorted(refusals)},
         },
     }
@@ -75,9 +75,9 @@ _DEADLINE = {
 }
 
 
-def _content(model: type[BaseModel] | None, description: str | None = None) -> dict[str, Any]:
+def _content(model: type[BaseModel] | None, description: str | None = None, kind: str = "text/plain") -> dict[str, Any]:
     described: dict[str, Any] = {} if description is None else {"description": description}
     if model is None:
-        return {**described, "content": {"text/plain": {"schema": {"type": "string"}}}}
+        return {**described, "content": {kind: {"schema": {"type": "string"}}}}
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {**described, "content": {"application/json": {"schema": reference}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgepeft.errors import BundleError, DataError, EdgepeftError, UnknownName
+from edgepeft.data.pattern import UnreadableRow
+from edgepeft.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
 from edgepeft.mistakes import in_words
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 
-__all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem"]
+__all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem", "refusal_of"]
 
 log = logging.getLogger("edgepeft.serve")
 
@@ -64,6 +65,10 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
     """What a client may know of an error; the rest goes to the log, since messages name files."""
     if isinstance(error, UnknownName):
         return Refused(404, "unknown_task", str(error))
+    if isinstance(error, UnreadableRow):
+        return Refused(422, "unreadable_row", str(error))
+    if isinstance(error, DoesNotFit):
+        return Refused(503, "does_not_fit", str(error))
     if isinstance(error, DataError):
         return Refused(422, "no_token", "a text has no token that the backbone knows.")
     log.error("task %s: %s", task, error)
@@ -74,33 +79,33 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
 
 def _invalid(error: ValidationError) -> Refused:
     """The first thing that is wrong; what was sent is not repeated."""
-    known = {"rows", "text", "second", "task", "label", "template", "steps", "epochs", "lr", "head_lr", "batch_size"}
-    said = in_words(error, "the body", known | {"seed"})
+    known = {"rows", "text", "second", "fields", "task", "label", "template", "steps", "epochs", "lr", "head_lr"}
+    said = in_words(error, "the body", known | {"batch_size", "seed"})
     if error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid":
         return Refused(400, "not_json", f"{said}.")
     return Refused(422, "invalid", f"{said}; /docs shows what is asked for.")
 
 
-def _handled(refusal_of: Callable[[Any], Refused]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    async def handle(_: Request, error: Exception) -> Response:
-        return problem(refusal_of(error))
+def refusal_of(error: Exception) -> Refused:
+    """What its client is sent."""
+    return next(_REFUSALS[kind](error) for kind in type(error).__mro__ if kind in _REFUSALS)
 
-    return handle
+
+async def _handle(_: Request, error: Exception) -> Response:
+    return problem(refusal_of(error))
 
 
 _STOPPING = Refused(503, "stopping", "the service stops.", {"Retry-After": "5", "Connection": "close"})
 
-# Starlette looks for the handler of the nearest class; what has none but the last is logged with its traceback.
-HANDLERS = {
-    kind: _handled(refusal_of)
-    for kind, refusal_of in (
-        (Refused, lambda error: error),
-        (HTTPException, lambda e: Refused(e.status_code, *_OF_HTTP.get(e.status_code, _OTHER), e.headers)),
-        (ValidationError, _invalid),
-        (QueueFull, lambda e: Refused(429, "queue_full", f"{e}.", {"Retry-After": str(e.retry_after_s)})),
-        (DeadlinePassed, lambda _: Refused(504, "deadline_passed", "there was no answer within the deadline.")),
-        (Closing, lambda _: _STOPPING),
-        (EdgepeftError, lambda error: explain(error, None)),
-        (Exception, lambda _: Refused(500, "internal", "the service failed; its log says why.")),
-    )
+_REFUSALS: dict[type, Callable[[Any], Refused]] = {
+    Refused: lambda error: error,
+    HTTPException: lambda e: Refused(e.status_code, *_OF_HTTP.get(e.status_code, _OTHER), e.headers),
+    ValidationError: _invalid,
+    QueueFull: lambda e: Refused(429, "queue_full", f"{e}.", {"Retry-After": str(e.retry_after_s)}),
+    DeadlinePassed: lambda _: Refused(504, "deadline_passed", "there was no answer within the deadline."),
+    Closing: lambda _: _STOPPING,
+    EdgepeftError: lambda error: explain(error, None),
+    Exception: lambda _: Refused(500, "internal", "the service failed; its log says why."),
 }
+# Starlette looks for the handler of the nearest class; what has none but the last is logged with its traceback.
+HANDLERS = dict.fromkeys(_REFUSALS, _handle)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -18,11 +16,14 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgepeft.data.pattern import pattern
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.runtime.prediction import Prediction
+from edgepeft.runtime.prediction import Answer
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
+from edgepeft.serve.body import parsed_body
+from edgepeft.serve.events import EVENTS, streamed
 from edgepeft.serve.guard import AUTHORIZED
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import Json, Refused, explain, fault
@@ -31,7 +32,7 @@ from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
 from edgepeft.task_name import check_task_name
 
-__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving", "parsed_body"]
+__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving"]
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -40,8 +41,6 @@ DEADLINE_HEADER = "X-Deadline-Ms"
 _AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
 _MOST_PAUSE_S = 0.1
 _FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
-_TOKENS_OF_A_ROW = 10  # strings, numbers, commas and brackets of a row with three fields
-_TOKENS_BESIDE = 64  # of a request beside its rows
 
 
 @dataclass
@@ -85,6 +84,7 @@ class Endpoint:
     body: type[BaseModel] | None = None
     status: int = 200
     refusals: tuple[int, ...] = ()
+    kind: str = "text/plain"  # of an answer that is no JSON
 
 
 def _serving(request: Request) -> Serving:
@@ -103,19 +103,6 @@ async def _body(request: Request, model: type[Body], most_rows: int) -> Body:
     return await _serving(request).aside(parsed_body, content, model, most_rows)
 
 
-def parsed_body(content: bytes, model: type[Body], most_rows: int) -> Body:
-    """What a body holds, once a search that ends at one too many has counted its strings and members."""
-    most = _TOKENS_OF_A_ROW * most_rows + _TOKENS_BESIDE
-    if _more_tokens_than(most).match(content):
-        raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds more than they need.")
-    return model.model_validate_json(content)
-
-
-@cache
-def _more_tokens_than(count: int) -> re.Pattern[bytes]:
-    return re.compile(rb'(?:[^"\[{,0-9]*+(?:"(?:[^"\\]++|\\.)*+"|[\[{,]|[0-9]{1,20}+)){%d}' % (count + 1), re.DOTALL)
-
-
 async def tasks(request: Request) -> Response:
     """The tasks of the bundle."""
     serving = _serving(request)
@@ -124,8 +111,11 @@ async def tasks(request: Request) -> Response:
         {
             "name": name,
             "method": entry.method,
+            "kind": entry.task_kind.name,
             "labels": entry.labels,
+            "writes": entry.writes,
             "pairs": entry.pairs,
+            "fields": pattern(entry.source).fields if entry.source else None,
             "max_length": entry.max_length,
             "available": name not in serving.unavailable,
         }
@@ -143,7 +133,7 @@ async def predict(request: Request) -> Response:
     for answer in answers:
         if isinstance(answer, EdgepeftError):
             raise explain(answer, task)
-    return Json({"predictions": [answer.as_json() for answer in answers if isinstance(answer, Prediction)]})
+    return Json({"predictions": [answer.as_json() for answer in answers if isinstance(answer, Answer)]})
 
 
 async def predict_mixed(request: Request) -> Response:
@@ -164,20 +154,31 @@ def _mixed(answer: RowResult, task: str | None) -> dict[str, Any]:
     if isinstance(answer, EdgepeftError):
         refused = explain(answer, task)
         return {"error": fault(refused.code, refused.message)}
-    if isinstance(answer, Prediction):
+    if isinstance(answer, Answer):
         return {"prediction": answer.as_json()}
     return {"embedding": [float(str(number)) for number in answer]}  # the shortest decimals of a float32
 
 
-async def _answers(request: Request, named: Sequence[str | None], texts: Sequence[Readable]) -> Sequence[RowResult]:
+async def stream(request: Request) -> Response:
+    """What a task writes for one text, as server-sent events: pieces, and then the whole answer."""
+    serving, task = _serving(request), request.path_params["task"]
+    if not serving.service.manifest.task(task).writes:
+        raise Refused(422, "invalid", f"task {task} writes no text; ask it with :predict.")
+    asked = await _body(request, schemas.TextRow, 1)
+    return await streamed(task, lambda tell: _answers(request, [task], [asked.given], tell=tell))
+
+
+async def _answers(
+    request: Request, named: Sequence[str | None], texts: Sequence[Readable], **more: Any
+) -> Sequence[RowResult]:
     serving = _serving(request)
     if serving.state == "starting":
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
     _check_texts(serving, texts)
     begin = monotonic()
     client = None if request.client is None else (request.client.host, request.client.port)
-    answers = await serving.batcher.submit(named, texts, client=client, deadline_s=_deadline(request))
-    good = [a.task if isinstance(a, Prediction) else "" for a in answers if not isinstance(a, EdgepeftError)]
+    answers = await serving.batcher.submit(named, texts, client=client, deadline_s=_deadline(request), **more)
+    good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
     serving.metrics.answered(Counter(good), monotonic() - begin)
     return answers
 
@@ -187,11 +188,18 @@ def _check_texts(serving: Serving, texts: Sequence[Readable]) -> None:
     if len(texts) > limits.rows:
         raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {len(texts)}.")
     for row, text in enumerate(texts):
-        longest = len(text) if isinstance(text, str) else max(len(part or "") for part in text)
+        longest = _characters(text)
         if longest > limits.text_characters:
             raise Refused(
                 413, "text_too_long", f"row {row}: a text may have {limits.text_characters} characters, not {longest}."
             )
+
+
+def _characters(text: Readable) -> int:
+    """Of its longest part."""
+    if isinstance(text, str):
+        return len(text)
+    return max((len(str(part or "")) for part in (text.values() if isinstance(text, Mapping) else text)), default=0)
 
 
 def _deadline(request: Request) -> float | None:
@@ -228,7 +236,7 @@ def _check_texts_of_rows(serving: Serving, asked: schemas.TuneRequest) -> None:
         raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds {len(asked.rows)}.")
     for row, each in enumerate(asked.rows):
         numeric = isinstance(each.label, float) and not math.isfinite(each.label)
-        if numeric or max(len(each.text), len(each.second or ""), len(str(each.label))) > most:
+        if numeric or max(_characters(each.given), len(str(each.label))) > most:
             raise Refused(422, "invalid", f"rows.{row}: a text may have {most} characters, and a label is finite.")
 
 
@@ -295,6 +303,15 @@ ROUTES = (
         schemas.Predictions,
         schemas.PredictRequest,
         refusals=_ASKED,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/tasks/{task}:stream",
+        stream,
+        "What a task that writes text writes for one text: events `piece` with their text, and `answer` or `error`.",
+        body=schemas.TextRow,
+        refusals=_ASKED,
+        kind=EVENTS,
     ),
     Endpoint(
         "POST",

@@ -33,44 +33,70 @@ class _Asked(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")  # a misspelt key is an error, not a default
 
 
+Fields = dict[str, str | int | float | list[str]]
+Given = str | tuple[str, str | None] | Fields
+_NULL: dict[str, JsonValue] = {"type": "null"}
+_NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL}
+_ONE_TEXT_OR_FIELDS: list[JsonValue] = [
+    {"required": ["text"], "properties": {"text": {"type": "string"}, "fields": _NULL}},
+    {"required": ["fields"], "properties": {"fields": {"type": "object"}, **_NO_TEXT}},
+]
+
+
 class TextRow(_Asked):
-    """A text, or a pair of texts for a task that was trained on pairs."""
+    """A text, or a pair of texts for a task that was trained on pairs; or ``fields``, the columns by name that a task
+    posed as text reads."""
 
-    text: str
+    model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_FIELDS})  # as the validator below
+    text: str | None = None
     second: str | None = None
+    fields: Fields | None = None
+
+    @model_validator(mode="after")
+    def _text_or_fields(self) -> TextRow:
+        if (self.text is None) == (self.fields is None) or (self.fields is not None and self.second is not None):
+            raise ValueError("give text (and second for a pair), or fields")
+        return self
+
+    @property
+    def given(self) -> Given:
+        """What a task reads."""
+        return (self.text or "", self.second) if self.fields is None else self.fields
 
 
-def _texts(rows: Sequence[str | TextRow]) -> list[str | tuple[str, str | None]]:
-    return [row if isinstance(row, str) else (row.text, row.second) for row in rows]
+def _texts(rows: Sequence[str | TextRow]) -> list[Given]:
+    return [row if isinstance(row, str) else row.given for row in rows]
 
 
 _ONE_TEXT_OR_ROWS: list[JsonValue] = [
-    {"required": ["text"], "properties": {"text": {"type": "string"}, "rows": {"type": "null"}}},
-    {
-        "required": ["rows"],
-        "properties": {"rows": {"type": "array"}, "text": {"type": "null"}, "second": {"type": "null"}},
-    },
+    {"required": ["text"], "properties": {"text": {"type": "string"}, "rows": _NULL, "fields": _NULL}},
+    {"required": ["fields"], "properties": {"fields": {"type": "object"}, "rows": _NULL, **_NO_TEXT}},
+    {"required": ["rows"], "properties": {"rows": {"type": "array"}, "fields": _NULL, **_NO_TEXT}},
 ]
 
 
 class PredictRequest(_Asked):
-    """Either one text (with ``second``: a pair), or ``rows``: texts, pairs, or both."""
+    """Either one text (with ``second``: a pair), or the ``fields`` of one row, or ``rows`` of any of these."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator below
     text: str | None = Field(default=None, examples=["We laughed all evening."])
     second: str | None = None
+    fields: Fields | None = Field(default=None, description="Of a task that is posed as text: its columns by name.")
     rows: list[str | TextRow] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> PredictRequest:
-        if (self.text is None) == (self.rows is None) or (self.rows is not None and self.second is not None):
-            raise ValueError("give text (and second for a pair), or rows")
+    def _one_of_them(self) -> PredictRequest:
+        given = [each is not None for each in (self.text, self.fields, self.rows)]
+        if sum(given) != 1 or (self.text is None and self.second is not None):
+            raise ValueError("give text (and second for a pair), or fields, or rows")
         return self
 
     @property
-    def texts(self) -> list[str | tuple[str, str | None]]:
+    def texts(self) -> list[Given]:
         """What to read, in order."""
-        return [(self.text or "", self.second)] if self.rows is None else _texts(self.rows)
+        if self.rows is not None:
+            return _texts(self.rows)
+        return [(self.text or "", self.second) if self.fields is None else self.fields]
 
 
 class MixedRow(TextRow):
@@ -90,15 +116,15 @@ class MixedRequest(_Asked):
         return [None if isinstance(row, str) else row.task for row in self.rows]
 
     @property
-    def texts(self) -> list[str | tuple[str, str | None]]:
+    def texts(self) -> list[Given]:
         """What to read, in order."""
         return _texts(self.rows)
 
 
 class TuneRow(TextRow):
-    """A row to learn from; a number where the task is one."""
+    """A row to learn from; ``label`` is a number or a list of names where the task's answers are."""
 
-    label: str | int | float
+    label: str | int | float | list[str]
 
 
 class TuneRequest(_Asked):
@@ -115,16 +141,21 @@ class TuneRequest(_Asked):
 
 
 class PredictionBody(BaseModel):
-    """A label with its probability and those of all labels; ``value`` where the task is a number.
+    """A label with its probability and those of all labels; ``value`` where the task is a number, ``text`` where it
+    writes one, which has ``ended`` unless it is cut at the largest number of tokens.
 
     ``note`` is there where the text is of another kind than those that the task was trained on.
     """
 
     task: str
     label: str | None = None
+    labels: list[str] | None = Field(default=None, description="All that hold, where several may.")
     score: float | None = None
     scores: dict[str, float] | None = None
     value: float | None = None
+    expected: float | None = Field(default=None, description="The mean of labels that are numbers.")
+    text: str | None = None
+    ended: bool | None = None
     note: str | None = None
 
 
@@ -166,8 +197,11 @@ class Task(BaseModel):
 
     name: str
     method: str
-    labels: list[str] | None = Field(description="None where the task is a number.")
+    kind: str = Field(description="The kind of task: classification, regression, text, ...")
+    labels: list[str] | None = Field(description="None where the task is a number, or writes text.")
+    writes: bool = Field(description="Whether the answer is a text.")
     pairs: bool
+    fields: list[str] | None = Field(default=None, description="The columns that it reads, where it is posed as text.")
     max_length: int = Field(description="In tokens; what is longer is cut.")
     available: bool = Field(description="False where its files cannot be opened; the service's log says why.")
 

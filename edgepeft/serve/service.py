@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
@@ -17,8 +17,10 @@ from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.runtime.resident import MOST_SESSIONS
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
 from edgepeft.runtime.signature import SIGNATURE_FILE, check_signature
+from edgepeft.serve.job import Job
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials
+from edgepeft.serve.written import Written
 
 __all__ = ["Service"]
 
@@ -124,7 +126,7 @@ class Service:
         if task in self.runtime.tasks:
             for error in self._problems([task]).values():
                 raise error
-            self.runtime.session(task)
+            self.runtime.prepare(task)
 
     def reload(self) -> tuple[str, ...]:
         """Take over what changed in the folder; the tasks that are new, replaced or gone.
@@ -146,6 +148,19 @@ class Service:
     def kind(self, task: str | None) -> Hashable:
         """Equal for tasks whose rows share their passes."""
         return self.runtime.structure(task) or task
+
+    def writes(self, task: str | None) -> bool:
+        """Whether it is a task that writes text."""
+        return task in self.manifest.tasks and self.manifest.tasks[task].writes
+
+    def write(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
+        """Write the texts of requests, and of those that join them; what cannot join is left to ``answer``.
+
+        Raises:
+            EdgepeftError: as ``TextBatch.step``.
+        """
+        with self._gate.shared():
+            Written(self.runtime.writing(), self._problems).run(jobs, more)
 
     def answer(self, tasks: Sequence[str | None], texts: Sequence[Readable]) -> list[RowResult]:
         """The answer of each row, or the error in its place.

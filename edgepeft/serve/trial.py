@@ -115,6 +115,7 @@ def _key(bundle: Bundle, task: str | None) -> str:
     backbone = bundle.manifest.backbone
     parts = [metadata.version("onnxruntime"), backbone.sha256.graph, backbone.sha256.weights]
     parts += [bundle.manifest.files.get("tokenizer.json", ""), bundle.manifest.files.get("config.json", "")]
+    parts += [] if backbone.text is None else [backbone.text.encoder, backbone.text.decoder]
     parts += [] if task is None else [bundle.manifest.tasks[task].sha256, str(bundle.manifest.tasks[task].max_length)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

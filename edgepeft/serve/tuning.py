@@ -141,7 +141,8 @@ class Jobs:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
         rows = (
-            {"sentence1": row.text, "label": row.label} | ({} if row.second is None else {"sentence2": row.second})
+            {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.label}
+            | ({} if row.second is None else {"sentence2": row.second})
             for row in request.rows
         )
         data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

@@ -24,9 +24,10 @@ SHARES = (0.1, 0.2, 0.4, 0.7)  # of the training rows; the run itself has all
 
 def smaller(data: TaskData, seed: int) -> Iterator[TaskData]:
     """The data with fewer and fewer of its training rows left out, every label among them; each holds those before."""
-    least = len(data.labels or "1")
+    strata = data.task_kind.strata(data.train)
+    least = len(set(strata))
     for n in sorted({max(least, round(share * len(data.train))) for share in SHARES} - {len(data.train)}):
-        taken = part(data.train, n, f"curve {seed}", stratify=data.labels is not None, least=1).taken
+        taken = part(data.train, n, f"curve {seed}", strata=strata, least=1).taken
         yield replace(data, train=taken)
 
 

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.delta import Delta
+from edgepeft.heads.text import decoder_inputs
+from edgepeft.tasks.base import Kind
 
 __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
 
@@ -46,6 +47,7 @@ class PyTorchEngine(TrainingEngine):
         bf16: bool = False,
     ) -> None:
         self.delta, self.model, self.rows, self.clip_norm = delta.eval().to(device), model.to(device), rows, clip_norm
+        self.kind = delta.card.task_kind
         self.weights = None if weights is None else torch.tensor(weights, device=device)
         self.device, self.bf16 = device, bf16
         self.optimizer = _adamw(delta, rates)
@@ -79,7 +81,7 @@ class PyTorchEngine(TrainingEngine):
         return StepOutcome(loss.item(), norm)
 
     def _loss(self, chosen: Sequence[int], masks: Masks) -> Tensor:
-        targets = torch.from_numpy(self.rows["train"].targets[list(chosen)]).to(self.device)
+        inputs, targets = torch_batch(self.rows["train"], chosen, self.device)
         numbers = count()
 
         def drop(features: Tensor, probability: float) -> Tensor:
@@ -88,19 +90,20 @@ class PyTorchEngine(TrainingEngine):
 
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
         with replaced_dropout(self.delta, drop), precision:
-            logits = self._logits("train", chosen)
-        return loss_of(logits.float(), targets, self.weights)
+            logits = self._logits("train", chosen, inputs)
+        return loss_of(self.kind, logits.float(), targets, self.weights)
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, outputs]."""
         with torch.inference_mode():
-            logits: NDArray[np.float32] = self._logits(part, chosen).cpu().numpy()
+            inputs, _ = torch_batch(self.rows[part], chosen, self.device)
+            logits: NDArray[np.float32] = self._logits(part, chosen, inputs).cpu().numpy()
         return logits
 
-    def _logits(self, part: str, chosen: Sequence[int]) -> Tensor:
+    def _logits(self, part: str, chosen: Sequence[int], inputs: Mapping[str, Tensor]) -> Tensor:
         if self.kept:
             return self.delta.read_out(self.kept[part][list(chosen)].to(self.device))
-        return self.delta.logits(self.model, torch_batch(self.rows[part], chosen, self.device)[0])
+        return self.delta.logits(self.model, inputs)
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[rows, d] of the bare backbone."""
@@ -171,10 +174,13 @@ def replaced_dropout(delta: Delta, apply: Callable[[Tensor, float], Tensor]) -> 
 
 
 def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU) -> tuple[dict[str, Tensor], Tensor]:
-    """The model's inputs [batch, longest] and targets [batch] of those rows."""
-    inputs, targets = rows.batch(chosen)
-    on_device = {name: torch.from_numpy(values).to(device) for name, values in inputs.items()}
-    return on_device, torch.from_numpy(targets).to(device)
+    """The model's inputs [batch, longest] and targets [batch, ...] of those rows; of text, what the decoder reads."""
+    given, answers = rows.batch(chosen)
+    inputs = {name: torch.from_numpy(values).to(device) for name, values in given.items()}
+    targets = torch.from_numpy(answers).to(device)
+    if rows.writing is not None:
+        inputs["decoder_input_ids"] = decoder_inputs(targets, rows.writing.start_token_id, rows.pad_token_id)
+    return inputs, targets
 
 
 def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:
@@ -184,14 +190,10 @@ def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[in
     return logits
 
 
-def loss_of(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Cross entropy of [batch, labels] and int64 [batch], or squared error of [batch, 1] and float32 [batch].
-
-    ``weights`` [labels] make the mean over the batch a weighted one.
-    """
-    if targets.is_floating_point():
-        return functional.mse_loss(logits.squeeze(-1), targets)
-    return functional.cross_entropy(logits, targets, weights)
+def loss_of(kind: Kind, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one."""
+    loss: Tensor = kind.loss(logits, targets, weights)
+    return loss
 
 
 def _adamw(delta: Delta, rates: tuple[float, float]) -> torch.optim.AdamW:

@@ -16,11 +16,11 @@ from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.card import ERRORS
-from edgepeft.data.batches import encode_parts
+from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Course, CourseResult, Progress
-from edgepeft.data.parts import TaskData, load_data
+from edgepeft.data.parts import PARTS, TaskData, load_data
 from edgepeft.delta import Delta, new_delta
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
@@ -28,11 +28,12 @@ from edgepeft.training.devices import device_named, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
+from edgepeft.training.text_engine import TextEngine
 
 __all__ = ["TrainResult", "train"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainResult(CourseResult):
     """What the course gave, and the delta that was written."""
 
@@ -78,8 +79,9 @@ def train(
     checkpoint = prepare_output(out := Path(out), resume=resume, force=force)
     backbone, method = open_backbone(backbone), method_of(method)
     if not isinstance(data, TaskData):
-        data = load_data(Path(data), regression=options.regression, seed=options.seed)
-    device, options = device_of(options.device), options.resolved(backbone, method)
+        data = load_data(Path(data), kind=options.kind, seed=options.seed)
+    target = _longest_target(backbone, data)
+    device, options = device_of(options.device), options.resolved(backbone, method, data.task_kind, target)
     run = _Run(backbone, method, options, device, start, watch, stop)
     with fitting(device, options):
         engine = run.engine(data)
@@ -90,7 +92,8 @@ def train(
         if options.curve and diverged is None:
             result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
     result = replace(result, training={**run.account(data), **result.training})
-    update = {"metrics": {**result.metrics, ERRORS: result.errors}, "training": result.training}
+    metrics = {**result.metrics, ERRORS: result.errors}
+    update = {"metrics": metrics, "training": result.training, "chosen": result.chosen}
     delta = engine.delta.cpu()
     delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
     delta.save(out, force=True)  # the checkpoints go with the old folder
@@ -116,7 +119,7 @@ class _Run:
     def engine(self, data: TaskData, model: nn.Module | None = None) -> PyTorchEngine:
         """A fresh delta on the frozen model, with the rows as tokens."""
         backbone, options = self.backbone, self.options
-        options.metric_for(data.labels)  # a wrong one is refused before anything is loaded
+        data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before anything is loaded
         longest = options.max_length or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
@@ -128,14 +131,20 @@ class _Run:
                 pairs=data.pairs,
                 head=options.head,
                 max_length=longest,
+                posed={**_posed(data), "max_target_length": options.max_target_length},
+                kind=data.task_kind.name,
             )
             model = model or load_model(backbone)  # transformers draws what the checkpoint lacks
         if self.start is not None:
             delta.read(self.start, "the start")
-        rows = encode_parts(data, backbone.encoder(), longest, backbone.architecture.pad_token_id)
+        encoder, pad = backbone.encoder(), backbone.architecture.pad_token_id
+        rows = encode_parts(data, encoder, longest, pad, writing=_writing(delta))
         rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
-        weights = list(data.class_weights.values()) if options.balanced else None
+        known = data.class_weights
+        weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
         how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16}
+        if delta.card.writes:
+            return TextEngine(delta, model, rows, rates, options.clip_norm, decode=encoder.decode, **how)
         return PyTorchEngine(delta, model, rows, rates, options.clip_norm, **how)
 
     def course(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> Course:
@@ -196,6 +205,27 @@ def _outcome(course: Course) -> tuple[CourseResult, Diverged | None]:
             raise
         result = course.result()
         return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
+
+
+def _posed(data: TaskData) -> dict[str, Any]:
+    """What the card says of how the rows became text."""
+    return {name: getattr(data, name) for name in ("source", "target", "targets", "step")}
+
+
+def _writing(delta: Delta) -> Writing | None:
+    """The form of the targets, where text is written."""
+    decoder, longest = delta.architecture.decoder, delta.card.max_target_length
+    if decoder is None or longest is None:
+        return None
+    return Writing(longest, decoder.start_token_id, decoder.end_token_id, delta.architecture.vocab_size)
+
+
+def _longest_target(backbone: Backbone, data: TaskData) -> int:
+    """Tokens of the longest text to write, its end included; 0 where none is written."""
+    if not data.task_kind.writes:
+        return 0
+    encoder = backbone.encoder()
+    return 1 + max(len(encoder.plain_ids(row.label or "")) for part in PARTS for row in getattr(data, part))
 
 
 def _best(result: CourseResult) -> str:

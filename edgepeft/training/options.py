@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.data.course.options import BATCH, MEAN_HEAD_RATE, CourseOptions
-from edgepeft.data.metrics import default_metric
 from edgepeft.errors import UsageError
 from edgepeft.task_name import check_new_name
+from edgepeft.tasks.base import Kind, kind_asked
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
@@ -25,33 +25,54 @@ _NOT_OF_THE_RUN = ("curve", "device")  # a resumed run may differ in them
 class TrainOptions(CourseOptions):
     """A course's numbers, and what a new delta needs.
 
+    ``kind`` is of the task; None takes the data's, and ``regression`` is short for the kind of that name.
     ``balanced`` weighs rows in the loss so that all labels weigh alike; ``curve`` trains on parts of the rows too.
-    ``device`` is auto, cpu, cuda or mps; ``bf16`` has a step's forward in bfloat16.
+    ``max_target_length`` is of text that is written, in tokens, its end included.  ``device`` is auto, cpu, cuda or
+    mps; ``bf16`` has a step's forward in bfloat16.
     """
 
     task: str
     batch_size: int = BATCH
     max_length: int | None = None
+    kind: str | None = None
     regression: bool = False
     balanced: bool = False
     head: str | None = None
     curve: bool = False
+    max_target_length: int | None = None
     device: str = "auto"
     bf16: bool = False
 
     def __post_init__(self) -> None:
         check_new_name(self.task)
         super().__post_init__()
-        if self.balanced and self.regression:
-            raise UsageError("--balanced weighs classes, and a --regression has none; leave one of them out.")
+        if self.kind or self.regression:
+            asked = kind_asked(self.kind, regression=self.regression)
+            object.__setattr__(self, "kind", asked.name)
+            self._require_classes(asked)
         self.require_at_least({"max_length": 3})  # a token between two special ones
+        self.require_at_least({"max_target_length": 2})  # a token and the end
 
-    def resolved(self, backbone: Backbone, method: Method) -> TrainOptions:
-        """The same with every default filled in for this backbone and method.
+    def _require_classes(self, kind: Kind | type[Kind]) -> None:
+        if self.balanced and not kind.one_label:
+            raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave one of them out.")
+
+    def resolved(
+        self, backbone: Backbone, method: Method, kind: Kind, longest_target: int = MAX_LENGTH
+    ) -> TrainOptions:
+        """The same with every default filled in for this backbone, this method and this kind of task.
 
         Raises:
-            UsageError: texts longer than the backbone has positions; a method that does not fit it.
+            UsageError: texts longer than the backbone has positions; a method that does not fit it; options of another
+                kind of task.
         """
+        if self.kind not in (None, kind.name):
+            raise UsageError(f"--kind {self.kind} is asked for, and the data is of {kind.title} (kind {kind.name}).")
+        if kind.head is not None and self.head not in (None, kind.head):
+            raise UsageError(f"{kind.title} needs the head {kind.head!r}, and --head {self.head} is another.")
+        self._require_classes(kind)
+        if not kind.writes and self.max_target_length is not None:
+            raise UsageError("--max-target-length is of text that is written, and here none is: --target, or --format.")
         method.sites(backbone.architecture)  # a prompt that leaves no room is named by its own length
         prompt = method.prompt_length
         longest = backbone.architecture.max_length - prompt
@@ -71,8 +92,10 @@ class TrainOptions(CourseOptions):
             max_length=self.max_length or min(MAX_LENGTH, longest),
             learning_rate=rate,
             head_learning_rate=self.head_learning_rate or head_rate,
-            metric=self.metric or default_metric(self.regression),
-            head=self.head or backbone.head,
+            kind=kind.name,
+            metric=self.metric or kind.default_metric,
+            head=self.head or kind.head or backbone.head,
+            max_target_length=(self.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
         )
 
     def plain(self) -> dict[str, Any]:

@@ -143,6 +143,8 @@ CONFIG = {
         ({"position_embedding_type": "relative_key"}, "relative"),
         ({"is_decoder": True}, "decoder"),
         ({"model_type": "roberta", "pad_token_id": 63}, "pad_token_id"),
+        ({"model_type": "mpnet", "pad_token_id": 0}, "pad_token_id is 0; mpnet has 1"),
+        ({"model_type": "mpnet", "pad_token_id": 1, "relative_attention_num_buckets": 8}, "buckets is 8; mpnet has 32"),
     ],
     ids=lambda value: str(value)[:40],
 )

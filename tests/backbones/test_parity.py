@@ -35,7 +35,7 @@ def test_hidden_states_equal_transformers_on_ragged_rows(tiny: Callable[..., Pat
         both.assert_equal(ragged(batch, length, config, seed))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet"])
 def test_hidden_states_equal_transformers_at_512_tokens(tmp_path: Path, model_type: str):
     sizes = {"max_position_embeddings": 514}
     both = Both(write_model(tmp_path / "m", model_type, **sizes))
@@ -65,7 +65,7 @@ def test_padding_on_the_left_and_holes_in_the_mask_are_masked_tokens_too(tiny: C
     Both(tiny(model_type)).assert_equal(rows)
 
 
-@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta"])
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "mpnet"])
 def test_roberta_counts_positions_from_ids_that_are_not_padding_and_never_from_the_mask(
     tiny: Callable[..., Path], model_type: str
 ):

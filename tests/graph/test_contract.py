@@ -213,7 +213,8 @@ HELPERS = {"contract", "predicates", "protos"}  # what passes are made of
 
 
 def carries_a_model(annotation: str, module) -> bool:
-    """Whether values of this type hold a graph: itself, or a tuple's field."""
+    """Whether values of this type hold a graph: itself, or a part of a tuple."""
+    annotation = annotation.removeprefix("tuple[")
     fields = getattr(vars(module).get(annotation.removesuffix(" | None")), "__annotations__", {})
     return annotation.startswith(MODELS) or any(str(field).startswith(MODELS) for field in map(_text, fields.values()))
 

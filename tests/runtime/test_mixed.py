@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from deltas import TEXTS, random_delta, saved
+from once import made_once
 from onnx import numpy_helper
 from tolerance import require_alike
 
@@ -18,8 +19,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import methods
-from edgepeft.runtime import runtime as runtime_module
-from edgepeft.runtime import weights
+from edgepeft.runtime import mixed, weights
 from edgepeft.runtime.runtime import Runtime
 
 LABELS = [["no", "yes"], ["a", "b", "c"], None, list("pqrst"), ["no", "yes"]]
@@ -55,7 +55,11 @@ def multiply(folder, n=5):
             next(o for o in copy.graph.output if o.name == "logits").type.tensor_type.shape.dim[1].dim_value = n_labels
             content = copy.SerializeToString()
             (folder / "tasks" / f"{name}-{i}.onnx").write_bytes(content)
-            facts = {"labels": LABELS[i], "regression": LABELS[i] is None, "max_length": 40 - 7 * i}
+            facts = {
+                "labels": LABELS[i],
+                "kind": "regression" if LABELS[i] is None else "classification",
+                "max_length": 40 - 7 * i,
+            }
             manifest["tasks"][f"{name}-{i}"] = entry | facts | {"sha256": hashlib.sha256(content).hexdigest()}
     (folder / "edgepeft.json").write_text(json.dumps(manifest))
     return folder
@@ -64,12 +68,15 @@ def multiply(folder, n=5):
 @pytest.fixture(scope="module")
 def several(tiny, tmp_path_factory):
     """Five tasks of each method, ``<method>-0`` to ``<method>-4``."""
-    folder = tmp_path_factory.mktemp("mixed")
-    backbone = open_backbone(str(tiny("bert")))
-    deltas = [random_delta(backbone, name, name.replace("+", "p"), settings=example(name)) for name in methods()]
-    paths = [saved(delta, folder / delta.card.task) for delta in deltas]
-    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS[:20])
-    return multiply(folder / "bundle")
+
+    def make(folder):
+        backbone = open_backbone(str(tiny("bert")))
+        deltas = [random_delta(backbone, name, name.replace("+", "p"), settings=example(name)) for name in methods()]
+        paths = [saved(delta, folder / delta.card.task) for delta in deltas]
+        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS[:20])
+        multiply(folder / "bundle")
+
+    return made_once(tmp_path_factory, "mixed", make) / "bundle"
 
 
 @pytest.fixture
@@ -179,7 +186,7 @@ def test_a_row_without_a_task_gets_the_backbones_embedding(several, pooling):
 
 
 def test_more_tasks_than_one_pass_takes_run_in_several(several, runs, monkeypatch):
-    monkeypatch.setattr(runtime_module, "MOST_TASKS", 2)
+    monkeypatch.setattr(mixed, "MOST_TASKS", 2)
     with Runtime(several, threads=1) as runtime:
         check(several, runtime, [f"bitfit-{i}" for i in range(5)], TEXTS[:5])
         runs.clear()

@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deltas import TEXTS, random_delta, saved
+from once import made_once
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.exporting.bundle import export_bundle, write_backbone
 from edgepeft.methods.base import methods
 from edgepeft.resources import cache_folder
 from edgepeft.runtime.bundle import Bundle
@@ -37,15 +38,17 @@ def fresh_cache(tmp_path, monkeypatch):
 @pytest.fixture(scope="module", params=["bert", "roberta", "electra", "distilbert"])
 def every_method(request, tiny, tmp_path_factory):
     """A bundle with a random delta of each method, matrices large enough to lie outside the graph."""
-    folder = tmp_path_factory.mktemp(f"all-{request.param}")
-    backbone = open_backbone(str(tiny(request.param, **SIZES.get(request.param, {"hidden_size": 32}))))
-    deltas = [
-        random_delta(backbone, name, name.replace("+", "-plus"), settings=asdict(method.examples()[0]))
-        for name, method in methods().items()
-    ]
-    paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
-    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
-    return folder / "bundle"
+
+    def make(folder):
+        backbone = open_backbone(str(tiny(request.param, **SIZES.get(request.param, {"hidden_size": 32}))))
+        deltas = [
+            random_delta(backbone, name, name.replace("+", "-plus"), settings=asdict(method.examples()[0]))
+            for name, method in methods().items()
+        ]
+        paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
+        export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)
+
+    return made_once(tmp_path_factory, f"all-{request.param}", make) / "bundle"
 
 
 def inputs_of(bundle):
@@ -260,3 +263,9 @@ def test_an_empty_cache_that_is_read_only_is_done_without_and_said(exported, rea
         found = runtime.predict("mood", TEXTS[:2])
     assert found == Runtime(exported, cache=False).predict("mood", TEXTS[:2])
     assert not any(cache_folder().iterdir())
+
+
+def test_a_t5_in_8_bits_shares_its_weights_whatever_the_size_of_its_table_of_distances(tiny, tmp_path):
+    folder = tiny("t5", relative_attention_max_distance=128)  # 257 distances of 4 heads: no whole lines of the cache
+    write_backbone(open_backbone(str(folder)), tmp_path, "int8")
+    assert any("prepacked_0" in where for where in hold_prepacked(Bundle(tmp_path)).tensors.values())

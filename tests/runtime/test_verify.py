@@ -5,6 +5,8 @@ import pytest
 
 from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.runtime.verify import allowed_for, compare_logits, pack_check, read_check, replay, require_passed
+from edgepeft.tasks.base import same_best
+from edgepeft.tasks.regression import Regression
 
 REFERENCE = np.array([[1.0, 0.0], [0.0, 1.0], [0.50005, 0.5]], np.float32)
 
@@ -39,7 +41,7 @@ def test_a_flipped_decision_is_counted():
 
 def test_regression_has_no_decisions():
     reference = np.array([[1.0], [2.0]], np.float32)
-    result = compare_logits(reference, reference + 5e-5)
+    result = compare_logits(reference, reference + 5e-5, compare=Regression().agreement)
     require_passed("t", result)
     assert result.agreement == 1.0
 
@@ -86,8 +88,9 @@ def test_a_check_file_without_masks_or_rows_is_refused():
         read_check(pack_check(empty, np.ones((0, 2), np.float32)), "here")
 
 
-def eight_bits(reference, found):
-    return compare_logits(np.asarray(reference, np.float32), np.asarray(found, np.float32), allowed_for("int8", "fp32"))
+def eight_bits(reference, found, compare=same_best):
+    arrays = (np.asarray(each, np.float32) for each in (reference, found))
+    return compare_logits(*arrays, allowed_for("int8", "fp32"), compare)
 
 
 def test_8_bits_may_change_two_decisions_of_a_hundred_however_far_logits_move():
@@ -108,12 +111,12 @@ def test_8_bits_are_no_excuse_for_what_is_no_number():
 def test_a_regression_of_8_bits_may_move_two_rows_of_a_hundred_by_more_than_a_quarter_of_its_spread():
     reference = np.random.default_rng(0).normal(size=(100, 1))
     quarter = 0.25 * reference.std()
-    require_passed("t", eight_bits(reference, reference + 0.9 * quarter))
+    require_passed("t", eight_bits(reference, reference + 0.9 * quarter, Regression().agreement))
     with pytest.raises(VerificationFailed):  # as if the head's bias were lost
-        require_passed("t", eight_bits(reference, reference + 1.1 * quarter))
+        require_passed("t", eight_bits(reference, reference + 1.1 * quarter, Regression().agreement))
     found = reference.copy()
     found[:2] += 9
-    require_passed("t", eight_bits(reference, found))
+    require_passed("t", eight_bits(reference, found, Regression().agreement))
 
 
 def test_half_precision_keeps_every_clear_decision():

@@ -118,6 +118,11 @@ def test_clients_at_once_get_each_their_own_answers(request, service, offline):
         assert_same(document["predictions"][0], offline.predict(task, [text])[0])
 
 
+def test_columns_are_read_by_name(served, offline):
+    document = served.post("/v1/tasks/pair:predict", {"fields": {"sentence1": "w5", "sentence2": "w6", "id": 7}})[2]
+    assert_same(document["predictions"][0], offline.predict("pair", [("w5", "w6")])[0])
+
+
 def test_the_list_of_tasks_says_labels_and_no_path(served, exported):
     _, _, document = served.get("/v1/tasks")
     by_name = {task["name"]: task for task in document["tasks"]}
@@ -142,6 +147,9 @@ def test_the_list_of_tasks_says_labels_and_no_path(served, exported):
         ("/v1/tasks/mood:predict", {"text": "w5", "rows": ["w5"]}, (422, "invalid")),
         ("/v1/tasks/mood:predict", {"rows": []}, (422, "invalid")),
         ("/v1/tasks/mood:predict", {"texts": ["w5"]}, (422, "invalid")),
+        ("/v1/tasks/mood:predict", {"text": "w5", "fields": {"sentence1": "w5"}}, (422, "invalid")),
+        ("/v1/tasks/mood:predict", {"fields": {"review": "w5"}}, (422, "unreadable_row")),
+        ("/v1/tasks/mood:predict", {"fields": {"sentence1": "w" * 20_001}}, (413, "text_too_long")),
         ("/v1/tasks/mood:predict", {"rows": ["w5"] * 65}, (413, "too_many_rows")),
         ("/v1/tasks/mood:predict", {"text": "w" * 20_001}, (413, "text_too_long")),
         ("/v1/tasks/mood:predict", {"text": "w" * 1_100_000}, (413, "too_large")),
@@ -159,9 +167,9 @@ def test_a_wrong_request_is_refused_by_what_is_wrong_with_it(served, path, body,
     [
         ("/v1/tasks/mood:predict", b"{", "the body is not JSON (line 1 column 1)."),
         ("/v1/tasks/mood:predict", {"text": 5}, "text must be text, found a number;"),
-        ("/v1/tasks/mood:predict", {}, "the body: give text (and second for a pair), or rows;"),
+        ("/v1/tasks/mood:predict", {}, "the body: give text (and second for a pair), or fields, or rows;"),
         ("/v1/tasks/mood:predict", {"rows": []}, "rows must be a list of 1 or more, found a list of 0;"),
-        ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0.text is missing;"),
+        ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0 has a key that is not known;"),
         ("/v1/predict", {"rows": [{"text": "w5", "secret": 1}]}, "rows.0 has a key that is not known;"),
         ("/v1/predict", {"rows": [5]}, "rows.0 must be an object or text, found a number;"),
         ("/v1/predict", ["secret"], "the body must be an object, found a list of 1;"),

@@ -4,6 +4,7 @@ import pytest
 from moods import SPECIAL, rows
 
 from edgepeft.data.batches import encode, epoch_batches, sorted_batches
+from edgepeft.tasks.classification import Classification
 
 LENGTHS = [5 + (7 * i) % 90 for i in range(200)]
 
@@ -34,7 +35,7 @@ def test_rows_of_similar_length_share_a_batch_but_long_ones_do_not_all_come_firs
 
 def test_a_batch_holds_the_tokenizers_ids_padded_to_its_longest_row(backbone):
     some = rows(5)
-    encoded = encode(some, ("bad", "good"), backbone.encoder(), 64, 0)
+    encoded = encode(some, Classification(("bad", "good")), backbone.encoder(), 64, 0)
     inputs, targets = encoded.batch([2, 0])
     longest = max(len(some[i].sentence1.split()) + 2 for i in (2, 0))
     assert inputs["input_ids"].shape == (2, longest)
@@ -49,6 +50,6 @@ def test_a_batch_holds_the_tokenizers_ids_padded_to_its_longest_row(backbone):
 
 def test_empty_emoji_and_endless_texts_are_rows_too(backbone):
     odd = [rows(1)[0]._replace(sentence1=text) for text in ("", "\U0001f600", "good " * 20_000, "\ud800")]
-    encoded = encode(odd, ("bad", "good"), backbone.encoder(), 16, 0)
+    encoded = encode(odd, Classification(("bad", "good")), backbone.encoder(), 16, 0)
     assert encoded.lengths == [2, 3, 16, 3]
     assert encoded.truncated == 1

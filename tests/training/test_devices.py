@@ -21,6 +21,7 @@ from edgepeft.data.parts import task_data
 from edgepeft.delta import new_delta
 from edgepeft.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
 from edgepeft.methods.base import methods
+from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.loop import train
@@ -42,7 +43,7 @@ def engine(small):
     def engine(method=METHODS["mood"], **how):
         torch.manual_seed(0)
         delta = new_delta(small, method, "mood", LABELS["mood"], max_length=32)
-        encoded = encode(rows(24), LABELS["mood"], small.encoder(), 32, 0)
+        encoded = encode(rows(24), Classification(LABELS["mood"]), small.encoder(), 32, 0)
         # Attention of which transformers first asks whether its mask hides anything: `meta` cannot tell.
         return PyTorchEngine(delta, load_model(small, "eager"), {"train": encoded}, (1e-3, 1e-2), 1.0, **how)
 

@@ -21,6 +21,7 @@ from edgepeft.data.parts import task_data
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import DoesNotFit
 from edgepeft.methods.base import methods
+from edgepeft.tasks.classification import Classification
 from edgepeft.training.engine import CPU, PyTorchEngine
 from edgepeft.training.loop import train
 from edgepeft.training.options import TrainOptions
@@ -47,7 +48,7 @@ def small(tmp_path_factory):
 @pytest.fixture
 def engine(small):
     def engine(delta, device, **how):
-        encoded = encode(rows(24), LABELS["mood"], small.encoder(), 32, 0)
+        encoded = encode(rows(24), Classification(LABELS["mood"]), small.encoder(), 32, 0)
         return PyTorchEngine(delta, load_model(small), {"train": encoded}, (1e-3, 1e-2), 1.0, device=device, **how)
 
     return engine
@@ -57,7 +58,7 @@ def engine(small):
 def test_logits_are_exact_but_for_float32s_rounding_and_a_step_moves_every_tensor(gpu, small, engine, method):
     torch.manual_seed(0)
     delta = new_delta(small, method, "mood", LABELS["mood"], max_length=32)
-    encoded = encode(rows(24), LABELS["mood"], small.encoder(), 32, 0)
+    encoded = encode(rows(24), Classification(LABELS["mood"]), small.encoder(), 32, 0)
     exact = exact_logits(delta, load_model(small), encoded.batch(range(24))[0])
     one = engine(delta, gpu)
     exact.require(one.logits("train", range(24)))

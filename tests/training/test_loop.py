@@ -25,11 +25,13 @@ from edgepeft.data.rows import Row
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.methods.base import method_named
+from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
 from edgepeft.training.engine import PyTorchEngine, logits_of, loss_of
 from edgepeft.training.loop import train
 from edgepeft.training.options import TrainOptions
 
+KIND = Classification(("bad", "good"))
 OPTIONS = TrainOptions(task="mood", epochs=2, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
 HOULSBY = method_named("houlsby").from_settings({"bottleneck": 4})
 
@@ -57,9 +59,9 @@ def test_a_task_that_can_be_learnt_is_learnt_and_what_is_on_disk_scores_the_same
     result = run(data=data, options=replace(OPTIONS, epochs=4, learning_rate=3e-3))
     assert result.test_score >= 0.9  # two thirds is the majority's share
     loaded = Delta.load(tmp_path / "out", backbone)
-    rows_of_test = encode(data.test, data.labels, backbone.encoder(), 32, 0)
+    rows_of_test = encode(data.test, data.task_kind, backbone.encoder(), 32, 0)
     read = partial(logits_of, loaded, load_model(backbone), rows_of_test)
-    scores = score_rows(read, rows_of_test, data.labels, "accuracy")
+    scores = score_rows(read, rows_of_test, data.task_kind, "accuracy")
     assert scores.score == result.test_score == loaded.card.metrics["test"]
     assert loaded.card.labels == ("bad", "good")
 
@@ -130,7 +132,7 @@ def test_the_head_has_a_rate_of_its_own_and_every_tensor_one_of_the_two(backbone
 
 
 def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(backbone):
-    options = TrainOptions(task="t").resolved(backbone, HOULSBY)
+    options = TrainOptions(task="t").resolved(backbone, HOULSBY, KIND)
     assert options.learning_rate == HOULSBY.learning_rate
     assert options.head_learning_rate == 0.02
     assert (options.epochs, options.metric, options.head, options.max_length) == (None, "accuracy", "linear", 64)
@@ -139,11 +141,11 @@ def test_the_method_gives_the_default_rate_and_a_mean_asks_for_a_faster_head(bac
 def test_the_best_evaluation_is_kept_and_not_the_last(run, monkeypatch):
     scores, seen = iter([(0.5, 1.0), (0.9, 1.0), (0.7, 0.1)]), []
 
-    def planned(read, *_):
+    def planned(read, *_, **__):
         seen.append(read.func.__self__.tensors())
-        return Scored(*next(scores, (0.0, 0.0)), np.zeros(6, np.int64), np.zeros(6))
+        return Scored(*next(scores, (0.0, 0.0)), np.zeros(6, np.int64), np.zeros(6), KIND)
 
-    monkeypatch.setattr("edgepeft.data.course.run.score_rows", planned)
+    monkeypatch.setattr("edgepeft.data.course.engine.score_rows", planned)
     result = run(options=replace(OPTIONS, epochs=3))
     assert (result.metrics["eval"], result.training["best_step"]) == (0.9, 12)  # 48 rows, 8 a step: 6 steps an epoch
     best = {name: tensor.detach().numpy() for name, tensor in result.delta.tensors().items()}
@@ -278,9 +280,9 @@ def test_a_run_that_diverges_says_which_rates_to_lower(run):
 
 
 def test_a_run_that_diverges_after_an_evaluation_leaves_its_best_tensors(run, backbone, tmp_path, monkeypatch):
-    def broken(logits, targets, _weights):
+    def broken(kind, logits, targets, _weights):
         broken.steps += 1
-        return loss_of(logits, targets) * (float("nan") if broken.steps > 8 else 1.0)
+        return loss_of(kind, logits, targets) * (float("nan") if broken.steps > 8 else 1.0)
 
     broken.steps = 0
     run("six", options=replace(OPTIONS, epochs=None, steps=6))
@@ -312,7 +314,7 @@ def test_a_balanced_loss_is_the_mean_of_rows_weighed_by_their_labels(run, backbo
     balanced = replace(OPTIONS, epochs=None, steps=1, batch_size=48, balanced=True)
     watch = {"watch": lambda p: seen.append(p.loss) if p.phase == "train" else None, "start": start.tensors()}
     result = run(data=data, options=balanced, **watch)
-    encoded = encode(data.train, data.labels, backbone.encoder(), 32, 0)
+    encoded = encode(data.train, data.task_kind, backbone.encoder(), 32, 0)
     inputs, targets = encoded.batch(range(48))
     logits = exact_logits(start, load_model(backbone), inputs)
     losses = np.log(np.exp(logits.value).sum(1)) - logits.value[np.arange(48), targets]
@@ -358,8 +360,8 @@ def test_a_run_that_is_stopped_in_its_curve_resumes_to_the_same_bytes(run, tmp_p
 
 
 def test_a_gradient_that_is_not_finite_is_never_taken_for_the_best_step(run, tmp_path, monkeypatch):
-    def steep(logits, targets, _weights):  # the loss itself, with the infinite slope of a root at zero
-        loss = loss_of(logits, targets)
+    def steep(kind, logits, targets, _weights):  # the loss itself, with the infinite slope of a root at zero
+        loss = loss_of(kind, logits, targets)
         return loss + (loss - loss.detach()).sqrt()
 
     monkeypatch.setattr("edgepeft.training.engine.loss_of", steep)

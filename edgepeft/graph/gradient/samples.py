@@ -10,6 +10,7 @@ from edgepeft.graph.shapes import Spec, sized
 __all__ = ["measured", "specs_of"]
 
 _LENGTHS = ((5, 2, 4), (11, 7, 3, 8, 1, 9, 6))  # of rows; neither counts nor sums nor products recur
+_TARGETS = (13, 17)  # tokens of the longest target, where text is taught
 
 
 def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
@@ -18,11 +19,11 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
     Raises:
         BundleError: an input has an open dimension that is no batch's, or a shape depends on values.
     """
-    return tuple(specs_of(model, lengths) for lengths in _LENGTHS)
+    return tuple(specs_of(model, lengths, target) for lengths, target in zip(_LENGTHS, _TARGETS, strict=True))
 
 
-def specs_of(model: onnx.ModelProto, lengths: tuple[int, ...]) -> dict[str, Spec]:
-    """The spec of every value for rows of these lengths, in tokens."""
+def specs_of(model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0) -> dict[str, Spec]:
+    """The spec of every value for rows of these lengths and a longest target of so many, in tokens."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": sum(lengths)}
+    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": sum(lengths), "target": target}
     return sized(model, sizes, {"attention_mask": mask})

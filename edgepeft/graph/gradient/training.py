@@ -1,7 +1,7 @@
 """A task's training graph, made of its spliced inference graph: packed, so nothing is computed for padding.
 
 inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], or the hidden states that they are cut
-          at; labels [batch], int64 classes or float32 numbers; shares float32 [batch], of the rows in the loss; every
+          at; labels [batch, ...], as the kind of task has them; shares float32 [batch], of the rows in the loss; every
           trained tensor by its name in the delta graph, or the ``generated:<tensor>`` that are made of some;
           where the head has dropout, ``dropout:<i>`` float32 [batch, width]: 0, or 1 / (1 - p) where a feature is kept
 outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each of these tensors
@@ -41,7 +41,7 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
     _check_head(graph, facts)
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
         _drop(graph, weight, i, width)
-    add_loss(graph, TensorProto.FLOAT, regression=facts.regression)
+    add_loss(graph, TensorProto.FLOAT, facts.kind)
     prune(graph)
     return model
 
@@ -72,12 +72,14 @@ def with_gradients(
 
 
 def _check_head(graph: onnx.GraphProto, facts: TrainingFacts) -> None:
-    """See that the loss has a column for each label, or one for a number."""
+    """See that the logits have the columns that the kind of task needs."""
     shape = next(output.type.tensor_type.shape.dim for output in graph.output if output.name == LOGITS)
-    if len(shape) != 2 or shape[1].dim_value != facts.n_outputs:
+    if not facts.kind.writes and (len(shape) != 2 or shape[1].dim_value != facts.kind.n_outputs):
         found = ", ".join(dim.dim_param or str(dim.dim_value) for dim in shape)
-        wanted = "a number" if facts.regression else f"one of {facts.n_outputs} labels"
-        raise BundleError(f"its head gives logits [{found}], of which there is no loss for {wanted}.")
+        raise BundleError(
+            f"its head gives logits [{found}], and {facts.kind.title} ({facts.kind.described}) has its loss of "
+            f"[batch, {facts.kind.n_outputs}]."
+        )
 
 
 def _drop(graph: onnx.GraphProto, weight: str, index: int, width: int) -> None:

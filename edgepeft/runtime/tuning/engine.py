@@ -28,7 +28,7 @@ from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.slope import wrong_slope
 from edgepeft.runtime.tuning.step import StepResult, TrainingStep
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
-from edgepeft.runtime.verify import run_in_groups
+from edgepeft.runtime.verify import pack_check, run_in_groups
 
 __all__ = ["OnnxRuntimeEngine"]
 
@@ -119,10 +119,15 @@ class OnnxRuntimeEngine(TrainingEngine):
         weights, (inputs, labels) = self._weights[list(chosen)], self._rows["train"].batch(chosen)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
-            return self._hidden["train"].packed([chosen[i] for i in part]) if self._hidden else {}
+            return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
-        return {**rows, "shares": (weights / weights.sum()).astype(np.float32)}
+        terms = self._subject.facts.kind.terms(labels)
+        return {**rows, "shares": (weights / (weights * terms).sum()).astype(np.float32)}
+
+    def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
+        return self._hidden["train"].packed(chosen) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
         """See that the loss of these rows changes along its gradient as that says, by the method's own tensors.
@@ -211,6 +216,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         for name in ("_step", "_above", "_whole", "_bare"):
             self.__dict__.pop(name, None)
         return_free_memory()
+
+    def check(self) -> bytes:
+        """The content of the task's check file, as the training graph has it.  No step can follow."""
+        return pack_check(self._subject.check, self.training_logits(self._subject.check))
 
     def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""

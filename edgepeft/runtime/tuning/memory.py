@@ -31,7 +31,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.runtime.tuning.hidden import SplitGraphs, training_graph
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.step import rows_at_once
+from edgepeft.runtime.tuning.step import rows_at_once, targets_at_once
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 
 __all__ = [
@@ -112,6 +112,8 @@ class Demand:
         architecture: Architecture,
         trained_bytes: int,
         longest: int,
+        target: int = 0,
+        words: int = 0,
         generated: Sequence[int] = (),
     ) -> None:
         """Count what does not depend on the rows.
@@ -124,9 +126,14 @@ class Demand:
             architecture: the backbone's.
             trained_bytes: of what is trained.
             longest: tokens of a row.
+            target: tokens of the longest target, where text is taught.
+            words: that its decoder knows.
             generated: numbers of each tensor that is generated from what is trained.
         """
-        self._training, self._longest = training, longest
+        self._training, self._longest, self._target = training, longest, target
+        self._rows_at_once = rows_at_once(longest)
+        if words:
+            self._rows_at_once = min(self._rows_at_once, targets_at_once(target, words))
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
@@ -140,9 +147,9 @@ class Demand:
 
     def n_bytes(self, rows: int, states: int) -> int:
         """The peak, where up to ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
-        rows = min(rows, rows_at_once(self._longest))
+        rows = min(rows, self._rows_at_once)
         if rows not in self._alive:
-            specs = specs_of(self._training, (self._longest,) * rows)
+            specs = specs_of(self._training, (self._longest,) * rows, self._target)
             fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)
             self._alive[rows] = int(_ARENA * peak_bytes(self._training.graph, specs)) + fed
         return self._base + states + max(self._step + self._alive[rows], self._others)
@@ -237,22 +244,26 @@ def lay_out(
     if asked is not None and asked > batch_size:
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
-    longest = max(rows["train"].lengths)
-    demand, training, split = demand_of(bundle, subject, longest, options)
-    if options.prefix_cache and split is None:
+    longest, target = max(rows["train"].lengths), rows["train"].longest_target
+    demand, training, split = demand_of(bundle, subject, longest, options, target)
+    most = asked or batch_size
+    if subject.writing is not None:
+        most = min(most, targets_at_once(target, subject.writing.words))
+    elif options.prefix_cache and split is None:
         notes.append(
             f"{subject.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
             "same from step to step, so none is kept."
         )
     states = sum(split.n_bytes(rows[part]) for part in ("train", "eval")) if split else 0
-    in_file = states > 0 and demand.n_bytes(asked or batch_size, states) > allowed.n_bytes
+    in_file = states > 0 and demand.n_bytes(most, states) > allowed.n_bytes
     if in_file:
         states = 0
         notes.append("hidden states are kept in a file: memory has no room for them.")
-    micro_batch = demand.most_rows(allowed.n_bytes, states, asked or batch_size)
-    if micro_batch < (asked or 1):
-        raise DoesNotFit(_refusal(demand.n_bytes(asked or 1, states), asked or 1, micro_batch, longest, allowed))
-    if micro_batch < batch_size and asked is None:
+    micro_batch = demand.most_rows(allowed.n_bytes, states, most)
+    least = 1 if asked is None else most
+    if micro_batch < least:
+        raise DoesNotFit(_refusal(demand.n_bytes(least, states), least, micro_batch, longest, allowed))
+    if micro_batch < most:
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
         )
@@ -260,18 +271,27 @@ def lay_out(
 
 
 def demand_of(
-    bundle: Bundle, subject: TuningSubject, longest: int, options: TuneOptions
+    bundle: Bundle, subject: TuningSubject, longest: int, options: TuneOptions, target: int | None = None
 ) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
     """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
+
+    ``target`` are the tokens of the longest target, where text is taught, None as many as the task may write: of such a
+    task no hidden states are kept.
 
     Raises:
         BundleError: an operator of the task has no gradient.
     """
-    checkpoint, facts = bundle.checkpoint, subject.facts
+    checkpoint, facts, writing = bundle.checkpoint, subject.facts, subject.writing
+    if target is None:
+        target = 0 if writing is None else writing.max_length
     whole = deployed_graph(subject.delta, facts, bundle.family, bundle.architecture, checkpoint)
     try:
         training, split = training_graph(
-            whole, facts, checkpoint, prefix_cache=options.prefix_cache, backward=options.backward
+            whole,
+            facts,
+            checkpoint,
+            prefix_cache=options.prefix_cache and writing is None,
+            backward=options.backward,
         )
     except BundleError as error:
         raise BundleError(f"task {subject.task}, of {subject.method}, cannot be tuned: {error}") from error
@@ -284,6 +304,8 @@ def demand_of(
         architecture=bundle.architecture,
         trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
         longest=longest,
+        target=target,
+        words=0 if writing is None else writing.words,
         generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
     )
     return demand, training, split

@@ -23,6 +23,7 @@ from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
 from edgepeft.runtime.tuning.memory import lay_out
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import TuningSubject
+from edgepeft.runtime.tuning.writing import WritingEngine
 
 __all__ = ["TuningRun"]
 
@@ -46,7 +47,7 @@ class TuningRun:
         ``work`` is the folder of checkpoints, and of hidden states that memory has no room for.
         """
         self.subject, self.options, data = subject, options, subject.data
-        options.metric_for(data.labels)  # a wrong one is refused before rows are tokenized
+        data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before rows are tokenized
         asked, most = options.batch_size, len(data.train)
         if asked is not None and asked > most:
             raise UsageError(f"--batch-size {asked} is more than the {most} rows that train; give at most {most}.")
@@ -56,9 +57,11 @@ class TuningRun:
             "learning_rate": options.learning_rate or rate,
             "head_learning_rate": options.head_learning_rate or head_rate,
         }
-        rows = encode_parts(data, bundle.encoder(), subject.max_length, bundle.architecture.pad_token_id)
+        encoder, pad = bundle.encoder(), bundle.architecture.pad_token_id
+        rows = encode_parts(data, encoder, subject.max_length, pad, writing=subject.writing)
         self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
-        self.engine = OnnxRuntimeEngine(
+        engine = OnnxRuntimeEngine if subject.writing is None else WritingEngine
+        self.engine = engine(
             bundle, subject, rows, self.layout, work, optimizer=self._optimizer(), options=options, threads=threads
         )
         entry = {"task": subject.task, "template": subject.template, "data": data.sha256}
@@ -107,7 +110,9 @@ class TuningRun:
         if result.improved and same and isinstance(said, float):
             return said  # the run was killed when this very result was in force already
         self.engine.finish(there)
+        tuned, self.course.kind = self.course.kind, self.subject.facts.kind  # with the thresholds that it had
         score = self.course.score("test").score
+        self.course.kind = tuned
         self.engine.finish(result.tensors)
         return score
 

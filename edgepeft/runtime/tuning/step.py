@@ -1,4 +1,4 @@
-"""A training graph in ONNX Runtime: the loss, the logits and the gradients of one batch."""
+"""A training graph in ONNX Runtime: the loss and the gradients of one batch, or other values of it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,38 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, SHARES, dropout, gradient
+from edgepeft.graph.names import LABELS, LOSS, SHARES, dropout, gradient
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.session import failing_as, session_options
 
-__all__ = ["StepResult", "TrainingStep", "rows_at_once"]
+__all__ = ["StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
 
 States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
 
-# Folding would put a transposed copy of every matrix beside the mapped one; without it the transpose becomes a flag of
-# the product (4 layers of BERT: 468 MB resident against 679 MB, for 8 % of the step's time).
+# Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
+# (roberta-base, pfeiffer, 8 x 64 tokens: 751 MiB resident against 459).
 _COPIES_WEIGHTS = ["ConstantFolding"]
 
 
+_WORDS = 2**23  # logits of a part's targets: 32 MB, of which a step holds a few copies
+
+
 class StepResult(NamedTuple):
-    """``logits`` [batch, outputs]; ``gradients`` by tensor."""
+    """The loss, and ``gradients`` by tensor."""
 
     loss: float
-    logits: NDArray[Any]
     gradients: Arrays
 
 
 def rows_at_once(longest: int) -> int:
     """How many rows of so many tokens a part of a step has at most."""
     return max(1, PASS_TOKENS // longest)
+
+
+def targets_at_once(longest: int, words: int) -> int:
+    """How many targets of so many tokens a part of a step has at most, for a decoder that knows so many words."""
+    return max(1, _WORDS // (longest * words))
 
 
 def _parts(lengths: Sequence[int], most_rows: int) -> Iterator[list[int]]:
@@ -78,10 +85,10 @@ class TrainingStep:
         self.facts = facts
         options = session_options(threads)
         # Packed, each matrix is there twice: forward and backward read it in two layouts, neither of them the file's.
-        # (roberta-base, pfeiffer, 8 x 64 tokens: 1016 MiB resident against 719, for 6 % of the step's time.)
+        # (roberta-base, pfeiffer, 8 x 64 tokens: 1,029 MB resident against 731, and 1.9 s a step against 1.2.)
         options.add_session_config_entry("session.disable_prepacking", "1")
-        # A pattern is a block for a whole run, beside what the first run of that shape took: 125 MB more at 8 x 64
-        # tokens of roberta-base, at the same speed.
+        # A pattern is a block for a whole run, beside what the first run of that shape took (949 MB, for 10 % of the
+        # step's time), and lengths differ from step to step.
         options.enable_mem_pattern = False
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
         with failing_as("cannot open the training graph"):
@@ -92,7 +99,7 @@ class TrainingStep:
                 disabled_optimizers=_COPIES_WEIGHTS,
             )
         self._inputs = [value.name for value in self._session.get_inputs()]
-        self._outputs = [LOSS, LOGITS, *map(gradient, self.facts.leaves)]
+        self._outputs = [LOSS, *map(gradient, self.facts.leaves)]
 
     def __call__(
         self,
@@ -111,23 +118,22 @@ class TrainingStep:
         Args:
             tensors: each that the graph gives a gradient of.
             inputs: token ids and masks [batch, length], int64.
-            labels: [batch].
+            labels: [batch, ...].
             masks: [batch, width], one for each dropout.
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
-            states: the hidden states of some rows [tokens, width], where the graph starts from these.
+            states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
             back: what to sum of a part's gradients.
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
-        loss, logits, total = 0.0, dict[int, NDArray[Any]](), dict[str, NDArray[Any]]()
-        for part, given in _cut(inputs, _by_row(labels, masks, shares), most_rows, states):
+        loss, total = 0.0, dict[str, NDArray[Any]]()
+        for _, given in _cut(inputs, _by_row(labels, masks, shares), most_rows, states):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
-            logits |= dict(zip(part, results.pop(0), strict=True))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
             for name, new in found.items():
                 total[name] = np.add(total[name], new, out=new) if name in total else new
-        return StepResult(loss, np.stack([logits[i] for i in range(len(labels))]), total)
+        return StepResult(loss, total)
 
     def loss(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,12 @@ from onnx import helper, numpy_helper
 from edgepeft.backbones.base import Architecture, Family, Pooling
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.trie import trie_of
+from edgepeft.data.batches import Writing
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.course.options import MEAN_HEAD_RATE
 from edgepeft.data.parts import Given, TaskData, load_data
+from edgepeft.data.posing import of_source
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import DataError, UsageError
 from edgepeft.graph.half import halved, rounded, store_in_half, widen
@@ -30,10 +34,14 @@ from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.resources import package_data
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
+from edgepeft.runtime.decoding import GREEDY
+from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.text_check import TextCheck
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH
 from edgepeft.task_name import check_new_name
+from edgepeft.tasks.base import Kind, kind_asked
 
 __all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template"]
 
@@ -44,7 +52,8 @@ _RATE = 1e-3  # of a method that this version does not know
 class TuningSubject:
     """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on.
 
-    ``half`` are the tensors that the task's file holds in half precision; here they are float32.
+    ``half`` are the tensors that the task's file holds in half precision; here they are float32.  ``writing`` is the
+    form of the targets, where text is written.
     """
 
     task: str
@@ -56,6 +65,7 @@ class TuningSubject:
     prompt_length: int
     template: str | None = None
     half: frozenset[str] = frozenset()
+    writing: Writing | None = None
 
     @property
     def method(self) -> str:
@@ -85,7 +95,7 @@ class TuningSubject:
     @property
     def n_outputs(self) -> int:
         """Columns of the logits."""
-        return 1 if self.data.labels is None else len(self.data.labels)
+        return self.facts.kind.n_outputs
 
     def tensors(self) -> Arrays:
         """The trained tensors as the delta graph has them, to be written to."""
@@ -99,15 +109,15 @@ class TuningSubject:
         """
         return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
 
-    def with_tensors(self, tensors: Arrays, metrics: dict[str, object], training: dict[str, object]) -> onnx.ModelProto:
-        """The delta graph with these values and this account of how they came about."""
+    def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
+        """The delta graph with these values and this account of how they came about: what its card says anew."""
         model = onnx.ModelProto()
         model.CopyFrom(self.delta)
         for initializer in model.graph.initializer:
             if initializer.name in tensors:
                 initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))
         count = sum(tensor.size for tensor in tensors.values())
-        update = {"metrics": metrics, "training": training, "trainable_parameters": count}
+        update = {**account, "trainable_parameters": count}
         for entry in model.metadata_props:
             if entry.key == "edgepeft.card":
                 entry.value = json.dumps({**json.loads(entry.value), **update})
@@ -124,7 +134,8 @@ def deployed_graph(
 
     The backbone is built anew: a bundle may be older than the names that gradients go by.
     """
-    backbone = family.build_graph(architecture, checkpoint.as_published)
+    build = family.teaching_graph if facts.kind.writes else family.build_graph
+    backbone = build(architecture, checkpoint.as_published)
     if checkpoint.is_quantised:
         quantise(backbone, checkpoint)
     model = splice(backbone, delta, family.bindings(architecture), checkpoint, generate=False)
@@ -146,21 +157,21 @@ class Files:
     test: Given = None
     columns: Columns = SENTENCES
 
-    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, *, regression: bool) -> TaskData:
+    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, kind: type[Kind]) -> TaskData:
         """Read them; ``labels`` are those that the head has, None takes the data's.
 
         Raises:
-            UsageError: a regression has no classes to balance.
+            UsageError: such a task has no classes to balance.
             DataError: the rows cannot be used.
         """
-        if options.balanced and regression:
-            raise UsageError("--balanced weighs classes, and a regression has none; leave --balanced out.")
+        if options.balanced and not kind.one_label:
+            raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave --balanced out.")
         return load_data(
             self.train,
             self.eval,
             self.test,
             self.columns,
-            regression=regression,
+            kind=kind.name,
             few_shot=options.few_shot,
             seed=options.seed,
             labels=labels,
@@ -176,33 +187,56 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
         DataError: the rows do not fit it.
     """
     entry, delta = bundle.entry(task), bundle.delta_graph(task)
-    data = files.load(entry.labels, options, regression=entry.labels is None)
+    if entry.source is not None:
+        columns = of_source(files.columns, entry.source, entry.step, entry.target)
+        files = dataclasses.replace(files, columns=columns)
+    data = files.load(entry.labels, options, type(entry.task_kind))
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
     check = bundle.current(task, CHECK)
     expect_hash(check, entry.check_sha256)
+    content, where = check.read_bytes(), str(check)
+    read = TextCheck.read(content, where, bundle.architecture.vocab_size).inputs if entry.writes else None
     widen(delta.graph)
     return TuningSubject(
         task=task,
         delta=delta,
         facts=training_facts(delta),
-        check=read_check(check.read_bytes(), str(check))[0],
+        check=read_check(content, where)[0] if read is None else read,
         data=data,
         max_length=entry.max_length,
         prompt_length=entry.prompt_length,
+        writing=_writing(entry, bundle.architecture),
         half=halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
     )
 
 
+def _writing(entry: TaskEntry, architecture: Architecture) -> Writing | None:
+    decoder = architecture.decoder
+    if decoder is None or not entry.writes:
+        return None
+    longest = entry.max_target_length or GREEDY.max_new_tokens
+    return Writing(longest, decoder.start_token_id, decoder.end_token_id, architecture.vocab_size)
+
+
 def from_template(
-    bundle: Bundle, task: str, template: str, files: Files, options: TuneOptions, *, new: bool = True
+    bundle: Bundle,
+    task: str,
+    template: str,
+    files: Files,
+    options: TuneOptions,
+    *,
+    kind: str | None = None,
+    new: bool = True,
 ) -> TuningSubject:
-    """Start a task: its labels are the data's, its head is drawn from the seed; ``new`` says that it must not be there.
+    """Start a task of that kind: its labels are the data's, its head is drawn from the seed; ``new`` says that it must
+    not be there.
 
     Raises:
         UnknownName: no such template.
-        UsageError: the bundle has a task of that name.
+        UsageError: the bundle has a task of that name, the template makes none of that kind, or its labels cannot be
+            scored.
         DataError: the rows have a single label, or are too few.
     """
     check_new_name(task, bundle.manifest.tasks)
@@ -215,10 +249,15 @@ def from_template(
     paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK)}
     for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
         expect_hash(path, expected)
-    data = files.load(None, options, regression=False)
+    asked = kind_asked(kind)
+    if asked.writes or (bundle.architecture.decoder is not None and not asked.one_label):
+        raise UsageError(f"template {template} makes no {asked.name} task; train one with: edgepeft train.")
+    data = files.load(None, options, asked)
     graph = read_graph(paths[GRAPH])
     check_owner(graph, bundle.manifest, paths[GRAPH])
-    delta = with_labels(graph, task, data.labels or (), data.pairs, options.seed)
+    decoder = bundle.architecture.decoder
+    trie = None if decoder is None else trie_of(data.labels or (), bundle.encoder(), decoder)
+    delta = with_labels(graph, task, data.task_kind, pairs=data.pairs, seed=options.seed, trie=trie)
     return TuningSubject(
         task=task,
         delta=delta,

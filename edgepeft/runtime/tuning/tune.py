@@ -16,7 +16,6 @@ from edgepeft.runtime.tuning.claim import claim, discard
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
-from edgepeft.runtime.verify import pack_check
 from edgepeft.task_name import check_task_name
 
 __all__ = ["TuneResult", "tune"]
@@ -37,6 +36,7 @@ def tune(
     options: TuneOptions | None = None,
     *,
     template: str | None = None,
+    kind: str | None = None,
     resume: bool = False,
     force: bool = False,
     threads: int | None = None,
@@ -52,6 +52,7 @@ def tune(
         files: rows in parts, or one file of labelled rows, of which two tenths are held out to choose and to report.
         options: numbers of the run.
         template: the bundle's template to start from.
+        kind: of the task that is started; None is a classification.
         resume: continue the task's interrupted run.
         force: start anew in place of an interrupted run.
         threads: at most as many as the host allows; None takes those.
@@ -68,6 +69,8 @@ def tune(
     folder, options = Path(folder), options or TuneOptions()
     files = files if isinstance(files, Files) else Files(Path(files))
     check_task_name(task)
+    if kind is not None and template is None:
+        raise UsageError(f"--kind {kind} is of a task that is started; without --template, {task} is of its own kind.")
     Manifest.read(folder)  # that it is a bundle at all, before anything is made in it
     with claim(folder, task) as work:
         bundle = Bundle(folder)  # read under the lock: another run may just have replaced the task
@@ -76,7 +79,7 @@ def tune(
             from_task(bundle, task, files, options)
             if template is None
             # A run that was killed after its result was in force finds a task of its own.
-            else from_template(bundle, task, template, files, options, new=checkpoint is None)
+            else from_template(bundle, task, template, files, options, kind=kind, new=checkpoint is None)
         )
         run = TuningRun(bundle, subject, options, work, threads=threads, watch=watch, stop=stop)
         for line in run.layout.notes:
@@ -84,7 +87,7 @@ def tune(
         if checkpoint is not None:
             run.course.resume(checkpoint)
         tuned = run.finish()
-        check = pack_check(subject.check, run.engine.training_logits(subject.check))
+        check = run.engine.check()
         del run  # with its sessions
         entry = _replace(bundle, subject, tuned, check, watch) if tuned.improved else None
         discard(work)
@@ -112,7 +115,8 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
 def _replace(
     bundle: Bundle, subject: TuningSubject, tuned: CourseResult, check: bytes, watch: Callable[[Progress], None]
 ) -> TaskEntry:
-    graph = subject.with_tensors(tuned.tensors, tuned.metrics, tuned.training)
+    account = {name: getattr(tuned, name) for name in ("metrics", "training", "chosen")}
+    graph = subject.with_tensors(tuned.tensors, **account)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
     prepared = prepare_task(bundle, content, check, where, reference="training graph")

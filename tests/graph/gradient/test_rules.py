@@ -76,7 +76,7 @@ CASES = [
     ),
     *(
         case(op, shape)
-        for op in ("Neg", "Relu", "LeakyRelu", "Exp", "Tanh", "Sigmoid", "Mish", "Gelu", "Identity")
+        for op in ("Neg", "Relu", "LeakyRelu", "Exp", "Tanh", "Sigmoid", "Softplus", "Mish", "Gelu", "Identity")
         for shape in ((3, 4), (1,), (), (0, 2))
     ),
     *(case("Sqrt", shape) for shape in ((3, 4), (), (0, 2))),

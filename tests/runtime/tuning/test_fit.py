@@ -95,15 +95,15 @@ def test_the_peak_of_answering_is_predicted_within_15_percent(heavy, batch, leng
 
 
 @linux
-@pytest.mark.parametrize("task", ["lora", "said"])
+@pytest.mark.parametrize("task", ["lora", "full", "said"])
 def test_the_peak_of_fine_tuning_is_predicted_within_15_percent(heavy, tmp_path, task):
-    """Of a LoRA, and of tensors that are as large as the backbone, with their gradients and what makes them."""
+    """Of a LoRA, of all tensors with their moments, and of as many with what makes them."""
     heavy = shutil.copytree(heavy, tmp_path / "heavy")
-    if task == "said":
+    if settings := {"said": ("intrinsic-said", {"dimension": "2000"}), "full": ("full", {})}.get(task):
         backbone = open_backbone(str(heavy))
-        method = method_named("intrinsic-said").from_settings({"dimension": "2000"})
-        said = new_delta(backbone, method, "said", ("no", "yes"), max_length=256)
-        add_deltas(heavy, [saved(said, tmp_path / "said")], texts=TEXTS)
+        method = method_named(settings[0]).from_settings(settings[1])
+        delta = new_delta(backbone, method, task, ("no", "yes"), max_length=256)
+        add_deltas(heavy, [saved(delta, tmp_path / task)], texts=TEXTS)
     fit = predicted(heavy, "--task", task, "--batch", 8, "--length", 64)["finetune"]
     data = write_rows(tmp_path / "rows.jsonl", n=40, words=62)  # and two marks: 64 tokens
     # Its own account: what the system counts for a child begins with its parent's, which has PyTorch loaded.
@@ -113,7 +113,7 @@ def test_the_peak_of_fine_tuning_is_predicted_within_15_percent(heavy, tmp_path,
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak = int(done.stdout.split("VmHWM:")[1].split()[0]) * 1024
     # Projections of the backbone come and go within a step: for these the prediction is on the safe side, by 18 % here.
-    assert fit["peak_bytes"] == pytest.approx(peak, rel=0.15 if task == "lora" else 0.25)
+    assert fit["peak_bytes"] == pytest.approx(peak, rel=0.25 if task == "said" else 0.15)
 
 
 @linux

@@ -179,7 +179,6 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole_batch(source, moods, tm
     assert len(shapes) > 1 and sum(rows for rows, _ in shapes) == len(chosen)
     assert all(rows <= (size or 8) and (rows == 1 or rows * length <= tokens) for rows, length in shapes)
     assert other.loss == pytest.approx(one.loss, rel=1e-5)
-    np.testing.assert_allclose(other.logits, one.logits, atol=1e-5)
     for name, gradient in one.gradients.items():
         np.testing.assert_allclose(other.gradients[name], gradient, atol=1e-5 * max(1e-3, np.abs(gradient).max()))
 

@@ -14,16 +14,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import torch
-from torch.nn import functional
 from typer.testing import CliRunner
 from verbs import edgepeft, process
 
-from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app
-from edgepeft.data.batches import epoch_batches
 from edgepeft.data.rows import read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
@@ -40,6 +36,7 @@ from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.runtime.tuning.tune import tune
 
 from .conftest import known, write_moods
+from .courses import steps_beside_pytorchs
 
 QUICK = {"steps": 40, "learning_rate": 1e-2, "head_learning_rate": 5e-2}
 
@@ -58,35 +55,17 @@ def sound(bundle):
 
 
 def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moods, trainable, tmp_path):
-    """Hooks, cross_entropy, torch's AdamW, clipping and a warm-up, written out here."""
     options = TuneOptions(
         steps=40, dropout=False, weight_decay=0.01, learning_rate=3e-3, head_learning_rate=1e-2, seed=3
     )
     opened = Bundle(bundle)
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
     backbone = open_backbone(str(bundle))
-    delta, model = Delta.load(trainable.parent / "mood", backbone), load_model(backbone, "eager")
-    named = delta.tensors()
-    groups = [
-        {"params": [p for name, p in named.items() if name.startswith("head/")], "lr": 1e-2},
-        {"params": [p for name, p in named.items() if not name.startswith("head/")], "lr": 3e-3},
-    ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: i / 4 if i < 4 else (40 - i) / 36)
-    course, rows = run.course, run.course.rows["train"]
-    batches = [batch for epoch in range(7) for batch in epoch_batches(rows.lengths, 16, 3, epoch)]
-    for number, chosen in enumerate(batches[:20]):
-        inputs, targets = rows.batch(chosen)
-        course.update(chosen)
-        logits = delta.logits(model, {name: torch.from_numpy(values) for name, values in inputs.items()})
-        loss = functional.cross_entropy(logits, torch.from_numpy(targets))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(delta.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        assert course.loss == pytest.approx(loss.item(), abs=1e-5), f"step {number + 1}"
-    for name, tensor in named.items():
+    delta = Delta.load(trainable.parent / "mood", backbone)
+    beside = steps_beside_pytorchs(run.course, delta, backbone, 20, rates=(3e-3, 1e-2), warm=4, decay=0.01)
+    for number, loss in enumerate(beside):
+        assert run.course.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
+    for name, tensor in delta.tensors().items():
         np.testing.assert_allclose(run.engine.trained[name], tensor.detach().numpy(), atol=1e-4)
 
 
@@ -306,7 +285,7 @@ def test_patience_ends_a_run_early(bundle, moods):
 
 def test_a_diverging_run_names_the_step_suggests_a_rate_and_leaves_the_task_alone(bundle, moods):
     before = sha(bundle, "mood")
-    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 0.0001 --head-lr 0.02"):
+    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 0.0003 --head-lr 0.02"):
         quick(bundle, "mood", moods, learning_rate=1e30, head_learning_rate=1e30)
     assert sha(bundle, "mood") == before and sound(bundle)
 

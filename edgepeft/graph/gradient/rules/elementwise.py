@@ -145,6 +145,7 @@ RULES: Mapping[str, Rule] = {
     "Exp": _scaled(lambda at: at.y),
     "Tanh": _scaled(_of_tanh),
     "Sigmoid": _scaled(_of_sigmoid),
+    "Softplus": _scaled(lambda at: at.op("Sigmoid", at.x)),
     "Mish": _scaled(_of_mish),
     "Gelu": _scaled(_of_gelu),
 }

@@ -1,0 +1,80 @@
+"""The two graphs that write text, the one that teaches it, and how their inputs and outputs are called.
+
+The encoder's graph reads what the backbone's own does and gives each decoder layer's keys and values of it, once.  The
+decoder's graph is one step: the texts' last tokens in, logits of the next ones out.  Each text continues one of those
+of the step before (``ORDER``), whose cached keys and values it takes over, so texts can part, change places and leave.
+A text is taught by one graph that has both parts, whose decoder reads all of a target but its last token at once.
+
+Letters: B rows, S their padded length, T tokens of the longest target, n beams of a row, N = B n texts, P texts of the
+step before, L tokens that they have, h heads, e a head's width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import onnx
+from onnx import TensorProto, helper
+
+__all__ = [
+    "BEFORE",
+    "CROSS",
+    "CROSS_BIAS",
+    "IDS",
+    "LOGITS",
+    "ORDER",
+    "PAST",
+    "PRESENT",
+    "Steps",
+    "TextGraphs",
+    "caches",
+]
+
+IDS, ORDER = "decoder.ids", "decoder.order"  # int64 [N]: last tokens; which text of the step before is continued
+CROSS, CROSS_BIAS = "cross", "cross.bias"  # float [B, h, S, e] of each layer; [B, 1, 1, S]: 0, lowest for padding
+PAST, PRESENT = "past", "present"  # float [P, h, L, e] and [N, h, L + 1, e] of each layer
+LOGITS = "logits"  # float [N, v]; of targets that are taught, [B, T, v]
+BEFORE = "decoder_input_ids"  # int64 [B, T]: what stands before each token of a target that is taught
+
+
+class TextGraphs(NamedTuple):
+    """Over the weights of the backbone's own graph, with values of the same names."""
+
+    encoder: onnx.ModelProto
+    decoder: onnx.ModelProto
+
+
+def caches(kind: str, layer: int) -> tuple[str, str]:
+    """The names of a decoder layer's keys and values."""
+    return f"{kind}.key.{layer}", f"{kind}.value.{layer}"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The interface of both graphs, for a decoder of these sizes; ``width`` is a head's."""
+
+    layers: int
+    heads: int
+    width: int
+    vocabulary: int
+
+    def cross(self) -> list[onnx.ValueInfoProto]:
+        """What the encoder's graph gives and the decoder's takes."""
+        bias = helper.make_tensor_value_info(CROSS_BIAS, TensorProto.FLOAT, ("rows", 1, 1, "length"))
+        return [*self._caches(CROSS, "rows", "length"), bias]
+
+    def inputs(self) -> list[onnx.ValueInfoProto]:
+        """Of a step of the decoder."""
+        tokens = [helper.make_tensor_value_info(name, TensorProto.INT64, ("texts",)) for name in (IDS, ORDER)]
+        return [*tokens, *self.cross(), *self._caches(PAST, "texts_before", "written")]
+
+    def outputs(self) -> list[onnx.ValueInfoProto]:
+        """Of a step of the decoder."""
+        logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ("texts", self.vocabulary))
+        return [logits, *self._caches(PRESENT, "texts", "written_and_one")]
+
+    def _caches(self, kind: str, texts: str, length: str) -> list[onnx.ValueInfoProto]:
+        shape = (texts, self.heads, length, self.width)
+        names = (name for layer in range(self.layers) for name in caches(kind, layer))
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]

@@ -1,0 +1,254 @@
+"""Text of a bundle's tasks: the encoder once, then the decoder token by token; rows that are done leave the batch.
+
+Rows of like length run together, as many as their caches allow.  Each session has threads of its own, which sleep
+as soon as its run ends (``session.force_spinning_stop``), so the encoder's never wait where the decoder's work.
+
+Letters: R rows, S their padded length, n beams, N = R n texts, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.backbones.base import Architecture, Decoder, Role
+from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
+from edgepeft.backbones.tokens import Text, TextEncoder
+from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.host.machine import memory_bytes
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.decoding import Decoding, Row, Written, choose
+from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.runtime.prediction import TextAnswer, note_of
+from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.weights import TaskSession
+
+__all__ = ["Generator", "TextSession", "TextState", "row_bytes", "rows_at_once"]
+
+_PASS_TOKENS = 4096  # of a batch, padding counted: the encoder's attention of 8 rows of 512 takes 100 MB
+_PASS_TEXTS = 256
+_SHARE = 0.5  # of the memory that this process may have, for caches
+_FLOAT_BYTES = 4
+
+
+class TextSession(NamedTuple):
+    """What writes a task's text."""
+
+    encoder: TaskSession
+    decoder: TaskSession
+
+    @property
+    def layers(self) -> int:
+        """Of the decoder."""
+        return sum(value.name.startswith(f"{PAST}.key.") for value in self.decoder.get_inputs())
+
+    @property
+    def structure(self) -> bytes | None:
+        """Equal for tasks that can be written together; None where no other task can."""
+        encoder, decoder = self.encoder.structure, self.decoder.structure
+        return None if encoder is None or decoder is None else encoder + decoder
+
+
+class TextState:
+    """What the decoder knows of a batch: the encoder's keys and values of each row, its own of each text."""
+
+    def __init__(self, session: TextSession, inputs: Inputs) -> None:
+        self._decoder, layers = session.decoder, session.layers
+        self._known = [name for i in range(layers) for name in caches(PAST, i)]
+        self._made = [name for i in range(layers) for name in caches(PRESENT, i)]
+        cross = [CROSS_BIAS, *(name for i in range(layers) for name in caches(CROSS, i))]
+        tokens = {value.name: _value(inputs[value.name]) for value in session.encoder.get_inputs()}
+        with failing_as(f"stops in the encoder, with rows of {inputs['input_ids'].shape[1]} tokens"):
+            given = session.encoder.run_values(cross, tokens)
+        self._cross = dict(zip(cross, given, strict=True))
+        rows, (_, heads, _, width) = len(inputs["input_ids"]), self._cross[cross[1]].shape()
+        self._past = [_value(np.zeros((rows, heads, 0, width), np.float32))] * len(self._known)
+
+    def step(self, ids: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits [N, v] of the tokens that follow ``ids`` [N]; ``order`` [N]: which text of the last step each was.
+
+        Raises:
+            BundleError: ONNX Runtime stops within the model.
+        """
+        tokens = {IDS: _value(ids), ORDER: _value(order)}
+        given = {**tokens, **self._cross, **dict(zip(self._known, self._past, strict=True))}
+        with failing_as(f"stops in the decoder, with {len(ids)} texts"):
+            logits, *self._past = self._decoder.run_values([LOGITS, *self._made], given)
+        values: NDArray[np.float32] = logits.numpy()
+        return values
+
+    def keep(self, rows: list[int]) -> None:
+        """Let the others' keys and values of the encoder go."""
+        self._cross = {name: _value(value.numpy()[rows]) for name, value in self._cross.items()}
+
+
+class Generator:
+    """Writes the texts of a bundle's tasks, by sessions that ``open_model`` opens when they are needed."""
+
+    def __init__(self, bundle: Bundle, open_model: Callable[[onnx.ModelProto], TaskSession]) -> None:
+        self._bundle, self._open = bundle, open_model
+        self._sessions: dict[str | None, TextSession] = {}
+
+    def session(self, task: str | None) -> TextSession:
+        """A task's sessions, or those of the bare backbone for None.
+
+        Raises:
+            UnknownName, BundleError: as ``Runtime.session``.
+        """
+        session = self._sessions.get(task)  # another thread may close it at any time
+        if session is None:
+            encoder, decoder = self._bundle.text_graphs_of(task)
+            session = self._sessions[task] = TextSession(self._open(encoder), self._open(decoder))
+        return session
+
+    def opened(self, task: str | None) -> TextSession | None:
+        """As ``session``, where they are open."""
+        return self._sessions.get(task)
+
+    def write(self, task: str | None, inputs: Inputs, decoding: Decoding) -> list[Written]:
+        """What follows each row of ``inputs``, token ids and masks [rows, length].
+
+        Raises:
+            DoesNotFit: the caches of a single row would take more than half of the memory.
+            UsageError: more beams than there are tokens to part at.
+            UnknownName, BundleError: as ``session``.
+        """
+        architecture = self._bundle.architecture
+        if 2 * decoding.beams > architecture.vocab_size:
+            raise UsageError(f"{decoding.beams} beams are too many for {architecture.vocab_size} tokens; give fewer.")
+        return self.written(lambda: self.session(task), inputs, decoding, self._bundle.prompt_length(task))
+
+    def written(
+        self, session: Callable[[], TextSession], inputs: Inputs, decoding: Decoding, prompt_length: int
+    ) -> list[Written]:
+        """The same by any session, which is opened when it is known that the rows fit, and has so long a prompt.
+
+        Raises:
+            DoesNotFit: the caches of a single row would take more than half of the memory.
+        """
+        lengths = (inputs["attention_mask"] != 0).sum(1) + prompt_length
+        parts = [*self.parts(lengths, decoding)]  # before anything runs: what does not fit is refused
+        opened, written = session(), dict[int, Written]()
+        for rows in parts:
+            used = int(np.flatnonzero((inputs["attention_mask"][rows] != 0).any(0))[-1]) + 1
+            part = {name: values[rows, :used] for name, values in inputs.items()}
+            written.update(zip(rows.tolist(), self._write(opened, part, decoding), strict=True))
+        return [written[row] for row in range(len(lengths))]
+
+    def answers(
+        self, task: str, texts: Sequence[Text], inputs: Inputs, decoding: Decoding, encoder: TextEncoder
+    ) -> list[TextAnswer]:
+        """What a task writes for each text, of which ``inputs`` are the tokens.
+
+        Raises:
+            DataError: a row has no token.
+            DoesNotFit, UsageError, UnknownName, BundleError: as ``write``.
+        """
+        check_rows(inputs["attention_mask"])
+        entry, written = self._bundle.entry(task), self.write(task, inputs, decoding)
+        return [
+            TextAnswer(task, encoder.decode(one.tokens), one.ended, note_of(text, entry))
+            for text, one in zip(texts, written, strict=True)
+        ]
+
+    def state(self, task: str | None, inputs: Inputs) -> TextState:
+        """A batch before its first step; inputs as of ``write``."""
+        return TextState(self.session(task), inputs)
+
+    def forget(self, session: object) -> None:
+        """Let what runs on one session go; it opens again when it is needed."""
+        for task, each in list(self._sessions.items()):
+            if session in (each.encoder.shared, each.decoder.shared):
+                self._sessions.pop(task, None)
+
+    def close(self) -> None:
+        """Let the sessions go."""
+        self._sessions.clear()
+
+    def _write(self, session: TextSession, inputs: Inputs, decoding: Decoding) -> list[Written]:
+        decoder = self.decoder
+        state = TextState(session, inputs)
+        every = [Row.starting(decoder.start_token_id) for _ in inputs["input_ids"]]
+        rows = every
+        ids = np.full(len(rows), decoder.start_token_id, np.int64)
+        order = np.arange(len(rows))
+        while rows:
+            going, ids, order = choose(rows, state.step(ids, order), decoding, decoder.end_token_id)
+            if len(going) < len(rows):
+                rows = [rows[i] for i in going]
+                state.keep(going)
+        return [row.best(decoder.end_token_id) for row in every]
+
+    def parts(self, lengths: NDArray[np.intp], decoding: Decoding) -> Iterator[NDArray[np.intp]]:
+        """Rows that run together."""
+        order = np.argsort(lengths, kind="stable")
+        if len(order):
+            self.check_row(int(lengths.max()), decoding)
+        begin = 0
+        for end in range(1, len(order) + 1):
+            rows, longest = end - begin, int(lengths[order[end - 1]])
+            if rows > 1 and not self.fit(rows, longest, decoding):
+                yield order[begin : end - 1]
+                begin = end - 1
+        if len(order):
+            yield order[begin:]
+
+    def row_bytes(self, length: int, decoding: Decoding) -> int:
+        """As the function of that name."""
+        return row_bytes(self._bundle.architecture, length, decoding)
+
+    def fit(self, rows: int, longest: int, decoding: Decoding) -> bool:
+        """Whether so many rows, the longest of so many tokens, may run together."""
+        return rows <= rows_at_once(self._bundle, rows, longest, decoding, memory_bytes())
+
+    def check_row(self, length: int, decoding: Decoding) -> None:
+        """See that a row of so many tokens may run alone.
+
+        Raises:
+            DoesNotFit: its keys and values would take more than half of the memory.
+        """
+        needed, allowed = self.row_bytes(length, decoding), _allowed()
+        if needed > allowed:
+            raise DoesNotFit(
+                f"a text of {length} tokens with {decoding.beams} beams of {decoding.max_new_tokens} new tokens takes "
+                f"{needed >> 20} MB of keys and values; {allowed >> 20} MB are allowed, half of the memory. Give fewer "
+                "beams or a smaller max_new_tokens."
+            )
+
+    def entry(self, task: str) -> TaskEntry:
+        """The manifest's entry of a task."""
+        return self._bundle.entry(task)
+
+    @property
+    def decoder(self) -> Decoder:
+        """What the architecture says of its decoder."""
+        decoder = self._bundle.architecture.decoder
+        assert decoder is not None, "a bundle without a decoder has no graphs that write text"
+        return decoder
+
+
+def row_bytes(architecture: Architecture, length: int, decoding: Decoding) -> int:
+    """At most alive at once for a row: of the encoder's keys and values two copies, of its own three; logits."""
+    widths = sum(site.out_features for site in architecture.sites_of(Role.CROSS_KEY, Role.CROSS_VALUE))
+    tokens = 2 * length + 3 * decoding.beams * decoding.max_new_tokens
+    return _FLOAT_BYTES * (widths * tokens + 4 * decoding.beams * architecture.vocab_size)
+
+
+def rows_at_once(bundle: Bundle, rows: int, longest: int, decoding: Decoding, memory: int) -> int:
+    """How many of ``rows``, the longest of so many tokens, run together where a process may have so much memory."""
+    of_memory = int(_SHARE * memory) // row_bytes(bundle.architecture, longest, decoding)
+    return min(rows, max(1, min(of_memory, _PASS_TOKENS // max(1, longest), _PASS_TEXTS // decoding.beams)))
+
+
+def _allowed() -> int:
+    return int(_SHARE * memory_bytes())
+
+
+def _value(array: NDArray[np.generic]) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,128 @@
+"""Sessions whose graphs have slots for several tasks of one structure, by structure and number of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import RLock
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, slotted
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.weights import TaskSession, Weights
+
+__all__ = ["Slots", "Tasks"]
+
+Tasks = Sequence[tuple[str, TaskSession]]  # of one structure, by slot
+GraphOf = Callable[[Bundle, str], onnx.ModelProto]
+Mix = Callable[[onnx.ModelProto, Iterable[str], Mapping[str, str], int], onnx.ModelProto | None]
+
+
+class Slots:
+    """``graph_of`` gives a task's graph, ``mix`` a structure's with slots; several threads may use them.
+
+    Where tasks leave a batch one by one (``few``), graphs have powers of two of slots, and some are empty if they can
+    be: a session takes longer to open than it runs.
+    """
+
+    def __init__(
+        self, bundle: Bundle, weights: Weights, lock: RLock, graph_of: GraphOf, mix: Mix, *, few: bool = False
+    ) -> None:
+        self._bundle, self._weights, self._lock, self._graph_of, self._mix = bundle, weights, lock, graph_of, mix
+        self._few = few
+        self._exact: set[bytes] = set()  # structures of which no slot may be empty
+        self._structures: dict[bytes, onnx.ModelProto | None] = {}
+        self._feeds: dict[str, dict[str, ort.OrtValue]] = {}  # of tasks whose own session has its values as constants
+        self._sessions: dict[tuple[bytes, int], ort.InferenceSession] = {}
+
+    def close(self) -> None:
+        """Let the sessions go."""
+        self._structures.clear()
+        self._feeds.clear()
+        self._sessions.clear()
+
+    def renew(self, bundle: Bundle, changed: Sequence[str]) -> None:
+        """Take over a manifest that was read again: the values of changed tasks are dropped."""
+        self._bundle = bundle
+        for task in changed:
+            self._feeds.pop(task, None)
+
+    def forget(self, session: object) -> None:
+        """Let one session go; it opens again when it is needed."""
+        self._sessions = {key: each for key, each in self._sessions.items() if each is not session}
+
+    def can_mix(self, tasks: Mapping[str, TaskSession]) -> bool:
+        """Whether rows of these tasks, of one structure, may stand in one pass; their values are ready then."""
+        task, session = next(iter(tasks.items()))
+        key = session.structure or b""
+        try:
+            with self._lock:
+                if key not in self._structures:
+                    parted = self._weights.parted(self._graph_of(self._bundle, task))
+                    sites = self._bundle.manifest.backbone.sites
+                    mixed = None if parted is None else self._mix(parted.structure, parted.feeds, sites, 2)
+                    self._structures[key] = None if parted is None or mixed is None else parted.structure
+                    if mixed is None or not self._few or not may_be_empty(mixed):
+                        self._exact.add(key)
+                if self._structures[key] is None:
+                    return False
+                for each in tasks.items():
+                    self._fed(*each)
+                return True
+        except BundleError:  # a file was replaced since; the tasks' own sessions answer as before
+            return False
+
+    def _fed(self, task: str, session: TaskSession) -> dict[str, ort.OrtValue]:
+        if session.feeds:
+            return session.feeds
+        if task not in self._feeds:
+            parted = self._weights.parted(self._graph_of(self._bundle, task))
+            if parted is None:
+                raise BundleError(f"the delta graph of {task} changed while the bundle was open; open it again.")
+            self._feeds[task] = {name: ort.OrtValue.ortvalue_from_numpy(v) for name, v in parted.feeds.items()}
+        return self._feeds[task]
+
+    def _session(self, key: bytes, n: int, feeds: Mapping[str, ort.OrtValue]) -> ort.InferenceSession:
+        if (key, n) not in self._sessions:
+            structure = self._structures.get(key)
+            sites = self._bundle.manifest.backbone.sites
+            graph = None if structure is None else self._mix(structure, feeds, sites, n)
+            if graph is None:
+                raise UsageError(f"the runtime of {self._bundle.folder} is closed; open another one.")
+            self._sessions[key, n] = self._weights.open_graph(graph)
+        return self._sessions[key, n]
+
+    def run(
+        self,
+        tasks: Tasks,
+        counts: Mapping[str, NDArray[np.integer]],
+        values: Mapping[str, ort.OrtValue],
+        outputs: Sequence[str],
+    ) -> list[ort.OrtValue]:
+        """The named outputs of one run for the rows of several tasks, which stand in the order of the tasks.
+
+        ``counts`` are ROW_COUNTS and TOKEN_COUNTS, how many each task has; ``values`` all that their sessions take.
+
+        Raises:
+            BundleError: a file of the bundle is damaged, or ONNX Runtime stops within the model.
+        """
+        with self._lock:
+            key = tasks[0][1].structure or b""
+            n = len(tasks) if key in self._exact else 1 << (len(tasks) - 1).bit_length()
+            fed = [self._fed(*task) for task in tasks]
+            fed += fed[:1] * (n - len(tasks))
+            session = self._session(key, n, fed[0])
+        self._weights.used(session)
+        feeds = {slotted(name, i): value for i, values in enumerate(fed) for name, value in values.items()}
+        given = {
+            name: np.pad(counts[name], (0, n - len(tasks))).astype(np.int64) for name in (ROW_COUNTS, TOKEN_COUNTS)
+        }
+        feeds |= {name: ort.OrtValue.ortvalue_from_numpy(each) for name, each in given.items()}
+        with failing_as("stops in a batch of several tasks"):
+            found: list[ort.OrtValue] = session.run_with_ort_values(list(outputs), {**feeds, **values})
+        return found
