@@ -30,6 +30,6 @@ inside=(chroot --userspec=10001:10001 "$ROOT" /usr/bin/env -i PATH=/opt/edgepeft
 "${inside[@]}" python -c 'import os, torch; print("inside: uid", os.getuid(), "PyTorch", torch.__version__)'
 if "${inside[@]}" touch /opt/x 2>/dev/null; then echo 'the root file system can be written to' >&2; exit 1; fi
 "${inside[@]}" edgepeft train --backbone /bundle --data /work/rows.jsonl --task mood --method pfeiffer --steps 20 --out /work/delta
-"${inside[@]}" edgepeft export --backbone /bundle --delta /work/delta --trainable --out /work/out
+"${inside[@]}" edgepeft export --backbone /bundle --delta /work/delta --out /work/out
 "${inside[@]}" edgepeft verify /work/out
 echo 'trained, exported and verified'

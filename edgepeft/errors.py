@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 __all__ = [
     "BundleError",
@@ -62,6 +62,10 @@ class UnknownName(UsageError):
         rest = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         known_text = ", ".join(shown) + rest if names else "none"
         super().__init__(f"no {kind} is called {asked!r}.{hint} Known: {known_text}.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Cross processes as the message: the names are not kept."""
+        return Exception.__new__, (type(self), *self.args)
 
 
 def named(kind: str, asked: str, known: Mapping[str, T]) -> T:

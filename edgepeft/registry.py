@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from types import ModuleType
 from typing import TypeVar
 
-__all__ = ["classes_of", "modules_of"]
+__all__ = ["classes_of", "modules_of", "names_of"]
 
 _Base = TypeVar("_Base")
 
@@ -22,6 +22,13 @@ def classes_of(package: str, base: type[_Base], attribute: str) -> dict[str, typ
             if own and issubclass(value, base) and attribute in vars(value):
                 classes[vars(value)[attribute]] = value
     return classes
+
+
+def names_of(package: str) -> tuple[str, ...]:
+    """The public modules of ``package`` but its base, by name; none is imported."""
+    folders = importlib.import_module(package).__path__
+    names = sorted(info.name for info in pkgutil.iter_modules(folders))
+    return tuple(name for name in names if name != "base" and not name.startswith("_"))
 
 
 def modules_of(package: str, *, skip: Collection[str] = ()) -> Iterator[ModuleType]:

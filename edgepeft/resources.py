@@ -28,6 +28,7 @@ __all__ = [
     "package_data",
     "private_folder",
     "refuse_mount_point",
+    "replacing",
     "sha256_of",
     "write_atomically",
     "write_json",
@@ -134,8 +135,9 @@ def _disk_errors(target: Path) -> Iterator[None]:
         raise
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``: temporary file beside it, fsync, rename.
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` that the block writes; then it takes the place: fsync, rename.
 
     Raises:
         EdgepeftError: no space left or no permission; the old file is untouched.
@@ -144,15 +146,24 @@ def write_atomically(path: Path, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path)
         try:
-            with temporary.open("xb") as file:  # unlike tempfile's, with the mode that this process gives its files
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            yield temporary
+            _sync(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
         _sync(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``, whole or not at all.
+
+    Raises:
+        EdgepeftError: no space left or no permission; the old file is untouched.
+    """
+    # Unlike tempfile's, with the mode that this process gives its files.
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(content)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "distilbert", "electra")
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
 
 _BERT = {
     "hidden_size": 32,
@@ -36,6 +36,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "electra": _BERT | {"embedding_size": 32},
+    "mpnet": {name: value for name, value in _ROBERTA.items() if name != "type_vocab_size"},
     "distilbert": {
         "dim": 32,
         "n_layers": 2,
@@ -72,7 +73,10 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
         noise = torch.randn(parameter.shape, generator=generator)
         norm = "norm" in name.lower()
         if parameter.dim() == 2:
-            sharp = any(part in name for part in ("query", "key", "q_lin", "k_lin", "Attention.q", "Attention.k"))
+            sharp = any(
+                part in name
+                for part in ("query", "key", "q_lin", "k_lin", "Attention.q", "Attention.k", "attn.q", "attn.k")
+            )
             embedding = any(part in name for part in ("embeddings.", "shared.", "attention_bias."))
             scale = 0.5 if embedding else (1.3 if sharp else 1.0) * parameter.shape[1] ** -0.5
             parameter.data = scale * noise

@@ -11,6 +11,7 @@ import typer
 from edgepeft.cli._output import messages
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.errors import UsageError
+from edgepeft.registry import names_of
 
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
@@ -39,6 +40,18 @@ VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help=f"Texts t
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]
 PairColumn = Annotated[str | None, typer.Option(help="That of second texts. Default: sentence2.", metavar="NAME")]
 LabelColumn = Annotated[str | None, typer.Option(help="That of labels. Default: label.", metavar="NAME")]
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(help="What stands between labels, where several are one text, as in a table's cell.", metavar="TEXT"),
+]
+
+# How text is written.
+Beams = Annotated[int | None, typer.Option(min=1, help="Texts that are followed at once. Default: 1, greedy.")]
+MaxNewTokens = Annotated[int | None, typer.Option(min=1, help="Tokens of a text, at most. Default: 128.")]
+LengthPenalty = Annotated[float | None, typer.Option(help="Above 1 beams favour long texts. Default: 1.")]
+NoRepeatNgram = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="No N tokens stand twice in a text. Default: 0, any may.")
+]
 
 # What a run learns from, and for how long.
 TrainRows = Annotated[Path, typer.Option("--data", help=f"Rows to train on: {ROWS_HELP}.")]
@@ -59,7 +72,27 @@ MetricName = Annotated[
 ]
 
 
-def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
+# How a task is posed as text.
+FormatName = Annotated[
+    str | None,
+    typer.Option("--format", help="Sources and targets by name: glue:mrpc, superglue:cb, squad, compacter:mrpc, ..."),
+]
+SourcePattern = Annotated[
+    str | None, typer.Option("--source", help='What is read of a row: "summarize: {text}".', metavar="PATTERN")
+]
+TargetPattern = Annotated[str | None, typer.Option("--target", help='What is written: "{summary}".', metavar="PATTERN")]
+FieldColumns = Annotated[
+    list[str] | None,
+    typer.Option("--field", help="The column of a field: premise=sentence1; may repeat.", metavar="FIELD=COLUMN"),
+]
+_KINDS = ", ".join(names_of("edgepeft.tasks"))
+TaskKind = Annotated[
+    str | None,
+    typer.Option("--kind", help=f"The kind of task: {_KINDS}. Default: by what is given."),
+]
+
+
+def settings_of(pairs: Iterable[str] | None, option: str = "--set", example: str = "rank=8") -> dict[str, str]:
     """``["rank=8"]`` -> ``{"rank": "8"}``.
 
     Raises:
@@ -68,7 +101,7 @@ def settings_of(pairs: Iterable[str] | None) -> dict[str, str]:
     pairs = list(pairs or ())
     for pair in pairs:
         if "=" not in pair:
-            raise UsageError(f"--set {pair}: name=value is needed, for example --set rank=8.")
+            raise UsageError(f"{option} {pair}: name=value is needed, for example {option} {example}.")
     return dict(pair.split("=", 1) for pair in pairs)
 
 

@@ -87,17 +87,19 @@ def plain_table(
 
 def show_errors(errors: Mapping[str, Any]) -> None:
     """Print a table of the classes or the residuals, and one of the worst rows."""
-    from edgepeft.data.by_class import class_rows
+    from edgepeft.data.by_class import class_rows, figure_rows, in_words
 
-    (first, *numbers), rows = class_rows(errors)
-    table = plain_table(first, numbers=numbers)
-    for row in rows:
-        table.add_row(*map(Text, row))
+    tables = [class_rows(errors)] + ([figure_rows(errors["figures"])] if "figures" in errors else [])
+    shown_tables = []
+    for (first, *numbers), rows in tables:
+        shown_tables.append(plain_table(first, numbers=numbers))
+        for row in rows:
+            shown_tables[-1].add_row(*map(Text, row))
     worst = plain_table("worst rows", *(["text"] if "text" in errors["worst"][0] else []), "label", "answer", "loss")
     for each in errors["worst"]:
         shown = {**each, "loss": f"{each['loss']:.3f}"}
-        worst.add_row(*(Text(str(value)) for value in shown.values()))
-    table_console().print(table, worst)
+        worst.add_row(*(Text(in_words(value)) for value in shown.values()))
+    table_console().print(*shown_tables, worst)
 
 
 def print_json(document: Any) -> None:

@@ -44,7 +44,9 @@ def say_unbeaten(result: CourseResult, other: str) -> None:
     if found and undecidable(result.metrics):
         messages().print("so few test rows differ that they cannot tell; give more to --test.")
     elif found:
-        cheap = "; --method linear gives that head, and all its tasks answer from one run" if LINEAR in found else ""
+        has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none
+        linear = LINEAR in found and has_head
+        cheap = "; --method linear gives that head, and all its tasks answer from one run" if linear else ""
         messages().print(
             f"try {option} {10 * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.",
             markup=False,

@@ -9,8 +9,9 @@ import typer
 from rich.table import Column
 from rich.text import Text
 
-from edgepeft.cli._options import BundleFolder
+from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.cli._written import decoding_of, written
 
 if TYPE_CHECKING:
     from edgepeft.runtime.cost import Cost
@@ -24,6 +25,8 @@ def command(
     task: Annotated[str | None, typer.Option(help="A task of the bundle. Default: the bare backbone.")] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of each text, none of them padding. Default: 128.")] = None,
     batch: Annotated[int, typer.Option(help="Texts in a run.")] = 1,
+    beams: Beams = None,
+    max_new_tokens: MaxNewTokens = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="A row for each node instead of each operator.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, every node in it.")] = False,
 ) -> None:
@@ -31,7 +34,8 @@ def command(
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.cost import bundle_cost
 
-    cost = bundle_cost(Bundle(bundle), task, batch, length)
+    opened = Bundle(bundle)
+    cost = bundle_cost(opened, task, batch, length, decoding_of(opened, task, beams, max_new_tokens))
     if as_json:
         print_json(_document(bundle, cost))
     else:
@@ -49,6 +53,7 @@ def _document(bundle: Path, cost: Cost) -> dict[str, Any]:
         "task": cost.task,
         "batch_size": cost.batch_size,
         "sequence_length": cost.length,
+        **({} if cost.decoding is None else {"tokens": cost.decoding.max_new_tokens, "beams": cost.decoding.beams}),
         "precision": cost.precision,
         "flops": cost.flops,
         "product_flops": cost.product_flops,
@@ -67,7 +72,7 @@ def _node(work: Any) -> dict[str, Any]:
 
 def _show(bundle: Path, cost: Cost, *, nodes: bool) -> None:
     what = "the bare backbone" if cost.task is None else f"task {cost.task}"
-    title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens, {cost.precision}"
+    title = f"{what} of {bundle}, {cost.batch_size} x {cost.length} tokens{written(cost.decoding)}, {cost.precision}"
     numbers = ("MFLOP", "% of all", "read, MB", "written, MB", "weights, MB")
     first = ("node", "operator") if nodes else ("operator", "class", Column("nodes", justify="right"))
     table = plain_table(*first, numbers=numbers, title=title)

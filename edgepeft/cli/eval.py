@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from edgepeft.cli._options import (
     ROWS_HELP,
     BundleFolder,
     LabelColumn,
+    LabelSeparator,
     NoCache,
     PairColumn,
     TextColumn,
@@ -19,76 +21,115 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import print_json, show_errors
 from edgepeft.cli._progress import shown_steps
-from edgepeft.data.rows import Columns, Row, label_number, read_rows
+from edgepeft.data.by_class import worst_of
+from edgepeft.data.posing import of_source
+from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.errors import DataError
 
 if TYPE_CHECKING:
-    from edgepeft.runtime.prediction import Prediction
+    from edgepeft.runtime.runtime import Runtime
+    from edgepeft.tasks.base import Kind
 
 __all__ = ["command"]
 
 _SHOWN = 160  # characters of a text
+
+Batches = Iterator[list[Row]]
+Scores = dict[str, Any]  # metric, averaged, score, rows, and the errors
 
 
 def command(
     bundle: BundleFolder,
     data: Annotated[Path, typer.Option(help=f"Labelled rows: {ROWS_HELP}.")],
     task: Annotated[str, typer.Option(help="The task to score.")],
-    metric: Annotated[str | None, typer.Option(help="accuracy, f1, matthews, pearson, spearman, ...")] = None,
+    metric: Annotated[
+        str | None, typer.Option(help="accuracy, f1, matthews, pearson, ...; of text f1, exact_match, rouge_l, bleu.")
+    ] = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 32,
     threads: Threads = None,
     no_cache: NoCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
-    from edgepeft.backbones.tokens import Text
-    from edgepeft.data.by_class import errors_of, worst_of
-    from edgepeft.data.metrics import averaged, check_metric, compute, default_metric
-    from edgepeft.data.parts import targets_of
     from edgepeft.runtime.runtime import Runtime, in_batches
 
-    rows = read_rows(data, labels=True, columns=Columns(text_column, pair_column, label_column))
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     entry = runtime.bundle.entry(task)
-    name = metric or default_metric(entry.labels is None)
-    check_metric(name, regression=entry.labels is None, names=entry.labels)
-    expected: list[str | float] = []
-    predicted: list[str | float] = []
-    worst: list[dict[str, Any]] = []
+    names = Columns(text_column, pair_column, label_column, separator=label_separator)
+    columns = of_source(names, entry.source, entry.step, entry.target)
+    rows = read_rows(
+        data, labels=True, columns=columns, keep=columns.source is not None, label_of=entry.task_kind.label_text
+    )
     with shown_steps() as show:
-        for batch in in_batches(rows, batch_size):
-            for row in batch:
-                if entry.labels is not None and row.label not in entry.labels:
-                    known = ", ".join(entry.labels)
-                    raise DataError(f"{row.where}: task {task} has no label {row.label!r}. Known: {known}.")
-                expected.append(label_number(row) if entry.labels is None else row.label or "")
-            texts = [Text(row.sentence1, row.sentence2) for row in batch]
-            answers = runtime.predict(task, texts)
-            predicted += [answer.value for answer in answers]
-            worst = worst_of([*worst, *_losses(batch, targets_of(batch, entry.labels), answers)])
-            show(f"{task}: rows", len(expected), None)
-    score, how = compute(name, expected, predicted, entry.labels), averaged(name, entry.labels)
-    errors = {**errors_of(expected, predicted, entry.labels), "worst": worst}
+        asked = _Asked(runtime, task, metric, lambda n: show(f"{task}: rows", n, None))
+        found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, batch_size))
     if as_json:
-        found = {"bundle": str(bundle), "task": task, "metric": name, "averaged": how, "score": score}
-        print_json({"schema": "edgepeft.eval/1", **found, "rows": len(expected), **errors})
+        print_json({"schema": "edgepeft.eval/1", "bundle": str(bundle), "task": task, **found})
     else:
-        typer.echo(f"{task}: {name} {score:.4f} on {len(expected)} rows ({how})")
-        show_errors(errors)
+        typer.echo(f"{task}: {found['metric']} {found['score']:.4f} on {found['rows']} rows ({found['averaged']})")
+        show_errors(found)
 
 
-def _losses(rows: Sequence[Row], targets: Sequence[float], answers: Sequence[Prediction]) -> Iterator[dict[str, Any]]:
-    """Each row with its loss: cross entropy, or the squared error of a number."""
+@dataclass(frozen=True)
+class _Asked:
+    runtime: Runtime
+    task: str
+    metric: str | None
+    advance: Callable[[int], None]
+
+
+def _of_logits(asked: _Asked, batches: Batches) -> Scores:
+    """What the kind of the task makes of its logits."""
     import numpy as np
 
-    from edgepeft.data.metrics import losses_of
+    task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
+    name = kind.metric_or_default(asked.metric)
+    targets, outputs, done = list[Any](), list[Any](), 0
+    for batch in batches:
+        for row in batch:
+            if (odd := kind.strange(row)) is not None:
+                raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
+        answers = asked.runtime.predict(task, [row.readable for row in batch])
+        logits, wanted = np.array([answer.logits for answer in answers], np.float32), kind.targets(batch)
+        losses = kind.losses(logits, wanted).tolist()
+        worst = worst_of(
+            [*worst, *map(_shown, batch, map(kind.expected, batch), (answer.value for answer in answers), losses)]
+        )
+        targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
+        asked.advance(done)
+    return _scores(kind, name, np.concatenate(targets), np.concatenate(outputs), worst)
 
-    logits = np.array([answer.logits for answer in answers])
-    wanted = np.array(targets, np.float64 if answers[0].label is None else np.int64)
-    for row, answer, loss in zip(rows, answers, losses_of(logits, wanted).tolist(), strict=True):
-        text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
-        shown = {"row": row.short, "text": text[:_SHOWN], "label": row.label or "", "answer": answer.value}
-        yield {**shown, "loss": loss}
+
+def _of_texts(asked: _Asked, batches: Batches) -> Scores:
+    """What was written; the loss of a row is what its F1 lacks."""
+    from edgepeft.runtime.decoding import GREEDY, Decoding
+
+    entry, worst = asked.runtime.bundle.entry(asked.task), list[dict[str, Any]]()
+    kind, longest = entry.task_kind, entry.max_target_length
+    name = kind.metric_or_default(asked.metric)
+    decoding = GREEDY if longest is None else Decoding(max_new_tokens=longest)
+    written, references = list[str](), list[Sequence[str]]()
+    for batch in batches:
+        texts = [row.readable for row in batch]
+        answers = [answer.text for answer in asked.runtime.write(asked.task, texts, decoding)]
+        known = [row.references or (row.label or "",) for row in batch]
+        losses = [1 - kind.score("f1", [k], [a]) for a, k in zip(answers, known, strict=True)]
+        worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), answers, losses)])
+        written, references = [*written, *answers], [*references, *known]
+        asked.advance(len(written))
+    return _scores(kind, name, references, written, worst)
+
+
+def _scores(kind: Kind, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Scores:
+    facts = {"metric": metric, "averaged": kind.averaged(metric), "score": kind.score(metric, targets, outputs)}
+    return {**facts, "rows": len(targets), **kind.errors(targets, outputs), "worst": worst}
+
+
+def _shown(row: Row, label: Any, answer: Any, loss: float) -> dict[str, Any]:
+    text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
+    known = label if isinstance(label, list) else row.label or ""
+    return {"row": row.short, "text": text[:_SHOWN], "label": known, "answer": answer, "loss": loss}

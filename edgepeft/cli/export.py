@@ -109,9 +109,9 @@ def _no_bundle() -> UsageError:
 def _show(manifest: Manifest) -> None:
     for name, entry in manifest.tasks.items():
         assert entry.verification is not None
-        own = entry.private_bytes
+        own, verified = entry.private_bytes, _verified(entry.verification, entry.task_kind.compared)
         messages().print(
-            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {_verified(entry.verification, entry.regression)}"
+            f"{name}: {entry.method}, {entry.n_bytes:,} bytes, {verified}"
             + (f"; while open it holds {own / 1e6:,.2f} MB of backbone tensors of its own" if own else "")
             + _shared(entry.shared_layers)
         )
@@ -137,10 +137,10 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     source = open_backbone(backbone)
     loaded = Delta.load(delta, source)
     write_peft(loaded, source, folder, force=force)
-    messages().print(
-        f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' sequence classification model "
-        f"of {source.source} with num_labels={loaded.card.n_outputs}"
-    )
+    of = f"sequence classification model of {source.source} with num_labels={loaded.card.n_outputs}"
+    if loaded.trie is not None:
+        of = f"model of {source.source} for conditional generation, which writes {', '.join(loaded.card.labels or ())}"
+    messages().print(f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' {of}", markup=False)
 
 
 def _shared(layers: int) -> str:
@@ -149,14 +149,13 @@ def _shared(layers: int) -> str:
     return f"; tasks on one input run the lowest {layers} layer{'s' * (layers > 1)} once with it"
 
 
-def _verified(result: Verification, regression: bool) -> str:
+def _verified(result: Verification, compared: str) -> str:
     parity = f"largest logit difference to PyTorch {result.max_abs_difference:.1e} on {result.rows} rows"
     if result.tolerance is not None:
         return parity
     on = result.data or result
     decided = on.rows - on.undecided
-    kind = "values" if regression else "decisions"
-    parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} {kind} changed"]
+    parts = [parity, f"{round((1 - on.agreement) * decided)} of {decided} {compared} changed"]
     if result.data is not None and result.data.metric is not None:
         parts.append(f"{result.data.metric} {result.data.onnxruntime:.4f}, PyTorch's {result.data.pytorch:.4f}")
     return "; ".join(parts)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
-from edgepeft.cli._options import BundleFolder, Variant
+from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.cli._written import decoding_of, written
 from edgepeft.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def command(
     length: Annotated[
         int | None, typer.Option(help="Tokens of each text. Default: 128, or the task's longest.")
     ] = None,
+    beams: Beams = None,
+    max_new_tokens: MaxNewTokens = None,
     reserve: Annotated[
         str | None, typer.Option(help="Memory that the system and other programs keep, such as 300MB.")
     ] = None,
@@ -58,7 +61,8 @@ def command(
     kept = 0 if reserve is None else amount_of(reserve, "--reserve")
     tuned = not workload or "finetune" in workload
     sizes = {"batch_size": batch, "length": length, "reserve": kept, "template": template}
-    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, **sizes)  # type: ignore[arg-type]
+    manner = decoding_of(opened, chosen, beams, max_new_tokens)
+    fit = bundle_fit(opened, device, chosen, base=base, finetune=tuned, decoding=manner, **sizes)  # type: ignore[arg-type]
     if "finetune" in (workload or ()) and fit.finetune is None:
         raise UsageError(f"--workload finetune: {fit.untunable}.")
     if as_json:
@@ -86,8 +90,9 @@ def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
     title = f"{what} of {bundle} on {device.title}: {_mb(fit.allowed_bytes)} of memory"
     table = plain_table("", numbers=("predicted",), title=title)
     sizes = f"{fit.batch_size} x {fit.length} tokens"
+    answers = f"{sizes}{written(fit.decoding)}"
     inference = fit.inference
-    table.add_row(f"answering {sizes}, peak", _verdict(inference))
+    table.add_row(f"answering {answers}, peak", _verdict(inference))
     for part, size in inference.parts.items():
         table.add_row(f"  {part}", _mb(size))
     most = "any, in several passes" if inference.at_most else f"{inference.largest_batch:,}"

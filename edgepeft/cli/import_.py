@@ -43,7 +43,8 @@ def command(
         print_json(delta.card.model_dump(mode="json"))
         return
     counts, card = delta.n_parameters(), delta.card
-    shown = "a number" if card.labels is None else ", ".join(card.labels)
+    kind = card.task_kind
+    shown = kind.listed if kind.has_labels else f"a {kind.answers}"
     table_console().print(
         f"{card.task}: {card.method} from {importer.library}, answers {shown}; "
         f"{counts['delta']:,} parameters and {counts['head']:,} of the head\n{out}",

@@ -14,7 +14,9 @@ from edgepeft.cli._output import messages, plain_table, print_json, table_consol
 from edgepeft.errors import EdgepeftError, MissingPackage, UsageError
 
 if TYPE_CHECKING:
+    from edgepeft.card import DeltaCard
     from edgepeft.runtime.bundle import Bundle
+    from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["command"]
 
@@ -61,7 +63,15 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
         why, problem = "", ""
     except EdgepeftError as error:
         why, problem = "its graph is damaged", str(error)
-    return {"task": name, **facts, "bytes": entry.n_bytes, "tunable": not why, "untunable": why, "problem": problem}
+    return {
+        "task": name,
+        **facts,
+        **_kind(entry),
+        "bytes": entry.n_bytes,
+        "tunable": not why,
+        "untunable": why,
+        "problem": problem,
+    }
 
 
 def _of_delta(folder: Path) -> dict[str, Any]:
@@ -69,11 +79,13 @@ def _of_delta(folder: Path) -> dict[str, Any]:
         from edgepeft.card import CARD_FILE, TENSORS_FILE, read_card
     except ImportError as error:
         raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
-    card = read_card(folder).model_dump(mode="json")
+    read = read_card(folder)
+    card = read.model_dump(mode="json")
     files = [folder / name for name in (CARD_FILE, TENSORS_FILE)]  # pictures beside them are not the delta
     size = sum(file.stat().st_size for file in files if file.is_file())
     names = ("task", "method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
-    return {"kind": "delta", "backbone": card["backbone"], "tasks": [{n: card[n] for n in names} | {"bytes": size}]}
+    facts = {name: card[name] for name in names} | _kind(read) | {"bytes": size}
+    return {"kind": "delta", "backbone": card["backbone"], "tasks": [facts]}
 
 
 def _show(path: Path, document: Mapping[str, Any]) -> None:
@@ -88,7 +100,7 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
     if document["kind"] == "bundle":
         table.add_column("can be tuned")
     for task in tasks:
-        cells = [task["task"], task["method"], _answers(task["labels"]), "pairs" if task["pairs"] else "texts"]
+        cells = [task["task"], task["method"], _answers(task), "pairs" if task["pairs"] else "texts"]
         cells += [stated_score(task["metrics"]), f"{task['trainable_parameters']:,}", f"{task['bytes'] / 1e6:,.3f}"]
         cells += [] if "tunable" not in task else ["yes" if task["tunable"] else f"no: {task['untunable']}"]
         table.add_row(*map(Text, cells))
@@ -100,7 +112,12 @@ def _show(path: Path, document: Mapping[str, Any]) -> None:
             messages().print(f"task {task['task']} cannot be run: {task['problem']}", markup=False)
 
 
-def _answers(labels: list[str] | None) -> str:
-    if labels is None:
-        return "a number"
+def _kind(task: TaskEntry | DeltaCard) -> dict[str, str]:
+    return {"kind": task.task_kind.name, "answers": task.task_kind.answers}
+
+
+def _answers(task: Mapping[str, Any]) -> str:
+    labels = task["labels"]
+    if not labels:
+        return f"a {task['answers']}"
     return ", ".join(labels) if len(labels) <= 6 else f"{len(labels)} labels: {', '.join(labels[:4])}, ..."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich import progress as rich_progress
 
-from edgepeft.cli._options import ROWS_HELP, LabelColumn, PairColumn, TextColumn, TorchThreads
+from edgepeft.cli._options import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.cli._progress import bars
 from edgepeft.cli._run import use_threads
@@ -29,6 +29,7 @@ def command(
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     out: Annotated[Path, typer.Option(help="The folder for pictures and inspect.json, new.")],
     backbone: Annotated[
         str | None, typer.Option(help="Folder in Hugging Face layout, or a Hub name. Default: what the delta names.")
@@ -50,7 +51,7 @@ def command(
     opened = open_backbone(backbone or read_card(delta).backbone.source)
     use_threads(threads)
     with _bar() as watch:
-        columns = Columns(text_column, pair_column, label_column)
+        columns = Columns(text_column, pair_column, label_column, separator=label_separator)
         asked: dict[str, Any] = {"columns": columns, "metric": metric, "limit": limit, "force": force}
         done = inspect_delta(delta, opened, data, out, **asked, watch=watch)
     if as_json:

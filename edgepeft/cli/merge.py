@@ -23,7 +23,7 @@ def command(
 ) -> None:
     """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
     from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.merge import MODEL_FILE, merge_task
+    from edgepeft.runtime.merge import merge_task
 
     opened = Bundle(bundle)
     with stages(1) as stage, stage(f"merge {task}"):
@@ -32,7 +32,7 @@ def command(
         print_json({"task": task, "folder": str(out), "verification": result.model_dump()})
         return
     messages().print(
-        f"{task}: {(out / MODEL_FILE).stat().st_size:,} bytes, largest logit difference to PyTorch "
+        f"{task}: {sum(path.stat().st_size for path in out.iterdir()):,} bytes, largest logit difference to PyTorch "
         f"{result.max_abs_difference:.1e} on {result.rows} rows",
         markup=False,
     )

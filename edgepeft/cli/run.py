@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._options import ROWS_HELP, BundleFolder, NoCache, PairColumn, TextColumn, Threads
+from edgepeft.cli._options import (
+    ROWS_HELP,
+    Beams,
+    BundleFolder,
+    LengthPenalty,
+    MaxNewTokens,
+    NoCache,
+    NoRepeatNgram,
+    PairColumn,
+    TextColumn,
+    Threads,
+)
 from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.cli._progress import no_longer
+from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.printable import printable
 
 if TYPE_CHECKING:
+    from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import RowResult, Runtime
 
 __all__ = ["command"]
@@ -41,6 +54,10 @@ def command(
         bool, typer.Option("--skip-unknown", help="A row of an unknown or damaged task gets an error for its answer.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the file that run together.")] = 32,
+    beams: Beams = None,
+    max_new_tokens: MaxNewTokens = None,
+    length_penalty: LengthPenalty = None,
+    no_repeat_ngram: NoRepeatNgram = None,
     threads: Threads = None,
     no_cache: NoCache = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
@@ -49,17 +66,21 @@ def command(
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     columns = Columns(text_column, pair_column)
-    source = _Source(text, second, input_file, columns, task_column, skip_unknown, task)
+    asked = _Source(text, second, input_file, columns, task_column, skip_unknown, task)
     if STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
         no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
+    source = replace(asked, columns=_columns(runtime, asked))
+    manner = _decoding(runtime, source, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
     if task_column is not None:
         _check_tasks(runtime, source)  # in the whole file, before anything runs
-        answers = _mixed_answers(runtime, source.rows(), batch_size, strict=not source.skip_unknown)
+        answers = _mixed_answers(runtime, source, batch_size, manner)
     else:
         rows, tasks = source.rows(), _tasks(runtime, task)
-        answers = (answer for batch in in_batches(rows, batch_size) for answer in _answers(runtime, tasks, batch))
+        answers = (
+            answer for batch in in_batches(rows, batch_size) for answer in _answers(runtime, tasks, batch, manner)
+        )
     if input_file is not None:
         _print_stream(answers, as_document=as_json)
     elif as_json:
@@ -68,6 +89,8 @@ def command(
         _print_lines(answers)
     if runtime.truncation.rows:
         messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
+    if runtime.truncation.texts:
+        messages().print(f"{runtime.truncation.texts} text(s) were cut at {manner.max_new_tokens} tokens.")
 
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
@@ -120,6 +143,34 @@ class _Source:
         return (Row(*pair, None, "text", i) for i, pair in enumerate(zip(firsts, seconds, strict=True), start=1))
 
 
+def _columns(runtime: Runtime, source: _Source) -> Columns:
+    """What the file's rows need: where a task is posed as text, the columns that the tasks read, by name."""
+    if source.file is None:
+        return source.columns
+    chosen = [runtime.bundle.entry(name) for name in source.task or runtime.tasks]
+    if not any(entry.source for entry in chosen):
+        return source.columns
+    if source.columns != Columns():
+        raise UsageError("a task here names the columns that it reads; leave --text-column and --pair-column out.")
+    if source.task_column is not None:
+        return Columns(fields=())  # each row has its own task's
+    needed = (pattern(entry.source).fields if entry.source else Columns().names[:1] for entry in chosen)
+    return Columns(fields=tuple(dict.fromkeys(name for names in needed for name in names)))
+
+
+def _decoding(runtime: Runtime, source: _Source, asked: tuple[Any, ...]) -> Decoding:
+    """How texts are written."""
+    from edgepeft.runtime.decoding import Decoding
+
+    names = ("max_new_tokens", "beams", "length_penalty", "no_repeat_ngram")
+    given = {name: value for name, value in zip(names, asked, strict=True) if value is not None}
+    writing = any(runtime.bundle.entry(name).writes for name in source.task or runtime.tasks)
+    if given and not writing:
+        option = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{option} is for tasks that write text, and these do not; --task names one that does.")
+    return Decoding(**given)
+
+
 def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     tasks = list(dict.fromkeys(asked or runtime.tasks))
     if not tasks:
@@ -129,8 +180,8 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     return tasks
 
 
-def _answers(runtime: Runtime, tasks: list[str], rows: list[Row]) -> Iterator[dict[str, Any]]:
-    by_task = runtime.predict_all(tasks, [row[:2] for row in rows])
+def _answers(runtime: Runtime, tasks: list[str], rows: list[Row], manner: Decoding) -> Iterator[dict[str, Any]]:
+    by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
     for i, row in enumerate(rows):
         yield {**_shown(row), "predictions": [by_task[name][i].as_json() for name in tasks]}
 
@@ -153,12 +204,13 @@ def _check_tasks(runtime: Runtime, source: _Source) -> None:
         )
 
 
-def _mixed_answers(runtime: Runtime, rows: Iterable[Row], batch_size: int, *, strict: bool) -> Iterator[dict[str, Any]]:
+def _mixed_answers(runtime: Runtime, source: _Source, batch_size: int, manner: Decoding) -> Iterator[dict[str, Any]]:
     from edgepeft.runtime.runtime import in_batches
 
-    failed = 0
-    for batch in in_batches(rows, batch_size):
-        results = runtime.predict_mixed([row.task for row in batch], [row[:2] for row in batch], strict=strict)
+    failed, strict = 0, not source.skip_unknown
+    for batch in in_batches(source.rows(), batch_size):
+        tasks, texts = [row.task for row in batch], [row.readable for row in batch]
+        results = runtime.predict_mixed(tasks, texts, strict=strict, decoding=manner)
         failed += sum(isinstance(answer, EdgepeftError) for answer in results)
         for row, answer in zip(batch, results, strict=True):
             yield {**_shown(row), "task": row.task, **_answer(answer)}
@@ -176,6 +228,8 @@ def _answer(answer: RowResult) -> dict[str, Any]:
 
 def _shown(row: Row) -> dict[str, Any]:
     """The row's other columns, and its text; what is ours takes the name where both have one."""
+    if row.fields is not None:
+        return dict(row.others or {})
     second = {} if row.sentence2 is None else {"second": row.sentence2}
     return {**(row.others or {}), "text": row.sentence1, **second}
 
@@ -183,7 +237,8 @@ def _shown(row: Row) -> dict[str, Any]:
 def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
     for answer in answers:
         for prediction in answer["predictions"]:
-            cells = [prediction["task"], str(prediction.get("label", prediction.get("value")))]
+            said = next(value for name, value in prediction.items() if name != "task")
+            cells = [prediction["task"], (", ".join(said) or "-") if isinstance(said, list) else str(said)]
             cells += [f"{prediction['score']:.3f}"] if "score" in prediction else []
             typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
 

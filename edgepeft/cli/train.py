@@ -14,12 +14,18 @@ from edgepeft.cli._options import (
     Epochs,
     EvalRows,
     FewShot,
+    FieldColumns,
+    FormatName,
     LabelColumn,
+    LabelSeparator,
     MethodSettings,
     MetricName,
     PairColumn,
     Patience,
+    SourcePattern,
     Steps,
+    TargetPattern,
+    TaskKind,
     TestRows,
     TextColumn,
     TorchThreads,
@@ -29,6 +35,7 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
 from edgepeft.cli._run import interruptible, say_unbeaten, use_threads
+from edgepeft.data.posing import Posing, posing
 from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
 
@@ -52,6 +59,12 @@ def command(
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
+    format: FormatName = None,
+    source: SourcePattern = None,
+    target: TargetPattern = None,
+    field: FieldColumns = None,
+    kind: TaskKind = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
     method: Annotated[
         str | None, typer.Option(help=f"A PE method; `edgepeft methods` lists them. Default: {METHOD}.")
@@ -67,7 +80,10 @@ def command(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
-    regression: Annotated[bool, typer.Option("--regression", help="Labels are numbers to predict.")] = False,
+    max_target_length: Annotated[
+        int | None, typer.Option(help="Tokens of a text that is written, its end included. Default: 128.")
+    ] = None,
+    regression: Annotated[bool, typer.Option("--regression", help="Short for --kind regression.")] = False,
     balanced: Balanced = False,
     metric: MetricName = None,
     seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
@@ -97,29 +113,58 @@ def run(options: Mapping[str, Any]) -> TrainResult:
     with requiring("train", "training"):
         from edgepeft.data.parts import load_data
         from edgepeft.methods.base import method_named
+        from edgepeft.tasks.base import kind_asked
         from edgepeft.training.devices import device_of
         from edgepeft.training.loop import train
         from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output
 
+    method = method_named(options["method"] or METHOD).from_settings(settings_of(options["set"]))
+    posed = _posing(options, adapters=method.places_adapters)
     known = {field.name for field in dataclasses.fields(TrainOptions)} & options.keys()
     rates = {"learning_rate": options["lr"], "head_learning_rate": options["head_lr"]}
-    asked = TrainOptions(**rates, **{name: options[name] for name in known})
+    kind = kind_asked(
+        posed.kind(options["kind"]), regression=options["regression"], writes=posed.target is not None
+    ).name
+    asked = TrainOptions(
+        **rates, **{name: options[name] for name in known} | _of_format(posed, options) | {"kind": kind}
+    )
     device_of(asked.device)
     out, again = options["out"], {name: options[name] for name in ("resume", "force")}
     prepare_output(out, **again)  # what is wrong with it is reported before files are read
-    method = method_named(options["method"] or METHOD).from_settings(settings_of(options["set"]))
     if options["method"] is None:
         messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
     columns = Columns(*(options[f"{name}_column"] for name in ("text", "pair", "label")))
+    columns = columns._replace(separator=options["label_separator"])
     chosen, tested = (rows_or_share(f"--{name}", options[name]) for name in ("eval", "test"))
-    division: Division = {"regression": asked.regression, "few_shot": options["few_shot"], "seed": asked.seed}
-    rows = load_data(options["data"], chosen, tested, columns, **division)
+    division: Division = {"kind": kind, "few_shot": options["few_shot"], "seed": asked.seed}
+    if posed.format is not None and posed.format.step:
+        division["labels"] = posed.format.names
+    rows = posed.posed(load_data(options["data"], chosen, tested, posed.columns(columns), **division), columns.names[2])
     use_threads(options["threads"])
     with interruptible(asked.task) as (watch, stop):
         result = train(options["backbone"], method, rows, asked, out, **again, watch=watch, stop=stop)
     _say_what_to_know(result)
     return result
+
+
+def _posing(options: Mapping[str, Any], *, adapters: bool) -> Posing:
+    """How the options pose the task as text."""
+    names = ("format", "source", "target")
+    posed = posing(
+        **{name: options[name] for name in names},
+        kind="regression" if options["regression"] else options["kind"],
+        fields=settings_of(options["field"], "--field", "premise=sentence1"),
+        adapters=adapters,
+    )
+    return posed
+
+
+def _of_format(posed: Posing, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a format says where the options are silent."""
+    found = posed.format
+    said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
+    return {name: value for name, value in said.items() if options[name] is None and value is not None}
 
 
 def document(result: TrainResult) -> dict[str, Any]:
@@ -133,6 +178,9 @@ def _say_what_to_know(result: TrainResult) -> None:
         messages().print(
             f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length)."
         )
+    if result.cut:
+        most = result.delta.card.max_target_length
+        messages().print(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
     say_unbeaten(result, "another --method")
 
 
@@ -147,18 +195,18 @@ def _show(result: TrainResult, out: Path) -> None:
 def _table(result: TrainResult, out: Path) -> Table:
     from rich.table import Table
 
-    from edgepeft.data.metrics import averaged
-
     card, training = result.delta.card, result.training
+    kind, weights = card.task_kind, training.get("class_weights")
+    how = kind.averaged(result.metric)
     counts = result.delta.n_parameters()
     after = f"after step {training['best_step']} of {training['steps']}"
     table = Table(title=f"{card.task}: {card.method} on {card.backbone.source}", show_header=False)
     rows = {
-        f"{result.metric}, test rows": f"{result.test_score:.4f} ({averaged(result.metric, card.labels)})",
+        f"{result.metric}, test rows": f"{result.test_score:.4f} ({how})",
         **{f"of the {name}": f"{each['test']:.4f}" for name, each in result.metrics["baselines"].items()},
         f"{result.metric}, eval rows": f"{result.metrics['eval']:.4f} {after}",
         "rows": result.metrics["split"],
-        "labels": _labels(card.labels, training.get("class_weights")),
+        "labels": _weighed(weights) if weights else kind.listed,
         "trained parameters": f"{counts['delta']:,} and {counts['head']:,} of the head",
         "computed on": f"{training['device']}, {training['precision']}",
         "written": str(out),
@@ -168,10 +216,8 @@ def _table(result: TrainResult, out: Path) -> Table:
     return table
 
 
-def _labels(labels: tuple[str, ...] | None, weights: Mapping[str, float] | None) -> str:
-    if labels is None:
-        return "numbers"
-    return ", ".join(label if weights is None else f"{label} (weighs {weights[label]:.3g})" for label in labels)
+def _weighed(weights: Mapping[str, float]) -> str:
+    return ", ".join(f"{label} (weighs {weight:.3g})" for label, weight in weights.items())
 
 
 def _curve(metrics: Mapping[str, Any]) -> Table:

@@ -14,10 +14,12 @@ from edgepeft.cli._options import (
     EvalRows,
     FewShot,
     LabelColumn,
+    LabelSeparator,
     MetricName,
     PairColumn,
     Patience,
     Steps,
+    TaskKind,
     TestRows,
     TextColumn,
     Threads,
@@ -45,11 +47,13 @@ def command(
     task: Annotated[str, typer.Option(help="The task to go on with; with --template, the new task's name.")],
     data: TrainRows,
     template: Annotated[str | None, typer.Option(help="Start a new task from this template of the bundle.")] = None,
+    kind: TaskKind = None,
     eval_: EvalRows = None,
     test: TestRows = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
     label_column: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     few_shot: FewShot = None,
     balanced: Balanced = False,
     epochs: Epochs = None,
@@ -97,9 +101,9 @@ def command(
         backward=backward,
         **room,
     )
-    names = Columns(text_column, pair_column, label_column)
+    names = Columns(text_column, pair_column, label_column, separator=label_separator)
     files = Files(data, rows_or_share("--eval", eval_), rows_or_share("--test", test), names)
-    run: dict[str, Any] = {"template": template, "resume": resume, "force": force, "threads": threads}
+    run: dict[str, Any] = {"template": template, "kind": kind, "resume": resume, "force": force, "threads": threads}
     with interruptible(task) as (watch, stop):
         result = tune(bundle, task, files, options, **run, watch=watch, stop=stop, note=_note)
     _show(result, bundle, task, as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +22,7 @@ from edgepeft.card import read_card
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.exporting.check import check_content, check_texts, data_check
+from edgepeft.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.exporting.delta import export_delta
 from edgepeft.exporting.template import write_template
 from edgepeft.exporting.weights import write_weights
@@ -31,12 +30,13 @@ from edgepeft.graph.half import store_in_half
 from edgepeft.graph.sound import check_standard
 from edgepeft.methods.base import Method, method_of
 from edgepeft.resources import new_folder, sha256_of
-from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
+from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
 from edgepeft.runtime.manifest import (
     BackboneEntry,
     DeltaDtype,
     Hashes,
     Manifest,
+    TextHashes,
     WeightsDtype,
 )
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
@@ -78,18 +78,20 @@ def export_bundle(
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
     data = None if data is None else Path(data)
-    texts = check_texts(data, columns) if texts is None else texts
+    checks, paths = CheckTexts(texts, data, columns), [*map(Path, deltas)]
+    plain = checks.of(None) if templates else ()
     methods = [method_of(template) for template in templates]
     with new_folder(Path(out), force=force) as new:
         backbone = open_backbone(backbone)
-        require_addable(_names([*map(Path, deltas)]), ())
+        require_addable(_names(paths), ())
+        _require_readable(checks, paths)
         with stage("backbone"):
             write_backbone(backbone, new, weights)
-        exporter = _Exporter(Bundle(new), backbone, texts, delta_weights, data, columns)
-        commit_tasks(exporter.bundle, exporter.prepare([*map(Path, deltas)], stage))
+        exporter = _Exporter(Bundle(new), backbone, checks, delta_weights)
+        commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
         for method in methods:
             with stage(method.name):
-                write_template(exporter.bundle, backbone, exporter.model, method, texts)
+                write_template(exporter.bundle, backbone, exporter.model, method, plain)
         return exporter.bundle.manifest
 
 
@@ -116,16 +118,23 @@ def add_deltas(
     """
     bundle = Bundle(folder)
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
-    texts = check_texts(data, columns) if texts is None else texts
+    checks = CheckTexts(texts, data, columns)
+    _require_readable(checks, deltas)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    tasks = _Exporter(bundle, original, texts, delta_weights, data, columns).prepare(deltas, stage)
+    tasks = _Exporter(bundle, original, checks, delta_weights).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
 
 
 def _names(deltas: Sequence[Path]) -> list[str]:
     """What the tasks will be called."""
     return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
+
+
+def _require_readable(checks: CheckTexts, deltas: Sequence[Path]) -> None:
+    """Read what the tasks are verified on, before the work."""
+    for source in {read_card(path).source for path in deltas if path.suffix != ".onnx"} or {None}:
+        checks.of(source)
 
 
 def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
@@ -155,26 +164,32 @@ def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp
     """Graph, weights, tokenizer and config of a backbone, and a manifest without tasks."""
     if not (backbone.folder / "tokenizer.json").is_file():
         raise BundleError(f"{backbone.folder} has no tokenizer.json, and no vocabulary to make one of.")
-    graph = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
-    sha256 = write_weights(graph, backbone, folder, weights)
-    content = graph.SerializeToString(deterministic=True)
-    (folder / BACKBONE_FILE).write_bytes(content)
+    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
+    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
+    sha256 = write_weights([*graphs.values()], backbone, folder, weights)
+    for name, graph in graphs.items():
+        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
+        check_standard(graph)
     files = {}
     for name in BUNDLE_FILES:
         if (backbone.folder / name).is_file():
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(backbone.folder / name, folder / name)
             files[name] = sha256_of(folder / name)
-    check_standard(graph)
+    sha256_of_graph = {name: sha256_of(folder / name) for name in graphs}
     manifest = Manifest(
         backbone=BackboneEntry(
             family=backbone.family.name,
             model_type=backbone.architecture.model_type,
             source=backbone.source,
-            sha256=Hashes(graph=hashlib.sha256(content).hexdigest(), weights=sha256),
+            sha256=Hashes(graph=sha256_of_graph[BACKBONE_FILE], weights=sha256),
             weights_dtype=weights,
             checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
             sites=backbone.family.bindings(backbone.architecture),
+            text=TextHashes(encoder=sha256_of_graph[ENCODER_FILE], decoder=sha256_of_graph[DECODER_FILE])
+            if text
+            else None,
         ),
         files=files,
         versions=_versions(),
@@ -189,10 +204,8 @@ class _Exporter:
 
     bundle: Bundle
     backbone: Backbone
-    texts: Sequence[Text]
+    checks: CheckTexts
     delta_weights: DeltaDtype
-    data: Path | None
-    columns: Columns
 
     @cached_property
     def model(self) -> nn.Module:
@@ -214,9 +227,10 @@ class _Exporter:
             store_in_half(exported.graph)
             check_standard(exported)
         graph = exported.SerializeToString(deterministic=True)
-        check = check_content(delta, self.backbone, self.model, self.texts)
+        check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source))
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
-        rows = (self.data, self.columns) if quantised and self.data else None
+        compared = quantised and not delta.card.writes  # of a text, the steps of its check
+        rows = (self.checks.data, self.checks.columns) if compared and self.checks.data else None
         data = data_check(delta, self.backbone, self.model, *rows) if rows else None
         return prepare_task(self.bundle, graph, check, path, data=data)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +15,18 @@ from torch import nn
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.data.rows import SENTENCES, Columns, label_number, read_rows
+from edgepeft.data.pattern import pattern
+from edgepeft.data.posing import of_source
+from edgepeft.data.rows import SENTENCES, Columns, read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
-from edgepeft.runtime.verify import DataCheck, pack_check, run_in_groups
+from edgepeft.runtime.inputs import texts_of
+from edgepeft.runtime.text_check import CANDIDATES, STEPS, TextCheck
+from edgepeft.runtime.verify import DataCheck, in_groups, pack_check, run_in_groups
+from edgepeft.tasks.base import Kind
 
-__all__ = ["ROWS", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
+__all__ = ["ROWS", "CheckTexts", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
 
 ROWS = 64
 
@@ -46,6 +53,30 @@ def check_texts(path: Path | None, columns: Columns = SENTENCES) -> list[Text]:
     return [rows[i] for i in chosen]
 
 
+@dataclass(frozen=True)
+class CheckTexts:
+    """What tasks are verified on: those given, or of a file's rows, or the shipped ones."""
+
+    given: Sequence[Text] | None
+    data: Path | None
+    columns: Columns
+
+    def of(self, source: str | None) -> list[Text]:
+        """The texts of a task with that source; where a text has no columns, it stands in each of them.
+
+        Raises:
+            UsageError, DataError: the file is missing, or lacks what the source reads.
+        """
+        if self.given is None and self.data is not None:
+            return check_texts(self.data, of_source(self.columns, source))
+        texts = shipped_texts() if self.given is None else list(self.given)
+        if source is None:
+            return texts
+        fields = pattern(source).fields
+        filled = ({name: texts[(i + k) % len(texts)].first for k, name in enumerate(fields)} for i in range(len(texts)))
+        return texts_of(filled, source)
+
+
 def data_check(
     delta: Delta, backbone: Backbone, model: nn.Module, path: Path, columns: Columns = SENTENCES
 ) -> DataCheck:
@@ -54,30 +85,56 @@ def data_check(
     Raises:
         UsageError, DataError: the file is missing, or its texts cannot be read.
     """
+    columns = of_source(columns, delta.card.source, delta.card.step)
     rows = list(read_rows(path, labels=False, columns=columns))
     texts = fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
     inputs = backbone.encoder().encode(texts, delta.card.max_length).inputs
-    labels = _labels(path, columns, delta.card.labels)
-    return DataCheck(inputs, _logits(delta, model, inputs), labels, delta.card.labels)
+    kind = delta.card.task_kind
+    return DataCheck(inputs, _logits(delta, model, inputs), _targets(path, columns, kind), kind)
 
 
-def _labels(path: Path, columns: Columns, names: Sequence[str] | None) -> list[str | float] | None:
+def _targets(path: Path, columns: Columns, kind: Kind) -> NDArray[Any] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
-        rows = list(read_rows(path, labels=True, columns=columns))
-        if names is None:
-            return [label_number(row) for row in rows]
+        rows = list(read_rows(path, labels=True, columns=columns, label_of=kind.label_text))
+        return None if any(kind.strange(row) is not None for row in rows) else kind.targets(rows)
     except DataError:
         return None
-    labels: list[str | float] = [row.label or "" for row in rows]
-    return labels if set(labels) <= set(names) else None
 
 
 def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
     """The bytes of a check file for this delta; fewer texts than 64 are repeated in other company."""
     rows = list(islice(cycle(fitted(texts, delta.card.pairs)), ROWS))
     inputs = backbone.encoder().encode(rows, delta.card.max_length).inputs
+    if delta.card.writes:
+        return _text_check(delta, model, inputs).pack()
     return pack_check(inputs, _logits(delta, model, inputs))
+
+
+def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int64]]) -> TextCheck:
+    """What PyTorch goes on with greedily, and its likeliest tokens; past the end of a text too."""
+    decoder, words = delta.architecture.decoder, min(CANDIDATES, delta.architecture.vocab_size)
+    assert decoder is not None, "a delta that writes text has one"
+    tokens = np.full((len(inputs["input_ids"]), 1), decoder.start_token_id)
+    for _ in range(STEPS):
+        best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": tokens}, words)
+        tokens = np.concatenate([tokens, best[:, -1:, 0]], axis=1)
+    return TextCheck(inputs, tokens[:, 1:], best, likely)
+
+
+def _likeliest(
+    delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]], words: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Tokens, from the best, and their log-probabilities, [rows, steps, words] each."""
+    shape = (*inputs["decoder_input_ids"].shape, words)
+    tokens, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)
+    for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
+        given = {**group, "decoder_input_ids": inputs["decoder_input_ids"][rows]}
+        with torch.no_grad():
+            logits = delta.logits(model, {name: torch.from_numpy(values) for name, values in given.items()})
+            best = logits.log_softmax(-1).topk(words)
+        tokens[rows], likely[rows] = best.indices.numpy(), best.values.numpy()
+    return tokens, likely
 
 
 def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:

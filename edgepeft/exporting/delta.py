@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
+from edgepeft.backbones.emit import OPSET
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.trie import EDGES
 from edgepeft.card import ERRORS
 from edgepeft.delta import Delta
 from edgepeft.exporting.tracing import mark, number_nodes, traced
@@ -35,12 +37,18 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
     ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
-    ``logits`` [batch, outputs].  Labels that a decoder scores are adapted values too, int64 constants.
+    ``logits`` [batch, outputs], but not where text is written: there they are the backbone's own.  Labels that a
+    decoder scores are adapted values too, int64 constants.
     """
     delta = delta.eval()
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
-    model = traced(parts, list(parts.inputs.values()), _dims(parts), len(parts.outputs))
+    if parts.outputs:
+        model = traced(parts, list(parts.inputs.values()), _dims(parts), len(parts.outputs))
+    else:  # of overrides alone
+        model = helper.make_model(
+            helper.make_graph([], "delta", [], []), opset_imports=[helper.make_opsetid("", OPSET)]
+        )
     rename_values(model.graph, _renamer(parts, stored))
     _name_dims(model.graph)
     number_nodes(model.graph)
@@ -49,7 +57,8 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
         model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
         _give(model.graph, source, names.override(stored[name]), tensor.shape)
     for name, values in (delta.trie.values if delta.trie else {}).items():
-        model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
+        if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
+            model.graph.initializer.append(numpy_helper.from_array(values, names.of_labels(name)))
         _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
@@ -68,10 +77,13 @@ class _Parts(nn.Module):
         self.outputs: list[str] = []
         self.borrowed: list[str] = []
         self.owners: dict[str, str] = {}  # input -> the site whose rows it has
-        self.tokens = None if delta.trie is None else delta.edge_tokens()
+        # Where text is written, of every word.
+        self.tokens: Any = ... if delta.trie is None else delta.edge_tokens()
         for name, module in delta.site_modules.items():
             self._declare(delta.architecture.site(name), module)
             self.outputs.append(names.adapted(name))
+        if delta.card.writes:
+            return
         self._declare_pooled()
         for tensor in delta.head.reads:
             self._borrow(tensor, delta.architecture.shape_of(tensor))
@@ -82,7 +94,8 @@ class _Parts(nn.Module):
         hidden = self.delta.architecture.hidden_size
         if self.delta.card.unpooled == 0:
             trie = self.delta.trie
-            shape = (hidden,) if trie is None else trie.siblings.shape
+            width = self.delta.architecture.vocab_size if self.delta.card.writes else hidden
+            shape = (width,) if trie is None else trie.siblings.shape
             self._read(self.delta.card.pooling.site, torch.zeros(_BATCH, *shape))
             return
         self._read(self.last, torch.zeros(_TOKENS, hidden))
@@ -129,6 +142,8 @@ class _Parts(nn.Module):
         """Values in the order of ``inputs`` -> values in the order of ``outputs``."""
         given = dict(zip(self.inputs, values, strict=True))
         adapted = {name: self._adapt(name, module, given) for name, module in self.delta.site_modules.items()}
+        if self.delta.card.writes:
+            return tuple(adapted.values())
         site = self.delta.card.pooling.site
         pooled = adapted[site] if site in adapted else self._pooled(given)
         weights = (given[names.weight(tensor)] for tensor in self.delta.head.reads)
@@ -197,6 +212,9 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     on_disk = {id(tensor): name for name, tensor in parts.delta.tensors().items()}
     # A shared parameter has several paths, and the exporter takes one of them.
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
+    if parts.delta.trie is not None:
+        new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.delta.trie.tables}
+        new["tokens"] = names.of_labels(EDGES)
     return lambda name: new.get(name, name)
 
 

@@ -11,14 +11,17 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
+from edgepeft.backbones.base import Role
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import UsageError
 from edgepeft.exporting.check import check_content
 from edgepeft.exporting.delta import export_delta
+from edgepeft.graph.names import adapted
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import OPEN
+from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
 from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle
@@ -45,6 +48,7 @@ def write_template(
         raise UsageError(f"--template {method.name} is given twice; a bundle holds one template of a method.")
     delta, axes = _open_delta(backbone, method, name)
     graph = export_delta(delta, backbone)
+    _open_edges(graph.graph)
     graph.metadata_props.add(key=OPEN, value=json.dumps(axes))
     check = check_content(delta, backbone, model, texts)
     where = bundle.folder / TEMPLATES_FOLDER / name
@@ -68,21 +72,22 @@ def _over_float32(backbone: Backbone, delta: onnx.ModelProto) -> ort.InferenceSe
 
 
 def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, dict[str, int]]:
-    """A fresh delta, and which axis of which of its tensors counts the labels."""
+    """A fresh delta, and which axis of which of its tensors counts the labels; none does where they are scored."""
 
-    def fresh(n_labels: int) -> Delta:
-        labels = tuple(f"label {i}" for i in range(n_labels))
+    def fresh(labels: tuple[str, ...]) -> Delta:
         longest = backbone.architecture.max_length - method.prompt_length
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return new_delta(backbone, method, name, labels, max_length=min(MAX_LENGTH, longest))
 
-    probe = fresh(2)
+    if head_named(backbone.head).decodes:
+        return fresh(("yes", "no")), {}
+    probe = fresh(_numbered(2))
     shapes = [*probe.tensors().values(), *probe.frozen_reads.values()]
     taken = {extent for tensor in shapes for extent in tensor.shape}
     taken |= {extent for shape in backbone.architecture.tensors.values() for extent in shape}
     n = next(size for size in itertools.count(3) if size not in taken)
-    delta, few = fresh(n), probe.tensors()
+    delta, few = fresh(_numbered(n)), probe.tensors()
     axes = {
         name: axis
         for name, tensor in delta.tensors().items()
@@ -90,3 +95,15 @@ def _open_delta(backbone: Backbone, method: Method, name: str) -> tuple[Delta, d
         if few[name].shape[axis] != extent
     }
     return delta, axes
+
+
+def _numbered(n: int) -> tuple[str, ...]:
+    return tuple(f"label {i}" for i in range(n))
+
+
+def _open_edges(graph: onnx.GraphProto) -> None:
+    """Leave open how many edges the labels have, of how many nodes."""
+    for value in (*graph.input, *graph.output):
+        if value.name in (Role.POOLED_LABELS, adapted(Role.POOLED_LABELS)):
+            for dim, name in zip(value.type.tensor_type.shape.dim[1:], ("nodes", "edges"), strict=True):
+                dim.dim_param = name

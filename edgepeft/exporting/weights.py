@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -18,8 +19,8 @@ from edgepeft.runtime.manifest import WeightsDtype
 __all__ = ["write_weights"]
 
 
-def write_weights(graph: onnx.ModelProto, backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
-    """The weights file, whose SHA-256 is returned; ``graph``, the backbone's, is changed to read it.
+def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
+    """The weights file, whose SHA-256 is returned; ``graphs``, the backbone's own first, are changed to read it.
 
     Raises:
         BundleError: weights that cannot be quantised.
@@ -27,11 +28,12 @@ def write_weights(graph: onnx.ModelProto, backbone: Backbone, folder: Path, dtyp
     if dtype == "fp32":
         shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
         return backbone.sha256
-    tensors = quantised_tensors(graph.graph, backbone.checkpoint)
+    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint)
     for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
         if backbone.checkpoint.has(name):
             tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)
     path = folder / INT8_WEIGHTS_FILE
     save_file(tensors, path, metadata={"format": "edgepeft.int8/1"})
-    quantise(graph, Checkpoint.open(path))
+    for graph in graphs:
+        quantise(graph, Checkpoint.open(path))
     return sha256_of(path)

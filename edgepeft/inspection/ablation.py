@@ -9,16 +9,16 @@ The figure shows the loss against the whole delta, here the score itself is show
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 from rich import box
 from rich.console import RenderableType
 from rich.table import Column, Table
 
-from edgepeft.data.metrics import compute, score_rows
+from edgepeft.data.metrics import score_rows
 from edgepeft.delta import Delta
 from edgepeft.inspection.base import Advance, Inspection, InspectionSubject
 from edgepeft.training.engine import logits_of
@@ -53,7 +53,7 @@ class Ablation(Inspection):
 
         def score(removed: Sequence[int]) -> float:
             with subject.delta.without_layers(removed):
-                return score_rows(read, subject.rows, subject.delta.card.labels, subject.metric, advance).score
+                return score_rows(read, subject.rows, subject.delta.card.task_kind, subject.metric, advance).score
 
         ends = itertools.combinations_with_replacement(range(len(layers)), 2)
         return {
@@ -86,13 +86,12 @@ class Ablation(Inspection):
 
 
 def _majority(subject: InspectionSubject) -> float | None:
-    """The score of answering every row with the label that most have; None for a regression."""
-    labels = subject.delta.card.labels
-    if labels is None:
+    """The score of answering every row with what is best for all; None where there are no labels."""
+    kind, targets = subject.delta.card.task_kind, subject.rows.targets
+    if not kind.has_labels:
         return None
-    targets = [labels[int(target)] for target in subject.rows.targets.tolist()]
-    most = min(Counter(targets).items(), key=lambda item: (-item[1], item[0]))[0]
-    return compute(subject.metric, targets, [most] * len(targets), labels)
+    most = kind.majority(targets)
+    return kind.score(subject.metric, targets, np.broadcast_to(most, (len(targets), *most.shape)))
 
 
 def _scores(measured: Mapping[str, Any]) -> dict[tuple[int, int], float]:

@@ -52,7 +52,8 @@ class ParentCells(Inspection):
         """It needs memories and labels."""
         if not _memories(delta):
             return "it has no memory with parent cells"
-        return None if delta.card.labels is not None else "parent cells are shown by label, and a regression has none"
+        kind = delta.card.task_kind
+        return None if kind.one_label else f"parent cells are shown by each row's label, and {kind.title} has none"
 
     def passes(self, delta: Delta) -> int:
         """All layers are seen in one."""

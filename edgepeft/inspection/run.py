@@ -16,8 +16,8 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.card import DeltaCard
 from edgepeft.data.batches import encode
-from edgepeft.data.metrics import check_metric, default_metric
-from edgepeft.data.rows import SENTENCES, Columns, Row, label_number, read_rows
+from edgepeft.data.posing import of_source
+from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part
 from edgepeft.delta import Delta
 from edgepeft.drawing import save, styled
@@ -79,15 +79,18 @@ def inspect_delta(
     if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced
         raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
     delta = Delta.load(folder, backbone)
+    if delta.card.writes:
+        raise UsageError(f"{delta.card.task} writes text; what inspect measures is of labels and numbers.")
     fitting, skipped = _fitting(delta)
-    metric = metric or delta.card.metrics.get("metric") or default_metric(delta.card.labels is None)
-    check_metric(metric, regression=delta.card.labels is None, names=delta.card.labels)
-    every = tuple(read_rows(data, labels=True, columns=columns))
+    kind = delta.card.task_kind
+    metric = kind.metric_or_default(metric or delta.card.metrics.get("metric"))
+    columns = of_source(columns, delta.card.source, delta.card.step)
+    every = tuple(read_rows(data, labels=True, columns=columns, label_of=kind.label_text))
     _check(every, delta.card)
-    rows = part(every, limit, "inspect", stratify=delta.card.labels is not None).taken
+    rows = part(every, limit, "inspect", strata=kind.strata(every)).taken
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
         pad = backbone.architecture.pad_token_id
-        encoded = encode(rows, delta.card.labels, backbone.encoder(), delta.card.max_length, pad)
+        encoded = encode(rows, kind, backbone.encoder(), delta.card.max_length, pad)
         subject = InspectionSubject(delta, load_model(backbone), encoded, metric)
         document = _about(delta, data, rows=len(rows), every=len(every), truncated=encoded.truncated)
         document |= {"metric": metric, "inspections": {}, "skipped": skipped, "pictures": []}
@@ -119,12 +122,10 @@ def _check(rows: Sequence[Row], card: DeltaCard) -> None:
     if (rows[0].sentence2 is not None) != card.pairs:
         kinds = ("pairs", "single texts") if card.pairs else ("single texts", "pairs")
         raise DataError(f"{rows[0].file}: task {card.task} was trained on {kinds[0]}; these rows are {kinds[1]}.")
+    kind = card.task_kind
     for row in rows:
-        if card.labels is None:
-            label_number(row)
-        elif row.label not in card.labels:
-            known = ", ".join(card.labels)
-            raise DataError(f"{row.where}: task {card.task} has no label {row.label!r}. Known: {known}.")
+        if (odd := kind.strange(row)) is not None:
+            raise DataError(f"{row.where}: task {card.task} has no label {odd!r}. Known: {kind.listed}.")
 
 
 def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -
             "file": data.name,
             "rows": rows,
             "of": every,
-            "sample": "all" if rows == every else "random" if card.labels is None else "stratified by label",
+            "sample": "all" if rows == every else "stratified by label" if card.task_kind.has_labels else "random",
             "max_length": card.max_length,
             "truncated": truncated,
         },

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Site
+from edgepeft.methods._cross_attention import CrossAttention
 from edgepeft.methods.base import TrainsNorms, require
 
 __all__ = [
@@ -100,7 +101,7 @@ class OnNorm(Bottleneck):
 FORMS: Mapping[Form, type[Bottleneck]] = {"sublayer": OnSubLayer, "norm": OnNorm}
 
 
-class BottleneckMethod(TrainsNorms):
+class BottleneckMethod(TrainsNorms, CrossAttention):
     """Base of the methods whose modules are bottlenecks of whole linear layers."""
 
     bottleneck: int

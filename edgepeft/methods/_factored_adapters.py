@@ -22,6 +22,7 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import UsageError
 from edgepeft.methods._bottleneck_adapters import FORMS, Activation, Form
+from edgepeft.methods._cross_attention import CrossAttention
 from edgepeft.methods.base import ChoosesRoles, TrainsNorms, option, require
 
 __all__ = ["FactoredAdapters", "FactoredLinear", "KroneckerAdapters", "fresh_rule", "kronecker_sum", "xavier_uniform"]
@@ -44,7 +45,7 @@ class FactoredLinear(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FactoredAdapters(TrainsNorms, ChoosesRoles):
+class FactoredAdapters(TrainsNorms, CrossAttention, ChoosesRoles):
     """Adapters at Houlsby's places, LN(sub + A(sub) + res) (eq. 2); a subclass says what their linear layers are."""
 
     known_roles: ClassVar[tuple[Role, ...]] = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)

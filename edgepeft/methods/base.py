@@ -76,6 +76,7 @@ class Method(ABC):
     paper: ClassVar[str]
     equation: ClassVar[str]
     near_identity: ClassVar[bool] = True  # a fresh delta of the defaults leaves the output (almost) unchanged
+    places_adapters: ClassVar[bool] = False  # whether modules stand between the backbone's own layers
     trains_everything: ClassVar[bool] = False  # the encoder itself: what the others' steps are compared with
     learning_rate: ClassVar[float]
     learning_rate_source: ClassVar[str]
@@ -173,6 +174,10 @@ class PerLayer(Method):
     def attaches_to(self) -> tuple[Role, ...]:
         """The roles that it has a module for, in each layer."""
 
+    def attaches_across(self) -> tuple[Role, ...]:
+        """The roles in a decoder's attention to an encoder that it has a module for too, where there is one."""
+        return ()
+
     @abstractmethod
     def n_at(self, site: Site) -> int:
         """Parameters of the module at one site, by the closed formula."""
@@ -183,7 +188,7 @@ class PerLayer(Method):
         Raises:
             UsageError: no layer would be left, one is named that is not there, or the backbone has no such sites.
         """
-        sites = architecture.sites_of(*self.attaches_to())
+        sites = architecture.sites_of(*self.attaches_to(), *self.attaches_across())
         in_layers = [(site, site.layer) for site in sites if site.layer is not None]
         roles = ", ".join(self.attaches_to())
         require(bool(in_layers), f"{self.name} attaches to {roles}; {architecture.model_type} has no such site.")
@@ -225,7 +230,9 @@ class ChoosesRoles(PerLayer):
 
 
 class TrainsNorms(PerLayer):
-    """Base of those that train every LayerNorm of the backbone too, where their ``norms`` says so."""
+    """Base of adapters: those that train every LayerNorm of the backbone too, where their ``norms`` says so."""
+
+    places_adapters: ClassVar[bool] = True
 
     norms: bool
 

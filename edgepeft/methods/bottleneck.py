@@ -82,8 +82,8 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     paper: ClassVar[str] = "Poth et al., 2023, arXiv:2311.11077"
     equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
     known_roles: ClassVar[tuple[Role, ...]] = ROLES
-    learning_rate: ClassVar[float] = 1e-4
-    learning_rate_source: ClassVar[str] = "as pfeiffer: Pfeiffer et al., 2021, arXiv:2005.00247"
+    learning_rate: ClassVar[float] = 3e-4
+    learning_rate_source: ClassVar[str] = "as pfeiffer"
 
     bottleneck: int = option(64, "width m of the adapter")
     roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")

@@ -14,21 +14,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Role, Site
+from edgepeft.methods._cross_attention import crossed
 from edgepeft.methods.base import ChoosesRoles, option
 
 __all__ = ["IA3", "ROLES", "Scale"]
 
-ROLES = (
-    Role.QUERY,
-    Role.KEY,
-    Role.VALUE,
-    Role.ATTENTION_OUTPUT,
-    Role.FFN_UP,
-    Role.FFN_ACTIVATION,
-    Role.FFN_OUTPUT,
-)
-_IN_CROSS_ATTENTION = {Role.KEY: Role.CROSS_KEY, Role.VALUE: Role.CROSS_VALUE}
+ROLES = (*LINEAR_ROLES, Role.FFN_ACTIVATION)
 
 
 class Scale(nn.Module):
@@ -52,15 +44,14 @@ class IA3(ChoosesRoles):
     paper: ClassVar[str] = "Liu et al., 2022, arXiv:2205.05638"
     equation: ClassVar[str] = "l * y; y of keys, values, act(W1 x)"
     known_roles: ClassVar[tuple[Role, ...]] = ROLES
-    learning_rate: ClassVar[float] = 3e-3
-    learning_rate_source: ClassVar[str] = "Liu et al., the authors' code (configs/ia3.json), on T0"
+    learning_rate: ClassVar[float] = 9e-3
+    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Liu et al., the authors' code, on T0: 3e-3"
 
     roles: tuple[str, ...] = option(("key", "value", "ffn_activation"), f"what is scaled, of {', '.join(ROLES)}")
 
-    def attaches_to(self) -> tuple[Role, ...]:
-        """The chosen values; of cross-attention, where there is one, the same."""
-        chosen = super().attaches_to()
-        return (*chosen, *(_IN_CROSS_ATTENTION[role] for role in chosen if role in _IN_CROSS_ATTENTION))
+    def attaches_across(self) -> tuple[Role, ...]:
+        """The same as in self-attention."""
+        return crossed(self.attaches_to())
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One vector a site."""

@@ -15,14 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Role, Site
+from edgepeft.methods._cross_attention import CrossAttention, crossed
 from edgepeft.methods.base import ChoosesRoles, option, require
 from edgepeft.methods.bitfit import BitFit
 
 __all__ = ["LoRA", "LowRank"]
-
-# The sites that are a linear layer's output.
-ROLES = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.FFN_UP, Role.FFN_OUTPUT)
 
 
 class LowRank(nn.Module):
@@ -42,20 +40,20 @@ class LowRank(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(ChoosesRoles):
+class LoRA(CrossAttention, ChoosesRoles):
     """Low-rank updates of linear layers."""
 
     name: ClassVar[str] = "lora"
     title: ClassVar[str] = "LoRA"
     paper: ClassVar[str] = "Hu et al., 2021, arXiv:2106.09685"
     equation: ClassVar[str] = "y + (alpha / r) B A x"
-    known_roles: ClassVar[tuple[Role, ...]] = ROLES
-    learning_rate: ClassVar[float] = 5e-4
-    learning_rate_source: ClassVar[str] = "Hu et al., table 9 (RoBERTa-base, most tasks of GLUE)"
+    known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
+    learning_rate: ClassVar[float] = 1.5e-3
+    learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Hu et al., table 9 (RoBERTa-base): 5e-4"
 
     rank: int = option(8, "r")
     alpha: float = option(16.0, "the update is scaled by alpha / r")
-    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(ROLES)}")
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
     rank_stabilised: bool = option(False, "scale by alpha / sqrt(r) (Kalajdzievski, 2023)")
     bias: Literal["none", "all", "lora_only"] = option(
         "none", "biases trained besides (the authors' mark_only_lora_as_trainable): all, or the updated layers' own"
@@ -65,6 +63,14 @@ class LoRA(ChoosesRoles):
         require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
         require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
         super().__post_init__()
+        require(
+            not self.cross_attention or bool(self.attaches_across()),
+            f"lora's cross_attention needs roles of attention; found {', '.join(self.roles)}.",
+        )
+
+    def attaches_across(self) -> tuple[Role, ...]:
+        """The same linear layers as in self-attention, where it is asked for."""
+        return crossed(self.attaches_to()) if self.cross_attention else ()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One pair of factors a site."""
@@ -85,7 +91,7 @@ class LoRA(ChoosesRoles):
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
         """The paper's two roles, every role with the other scale, and with biases."""
-        every = tuple(map(str, ROLES))
+        every = tuple(map(str, LINEAR_ROLES))
         return (
             cls(rank=4),
             cls(rank=2, roles=every, rank_stabilised=True),

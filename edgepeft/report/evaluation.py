@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.by_class import class_rows
+from edgepeft.data.by_class import class_rows, figure_rows, in_words
 from edgepeft.report.pictures import Section
 
 __all__ = ["EVAL_SCHEMA", "ClassFigures", "EvalSummary", "WorstRow", "evaluations"]
@@ -30,13 +30,14 @@ class WorstRow(Part):
 
     row: str
     text: str = ""  # a delta's card has none
-    label: str | float
-    answer: str | float
+    label: str | float | list[str]
+    answer: str | float | list[str]
     loss: float
 
 
 class EvalSummary(Part):
-    """The whole document; ``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers."""
+    """The whole document; ``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers, or
+    scores of ``texts``."""
 
     schema_name: Literal["edgepeft.eval/1"] = Field(default="edgepeft.eval/1", alias="schema")
     task: str
@@ -47,6 +48,8 @@ class EvalSummary(Part):
     by_class: dict[str, ClassFigures] = Field(default_factory=dict)
     confusion: dict[str, dict[str, int]] = Field(default_factory=dict)
     residuals: dict[str, float] | None = None
+    texts: dict[str, float] | None = None
+    figures: dict[str, float] | None = None
     worst: tuple[WorstRow, ...] = ()
 
 
@@ -56,8 +59,11 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
         text = f"{name}. {found.metric} {found.score:.4f} on {found.rows} rows ({found.averaged})."
         header, rows = class_rows(found.model_dump(exclude_none=True))
         yield Section(f"classes-{number}", f"{found.task}: errors by class", text, tuple(header), rows)
+        if found.figures is not None:
+            columns_of, cells = figure_rows(found.figures)
+            yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", tuple(columns_of), cells)
         texts = any(each.text for each in found.worst)
-        columns = [(e.row, *([e.text] if texts else []), str(e.label), str(e.answer)) for e in found.worst]
+        columns = [(e.row, *([e.text] if texts else []), in_words(e.label), in_words(e.answer)) for e in found.worst]
         listed = [(*cells, f"{each.loss:.3f}") for cells, each in zip(columns, found.worst, strict=True)]
         if listed:
             head = ("row", *(["text"] if texts else []), "label", "answer", "loss")

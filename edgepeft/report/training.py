@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.metrics import averaged
 from edgepeft.report.evaluation import EVAL_SCHEMA, ClassFigures, EvalSummary, WorstRow
 from edgepeft.report.pictures import Cell, Section
+from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,6 +43,8 @@ class TrainingErrors(Part):
     by_class: dict[str, ClassFigures] = Field(default_factory=dict)
     confusion: dict[str, dict[str, int]] = Field(default_factory=dict)
     residuals: dict[str, float] | None = None
+    texts: dict[str, float] | None = None
+    figures: dict[str, float] | None = None
     worst: list[WorstRow] = Field(default_factory=list)
 
 
@@ -66,7 +68,9 @@ class TrainingCard(Part):
     format: Literal["edgepeft.delta/1"]
     task: str
     method: str
+    kind: str | None = None
     labels: tuple[str, ...] | None
+    head_reads: str = ""
     metrics: TrainingMetrics | None
 
     @field_validator("metrics", mode="before")
@@ -75,12 +79,16 @@ class TrainingCard(Part):
         return found or None
 
 
+def _how(card: TrainingCard, metric: str) -> str:
+    return stated(card.kind, card.labels, card.head_reads).averaged(metric)
+
+
 def evaluation_of(card: TrainingCard) -> EvalSummary | None:
     """The card's errors as an evaluation on its test rows; None where it has none."""
     found = card.metrics
     if found is None or found.errors is None:
         return None
-    how = averaged(found.metric, card.labels)
+    how = _how(card, found.metric)
     scored = {"task": card.task, "metric": found.metric, "averaged": how, "score": found.test, "rows": found.n_test}
     errors = {**vars(found.errors), "worst": tuple(found.errors.worst)}
     return EvalSummary.model_validate({"schema": EVAL_SCHEMA, **scored, **errors})
@@ -99,7 +107,7 @@ def _scores(key: str, name: str, card: TrainingCard, found: TrainingMetrics) -> 
     rows: list[tuple[Cell, ...]] = [(f"this delta, {found.n_test} test rows", found.test, None)]
     rows += [(f"{kind}, the same rows", each.test, each.p) for kind, each in found.baselines.items()]
     rows.append((f"this delta, {found.n_eval} rows that chose its step", found.eval, None))
-    how = averaged(found.metric, card.labels)
+    how = _how(card, found.metric)
     text = f"{name}. {card.method}, {found.metric} ({how}), trained on {found.n_train} rows."
     notes = [f"not better than the {kind} beyond chance" for kind, each in found.baselines.items() if not each.beaten]
     return Section(key, f"{card.task}: scores", text, ("what", found.metric, "McNemar's p"), rows, notes=notes)

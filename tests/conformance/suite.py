@@ -168,7 +168,8 @@ def moves_the_logits(case: Case) -> None:
     if case.moved.trains_head_alone:
         assert np.median(moves) == 0
         return
-    assert np.median(moves) >= 0.1, f"the delta moves the logits by {np.median(moves):.2g} only"
+    least = 0.1 if case.moved.trie is None else 0.05  # probabilities of labels move less
+    assert np.median(moves) >= least, f"the delta moves the logits by {np.median(moves):.2g} only"
 
 
 def torch_equals_onnxruntime(case: Case) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from collections.abc import Callable
@@ -30,11 +31,16 @@ def fits(method: Method) -> bool:
     return settings.get("place") != "embeddings" and settings.get("dimension", 100) >= 100
 
 
+def milder(method: Method) -> Method:
+    """T5 does not scale its attention: large updates of every linear layer would leave softmax a single value."""
+    return dataclasses.replace(method, alpha=2.0) if method.settings().get("rank_stabilised") else method
+
+
 def cases(names: list[str]) -> list[Any]:
     """Each method's first fitting instance on one kind of T5 in turn; all instances on both are slow."""
     made = []
     for turn, name in enumerate(names):
-        for i, example in enumerate(filter(fits, methods()[name].examples())):
+        for i, example in enumerate(map(milder, filter(fits, methods()[name].examples()))):
             for kind, sizes in enumerate(KINDS):
                 quick = i == 0 and kind == turn % 2
                 marks = [] if quick else [pytest.mark.slow]

@@ -22,6 +22,7 @@ RELATIVES = [
     ("distilbert", {}),
     ("electra", {"embedding_size": 20}),
     ("xlm-roberta", {"mean": True}),
+    ("mpnet", {}),
 ]
 INSTANCES = [(name, example) for name, method in methods().items() for example in method.examples()]
 NUMBERS = range(len(INSTANCES))
@@ -32,7 +33,9 @@ def case(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> Iterator[
     yield suite.Case(INSTANCES[request.param][1], open_backbone(str(tiny("bert"))))
 
 
-@pytest.fixture(scope="module", params=NUMBERS, ids=lambda i: f"{INSTANCES[i][0]}-{i}-{RELATIVES[i % 4][0]}")
+@pytest.fixture(
+    scope="module", params=NUMBERS, ids=lambda i: f"{INSTANCES[i][0]}-{i}-{RELATIVES[i % len(RELATIVES)][0]}"
+)
 def relative(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> Iterator[suite.Case]:
     model_type, options = RELATIVES[request.param % len(RELATIVES)]
     yield suite.Case(INSTANCES[request.param][1], open_backbone(str(tiny(model_type, **options))))

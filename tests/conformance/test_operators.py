@@ -21,6 +21,7 @@ FAMILIES = {  # BERT with as many words as are worth quantising
     "roberta": {},
     "distilbert": {},
     "electra": {"embedding_size": 20},
+    "mpnet": {},
     "t5": {},
 }
 WITHOUT = {"t5": {"linear", "top-k"}}  # refused there, see test_decoder.py

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
+import torch
 from deltas import TEXTS, random_delta, saved
+from onnx import numpy_helper
+from served import serving
 from tolerance import require_alike
 from typer.testing import CliRunner
 
+from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
@@ -20,8 +25,13 @@ from edgepeft.cli._main import app
 from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
 from edgepeft.exporting.bundle import export_bundle, write_backbone
+from edgepeft.exporting.delta import export_delta
+from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_of
+from edgepeft.runtime.bundle import Bundle, read_graph
+from edgepeft.runtime.merge import merge_task
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.tasks.classification import Classification
 
 LABELS = ("yes", "not no", "not yes")
 MINI = Path(__file__).parents[2].parent / "shared" / "data" / "backbones" / "t5-mini"
@@ -75,6 +85,7 @@ def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
         "prompt": ("prompt-r:length=3", ("yes", "no")),
         "words": ("prompt-r:length=3", ("yes", "no")),
         "biases": ("bitfit", LABELS),
+        "said": ("intrinsic-said:dimension=100", ("yes", "no")),
         "decoder": ("lora:roles=ffn_output,skip_layers=2", ("yes", "no")),  # the encoder has two layers
     }
     deltas = []
@@ -139,7 +150,7 @@ def test_probabilities_are_those_of_the_labels_alone(bundle: Path):
     ("asked", "said"),
     [
         ({"labels": None}, "a regression has none"),
-        ({"head": "linear"}, "scores labels with its decoder, by the head 'labels'; 'linear' is another"),
+        ({"head": "linear"}, "scores labels with its decoder, by the head 'labels', not 'linear'"),
         ({"method": "linear"}, "linear trains the head alone, and the head 'labels' has nothing to train"),
         ({"method": "top-k"}, "t5 has two stacks of layers"),
     ],
@@ -154,3 +165,62 @@ def test_what_does_not_fit_is_refused_in_words(tiny: Callable[..., Path], asked:
 def test_an_encoder_is_not_asked_to_score_labels(tiny: Callable[..., Path]):
     with pytest.raises(UsageError, match="no decoder to score labels with"):
         new_delta(open_backbone(str(tiny("bert"))), method_of("lora"), "t", ("yes", "no"), head="labels")
+
+
+@pytest.mark.parametrize("method", ["lora", "bitfit"])
+def test_a_template_takes_labels_that_are_new(tiny: Callable[..., Path], tmp_path: Path, rows: Path, method: str):
+    backbone = open_backbone(str(tiny("t5")))
+    verb("export", "--backbone", backbone.folder, "--template", method, "--out", tmp_path / "bundle")
+    bundle = Bundle(tmp_path / "bundle")
+    template = read_graph(bundle.folder / "templates" / f"{method}.onnx")
+    made = with_labels(template, "t", Classification(LABELS), pairs=False, seed=0, trie=backbone.trie(LABELS))
+    torch.manual_seed(0)
+    trained = export_delta(new_delta(backbone, method_of(method), "t", LABELS), backbone)
+    constants = [{i.name: numpy_helper.to_array(i) for i in g.graph.initializer} for g in (made, trained)]
+    assert constants[0].keys() == constants[1].keys()
+    assert all(np.array_equal(constants[0][name], constants[1][name]) for name in constants[0])
+    assert [node.SerializeToString() for node in made.graph.node] == [n.SerializeToString() for n in trained.graph.node]
+    if method == "lora":
+        verb("tune", bundle.folder, "--template", method, "--task", "new", "--data", rows, "--steps", 4, "--lr", "1e-2")
+        verb("verify", bundle.folder)
+        answers = json.loads(verb("run", bundle.folder, "--task", "new", "w9 w5", "--json"))
+        assert set(answers[0]["predictions"][0]["scores"]) == set(LABELS)
+
+
+def test_a_merged_task_is_a_plain_classifier(bundle: Path, tmp_path: Path):
+    for task in ("two", "prompt"):
+        merge_task(Bundle(bundle), task, tmp_path / task)
+        session = ort.InferenceSession(tmp_path / task / "model.onnx")
+        inputs = Bundle(bundle).encoder().encode(TEXTS[:5], 40).inputs
+        require_alike(session.run(["logits"], inputs)[0], Runtime(bundle).logits(task, inputs), bundle)
+        config = json.loads((tmp_path / task / "config.json").read_text())
+        assert list(config["id2label"].values()) == list(Bundle(bundle).entry(task).labels or ())
+
+
+def test_an_embedding_is_not_pooled_as_labels(bundle: Path):
+    runtime = Runtime(bundle)
+    with pytest.raises(UsageError, match="an embedding is pooled as first or mean"):
+        runtime.predict_mixed([None], ["w5 w6"], pooling=Pooling.LABELS)
+    (state,) = runtime.predict_mixed([None], ["w5 w6"])
+    assert np.shape(state) == (32,)
+
+
+def test_labels_beyond_measure_are_refused_and_hundreds_are_not(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("t5")))
+    words = [f"w{i}" for i in range(5, 25)]
+    many = [f"{a} {b} {c}" for a in words for b in words for c in words]
+    with pytest.raises(UsageError, match=r"8000 labels of 421 different beginnings are too many .* 16,777,216 at most"):
+        backbone.trie(many)
+    assert len(backbone.trie(many[:500]).targets) == 500
+
+
+def test_a_service_answers_rows_of_several_tasks_with_their_own_labels(bundle: Path, tmp_path: Path):
+    pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
+    asked = [(task, text.first) for text in TEXTS[:3] for task in ("one", "two", "three", "prompt")]
+    with serving(bundle, tmp_path) as service:
+        status, _, document = service.post("/v1/predict", {"rows": [{"text": x, "task": t} for t, x in asked]})
+        assert status == 200
+    expected = Runtime(bundle).predict_mixed([task for task, _ in asked], [text for _, text in asked])
+    for found, alone in zip(document["answers"], expected, strict=True):
+        assert list(found["prediction"]["scores"]) == list(alone.scores)
+        require_alike([*found["prediction"]["scores"].values()], [*alone.scores.values()], bundle)

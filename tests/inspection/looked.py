@@ -34,7 +34,7 @@ def subject(
 ) -> InspectionSubject:
     labels = delta.card.labels
     rows = rows_of(texts, [str(target) if labels is None else labels[int(target)] for target in targets])
-    encoded = encode(rows, labels, backbone.encoder(), delta.card.max_length, 0)
+    encoded = encode(rows, delta.card.task_kind, backbone.encoder(), delta.card.max_length, 0)
     return InspectionSubject(delta, load_model(backbone), encoded, metric)
 
 

@@ -237,12 +237,15 @@ def test_ctrl_c_leaves_neither_group_nor_program():
 
 
 def test_groups_of_a_parent_that_was_killed_outright_are_removed_by_the_next(cgroup):
-    outer, inner = start_interruptible()
-    outer.kill()
-    outer.wait()
-    psutil.Process(inner).kill()
-    time.sleep(0.1)
-    assert groups_left(outer.pid) != []
+    for _ in range(5):  # a test beside this one may be the next, and remove them first
+        outer, inner = start_interruptible()
+        outer.kill()
+        outer.wait()
+        psutil.Process(inner).kill()
+        time.sleep(0.1)
+        if left := groups_left(outer.pid):
+            break
+    assert left
     run_limited(["true"], Limits(1, 400 * MIB), backends=[cgroup])
     assert groups_left(outer.pid) == []
 

@@ -15,6 +15,7 @@ from edgepeft.graph.splice import splice
 
 # Model type -> layer, key, value and the feed-forward's second product, as transformers names them.
 PLACES = dict.fromkeys(MODEL_TYPES, ("encoder.layer", "attention.self.key", "attention.self.value", "output.dense"))
+PLACES["mpnet"] = ("encoder.layer", "attention.attn.k", "attention.attn.v", "output.dense")
 PLACES["distilbert"] = ("transformer.layer", "attention.k_lin", "attention.v_lin", "ffn.lin2")
 
 

@@ -46,7 +46,7 @@ function titled(task, kind) {
 function taskCard(task) {
   const card = titled(task, "task");
   const more = task.labels && task.labels.length > SHOWN ? ` and ${task.labels.length - SHOWN} more` : "";
-  const answers = task.labels ? task.labels.slice(0, SHOWN).join(", ") + more : "a number";
+  const answers = task.labels ? task.labels.slice(0, SHOWN).join(", ") + more : task.writes ? "a text" : "a number";
   card.append(make("p", `${task.pairs ? "pairs of texts" : "texts"}: ${answers}`));
   if (!task.available) {
     const problem = make("p", "cannot be opened; the service's log says why");
@@ -62,10 +62,13 @@ function answerCard(task, answer) {
     const problem = make("p", answer.error.message);
     problem.setAttribute("role", "alert");
     card.append(problem);
-  } else if (answer.prediction.label === undefined) {
-    card.append(make("p", answer.prediction.value.toFixed(3), "value"));
-  } else {
+  } else if (answer.prediction.scores) {
+    const several = answer.prediction.labels;
+    if (several) card.append(make("p", several.join(", ") || "none of the labels", "value"));
     card.append(scoreList(answer.prediction.scores));
+  } else {
+    const value = answer.prediction.value;
+    card.append(make("p", value === undefined ? answer.prediction.text : value.toFixed(3), "value"));
   }
   if (answer.prediction?.note) {
     card.append(make("p", answer.prediction.note));
