@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.several import grouped
 from edgepeft.tasks.base import Kind
 
 __all__ = ["SCORED_ROWS", "Scored", "score_rows"]
@@ -36,13 +37,14 @@ def score_rows(
     *,
     choose: bool = False,
 ) -> Scored:
-    """Score ``rows`` by ``logits_of`` [batch, outputs]; ``advance`` gets the number of rows after each batch.
+    """Score ``rows`` by ``logits_of`` [token rows, outputs]; ``advance`` gets the number of rows after each batch.
 
     With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.
     """
     losses, outputs = np.empty(len(rows.targets)), np.empty(0)
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-        logits = logits_of(chosen)
+        logits, places = logits_of(chosen), rows.places(chosen)
+        logits = logits if places is None else grouped(logits, places)
         losses[chosen], found = kind.losses(logits, rows.targets[chosen]), kind.outputs(logits)
         if not outputs.size:
             outputs = np.empty((len(losses), *found.shape[1:]), found.dtype)

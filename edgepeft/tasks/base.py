@@ -4,7 +4,8 @@ A kind is a file of this package with one subclass of ``Kind``, found by its ``n
 nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and what
 was chosen for it on the evaluation rows.
 
-Letters: B rows of a batch, n rows, C columns of the logits.
+Letters: B rows of a batch, n rows, C columns of the logits; K token rows of the row that has most, where a row is
+read as several: logits are ``several.LOWEST`` then where a row has fewer.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class Kind(ABC):
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
+    several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
     # What a card says, and what is said of it.
@@ -150,6 +152,15 @@ class Kind(ABC):
             DataError: what stands there is no label at all.
         """
         return None
+
+    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
+        """What is tokenized for a row, as ``Row.readable`` gives it, or a caller: texts and pairs, where the kind reads
+        several.
+
+        Raises:
+            DataError: the row lacks what the kind reads.
+        """
+        raise UsageError(f"{self.title} reads a row as one text or pair.")
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Rows of the same one are divided in proportion."""

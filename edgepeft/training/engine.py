@@ -17,6 +17,7 @@ from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.data.several import LOWEST
 from edgepeft.delta import Delta
 from edgepeft.heads.text import decoder_inputs
 from edgepeft.tasks.base import Kind
@@ -51,7 +52,7 @@ class PyTorchEngine(TrainingEngine):
         self.weights = None if weights is None else torch.tensor(weights, device=device)
         self.device, self.bf16 = device, bf16
         self.optimizer = _adamw(delta, rates)
-        self.kept: dict[str, Tensor] = {}  # [rows, d] by part: what a head that is trained alone reads
+        self.kept: dict[str, Tensor] = {}  # [token rows, d] by part: what a head that is trained alone reads
 
     def prepare(self, advance: Callable[[int, int], None]) -> None:
         """Compute what a head reads that is trained alone; other steps share nothing."""
@@ -59,9 +60,9 @@ class PyTorchEngine(TrainingEngine):
             return
         done, total = 0, sum(len(rows.targets) for rows in self.rows.values())
         for part, rows in self.rows.items():
-            kept = torch.empty(len(rows.targets), self.delta.architecture.hidden_size)
+            kept = torch.empty(len(rows.token_lengths), self.delta.architecture.hidden_size)
             for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-                kept[chosen] = torch.from_numpy(self.states(part, chosen))
+                kept[rows.token_rows(chosen)] = torch.from_numpy(self.states(part, chosen))
                 done += len(chosen)
                 advance(done, total)
             self.kept[part] = kept
@@ -81,7 +82,8 @@ class PyTorchEngine(TrainingEngine):
         return StepOutcome(loss.item(), norm)
 
     def _loss(self, chosen: Sequence[int], masks: Masks) -> Tensor:
-        inputs, targets = torch_batch(self.rows["train"], chosen, self.device)
+        rows = self.rows["train"]
+        inputs, targets = torch_batch(rows, chosen, self.device)
         numbers = count()
 
         def drop(features: Tensor, probability: float) -> Tensor:
@@ -91,10 +93,10 @@ class PyTorchEngine(TrainingEngine):
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
         with replaced_dropout(self.delta, drop), precision:
             logits = self._logits("train", chosen, inputs)
-        return loss_of(self.kind, logits.float(), targets, self.weights)
+        return loss_of(self.kind, logits.float(), targets, self.weights, rows.places(chosen))
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, outputs]."""
+        """[token rows, outputs]."""
         with torch.inference_mode():
             inputs, _ = torch_batch(self.rows[part], chosen, self.device)
             logits: NDArray[np.float32] = self._logits(part, chosen, inputs).cpu().numpy()
@@ -102,11 +104,11 @@ class PyTorchEngine(TrainingEngine):
 
     def _logits(self, part: str, chosen: Sequence[int], inputs: Mapping[str, Tensor]) -> Tensor:
         if self.kept:
-            return self.delta.read_out(self.kept[part][list(chosen)].to(self.device))
+            return self.delta.read_out(self.kept[part][self.rows[part].token_rows(chosen)].to(self.device))
         return self.delta.logits(self.model, inputs)
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, d] of the bare backbone."""
+        """[token rows, d] of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
         with torch.inference_mode():
             hidden = states_of(self.model, inputs)
@@ -184,14 +186,27 @@ def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU
 
 
 def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:
-    """[rows, outputs] of a delta in eval mode, without gradients."""
+    """[token rows, outputs] of a delta in eval mode, without gradients."""
     with torch.inference_mode():
         logits: NDArray[np.float32] = delta.logits(model, torch_batch(rows, chosen)[0]).numpy()
     return logits
 
 
-def loss_of(kind: Kind, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one."""
+def loss_of(
+    kind: Kind,
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    places: NDArray[np.int64] | None = None,
+) -> Tensor:
+    """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one.
+
+    Where a row has several token rows, ``places`` [batch, most] says which logits are its own.
+    """
+    if places is not None:
+        of_rows = torch.from_numpy(places).to(logits.device)
+        missing = (of_rows < 0).unsqueeze(-1)
+        logits = logits[of_rows.clamp(min=0)].masked_fill(missing, LOWEST)
     loss: Tensor = kind.loss(logits, targets, weights)
     return loss
 

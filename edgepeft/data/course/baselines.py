@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS, Scored
+from edgepeft.data.several import grouped, members, places_of
 from edgepeft.tasks.base import Kind
 
 __all__ = [
@@ -65,15 +66,18 @@ def compared_with(
         chosen = {part: _spread(len(values), None if part == "test" else MOST_ROWS) for part, values in targets.items()}
         states, total, done = {}, sum(map(len, chosen.values())), 0
         for part, places in chosen.items():
-            values = [np.zeros(0, np.float32)] * len(places)
-            for batch in sorted_batches([rows[part].lengths[i] for i in places], SCORED_ROWS):
-                for place, state in zip(batch, engine.states(part, [places[i] for i in batch]), strict=True):
+            values, lengths = [np.zeros((0, 0), np.float32)] * len(places), rows[part].lengths
+            for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
+                found = engine.states(part, of := [places[i] for i in batch])
+                ends = np.cumsum(rows[part].counts(of))[:-1]
+                for place, state in zip(batch, np.split(found, ends), strict=True):
                     values[place] = state
                 done += len(batch)
                 advance(done, total)
-            states[part] = np.stack(values)
+            states[part] = np.concatenate(values)
         few = {part: targets[part][places] for part, places in chosen.items()}
-        answers[LINEAR] = linear_head(states, few, kind, metric)
+        counts = {part: rows[part].counts(places) for part, places in chosen.items()} if kind.several else None
+        answers[LINEAR] = linear_head(states, few, kind, metric, counts)
     of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
     return {
         name: {"test": own.score(metric, of_test, values), **compared(delta, own.off(of_test, values))}
@@ -87,14 +91,19 @@ def _spread(n: int, most: int | None) -> list[int]:
 
 
 def linear_head(
-    states: Mapping[str, Values], targets: Mapping[str, Values], kind: Kind, metric: str
+    states: Mapping[str, Values],
+    targets: Mapping[str, Values],
+    kind: Kind,
+    metric: str,
+    counts: Mapping[str, Values] | None = None,
 ) -> tuple[Kind, Values]:
     """The kind with what is chosen for a linear head, and its outputs for the test rows.
 
-    ``states`` [rows, d] are of the parts train, eval and test, ``targets`` [rows, ...] of the first two.
+    ``states`` [token rows, d] are of the parts train, eval and test, ``targets`` [rows, ...] of the first two, and
+    ``counts`` [rows] say how many token rows each row is, where it may be several.
     """
     best: tuple[float, Kind, Values] | None = None
-    for chosen, tested in _heads(states, kind, targets["train"]):
+    for chosen, tested in _heads(states, kind, targets["train"], counts):
         own = kind.with_chosen(targets["eval"], found := kind.outputs(chosen))
         score = own.score(metric, targets["eval"], found)
         if best is None or score > best[0]:
@@ -103,22 +112,29 @@ def linear_head(
     return best[1:]
 
 
-def _heads(states: Mapping[str, Values], kind: Kind, targets: Values) -> Iterator[list[Values]]:
+def _heads(
+    states: Mapping[str, Values], kind: Kind, targets: Values, counts: Mapping[str, Values] | None
+) -> Iterator[list[Values]]:
     """Logits for the rows of eval and test, for each strength."""
+    places = {} if counts is None else {part: places_of(each) for part, each in counts.items()}
     x = states["train"].astype(np.float64)
     mean = x.mean(0)
     x -= mean
     base, products = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs))
-    for start in range(0, len(x), SCORED_ROWS):  # in groups: very many labels' columns for all rows would be gigabytes
+    for start in range(0, len(targets), SCORED_ROWS):  # in groups: very many labels' columns would be gigabytes
         group = slice(start, start + SCORED_ROWS)
-        y = kind.regressed(targets[group])
+        y, own = kind.regressed(targets[group]), x[group]
+        if counts is not None:
+            each = counts["train"][group]
+            y, own = y[places_of(each) >= 0], x[members(counts["train"], range(start, start + len(each)))]
         base += y.sum(0) / len(x)
-        products += x[group].T @ y
+        products += own.T @ y
     values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
     rotated = vectors.T @ products
     for strength in _STRENGTHS:
         weights = vectors @ (rotated / (values + strength * values.mean() + np.finfo(float).tiny)[:, None])
-        yield [(states[part] - mean) @ weights + base for part in ("eval", "test")]
+        found = {part: (states[part] - mean) @ weights + base for part in ("eval", "test")}
+        yield [grouped(logits, places[part]) if places else logits for part, logits in found.items()]
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,9 @@ class OnnxRuntimeEngine(TrainingEngine):
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW."""
         self._given = None
+        n_read = len(self._rows["train"].token_rows(chosen))
         drawn = [
-            masks(index, probability if self._options.dropout else 0.0, (len(chosen), width))
+            masks(index, probability if self._options.dropout else 0.0, (n_read, width))
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
         ]
         result = self.gradients(chosen, drawn)
@@ -104,30 +105,40 @@ class OnnxRuntimeEngine(TrainingEngine):
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
             return StepOutcome(result.loss, norm)
-        alone = (self.gradients([row], [mask[i : i + 1] for mask in drawn]) for i, row in enumerate(chosen))
+        alone = (self.gradients([row], [mask[own] for mask in drawn]) for row, own in self._own(chosen))
         finite = [math.isfinite(each.loss) and math.isfinite(clip(each.gradients, math.inf)) for each in alone]
         return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
 
+    def _own(self, chosen: Sequence[int]) -> Iterator[tuple[int, slice]]:
+        """Each row, and where its token rows stand in the batch."""
+        first = 0
+        for row in chosen:
+            n = len(self._rows["train"].token_rows([row]))
+            yield row, slice(first, first + n)
+            first += n
+
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
-        """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
+        """Mean loss and its gradients over these training rows; ``masks`` [token rows, width], one for each dropout."""
         self.prepare()
         back = partial(self._expansion.gradients, self.trained)
         return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
 
     def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
         """What a step takes of these rows."""
-        weights, (inputs, labels) = self._weights[list(chosen)], self._rows["train"].batch(chosen)
+        train = self._rows["train"]
+        weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
             return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
+        rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
         terms = self._subject.facts.kind.terms(labels)
         return {**rows, "shares": (weights / (weights * terms).sum()).astype(np.float32)}
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
-        return self._hidden["train"].packed(chosen) if self._hidden else {}
+        return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
         """See that the loss of these rows changes along its gradient as that says, by the method's own tensors.
@@ -154,21 +165,23 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
+        """[token rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        logits = np.empty((len(chosen), self._subject.n_outputs), np.float32)
+        read = rows.token_rows(chosen)
+        logits = np.empty((len(read), self._subject.n_outputs), np.float32)
         for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
-            states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
+            states = {} if hidden is None else hidden.packed([read[i] for i in place])
             logits[place] = run_session(session, LOGITS, {**self.given, **inputs, **states})
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, d] of the bare backbone."""
-        states = np.empty((len(chosen), self._bundle.architecture.hidden_size), np.float32)
-        for place, inputs in passes(self._rows[part].batch(chosen)[0]):
+        """[token rows, d] of the bare backbone."""
+        inputs, _ = self._rows[part].batch(chosen)
+        states = np.empty((len(inputs["input_ids"]), self._bundle.architecture.hidden_size), np.float32)
+        for place, inputs in passes(inputs):
             states[place] = run_session(self._bare, self._subject.pooling.site, inputs)
         return states
 
