@@ -29,7 +29,7 @@ from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Method, method_named
 from edgepeft.resources import new_folder, write_json
-from edgepeft.tasks.base import Kind, stated
+from edgepeft.tasks.base import Kind, kind_named, stated
 
 __all__ = ["Delta", "new_delta", "write_tensors"]
 
@@ -278,7 +278,8 @@ def new_delta(
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
-    read_by = head_named(head or backbone.head)
+    needed = kind_named(kind).head if kind is not None else None
+    read_by = head_named(head or needed or backbone.head)
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
@@ -295,6 +296,7 @@ def new_delta(
         labels=labels,
         pairs=pairs,
         kind=of_task.name,
+        chosen=dict(of_task.begun(backbone.architecture.hidden_size)),
         head=read_by.kind,
         head_reads=reads,
         head_dropout=head_dropout,
@@ -329,6 +331,10 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
         if not kind.writes:
             raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
         return
+    if backbone.architecture.decoder is not None and kind.head == head.kind:
+        raise UsageError(f"{backbone.source} has a decoder, and {kind.title} is trained on encoders alone. Use a BERT.")
+    if head.bare != (kind.head == head.kind):
+        raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
     if head.decodes and not kind.one_label:

@@ -32,11 +32,13 @@ def use_threads(threads: int | None) -> None:
 
 def say_unbeaten(result: CourseResult, other: str) -> None:
     """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
-    from edgepeft.data.course.baselines import LINEAR, unbeaten, undecidable
+    from edgepeft.data.course.baselines import LINEAR, MAJORITY, unbeaten, undecidable
 
     found = dict(unbeaten(result.metrics))
     option, key = (
-        ("--lr", "learning_rate") if LINEAR in result.metrics["baselines"] else ("--head-lr", "head_learning_rate")
+        ("--lr", "learning_rate")
+        if {*result.metrics["baselines"]} - {MAJORITY}
+        else ("--head-lr", "head_learning_rate")
     )
     rate = result.training[key]
     for sentence in found.values():

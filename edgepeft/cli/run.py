@@ -24,12 +24,14 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.cli._progress import no_longer
+from edgepeft.cli._vectors import check_vectors, cut, write_vectors
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.printable import printable
 
 if TYPE_CHECKING:
+    from edgepeft.data.answers import Answer
     from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import RowResult, Runtime
 
@@ -60,6 +62,10 @@ def command(
     no_repeat_ngram: NoRepeatNgram = None,
     threads: Threads = None,
     no_cache: NoCache = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Of a task that answers vectors: a .npy file for them, float32 [rows, dims].")
+    ] = None,
+    dims: Annotated[int | None, typer.Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Answer texts, pairs or a file with the bundle's tasks; neither torch nor transformers is loaded."""
@@ -73,13 +79,22 @@ def command(
     _say_costs(runtime, task)
     source = replace(asked, columns=_columns(runtime, asked))
     manner = _decoding(runtime, source, (max_new_tokens, beams, length_penalty, no_repeat_ngram))
+    if out is not None or dims is not None:
+        if task_column is not None:
+            raise UsageError("--out and --dims go with --task, not with --task-column.")
+        check_vectors(runtime, _tasks(runtime, task), out, dims)
+    if out is not None:
+        n = write_vectors(runtime, _tasks(runtime, task)[0], in_batches(source.rows(), batch_size), out, dims)
+        messages().print(f"{n} vectors written to {out}", markup=False)
+        _say_cuts(runtime, manner)
+        return
     if task_column is not None:
         _check_tasks(runtime, source)  # in the whole file, before anything runs
         answers = _mixed_answers(runtime, source, batch_size, manner)
     else:
         rows, tasks = source.rows(), _tasks(runtime, task)
         answers = (
-            answer for batch in in_batches(rows, batch_size) for answer in _answers(runtime, tasks, batch, manner)
+            answer for batch in in_batches(rows, batch_size) for answer in _answers(runtime, tasks, batch, manner, dims)
         )
     if input_file is not None:
         _print_stream(answers, as_document=as_json)
@@ -87,6 +102,10 @@ def command(
         print_json(list(answers))
     else:
         _print_lines(answers)
+    _say_cuts(runtime, manner)
+
+
+def _say_cuts(runtime: Runtime, manner: Decoding) -> None:
     if runtime.truncation.rows:
         messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
     if runtime.truncation.texts:
@@ -180,10 +199,16 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
     return tasks
 
 
-def _answers(runtime: Runtime, tasks: list[str], rows: list[Row], manner: Decoding) -> Iterator[dict[str, Any]]:
+def _answers(
+    runtime: Runtime, tasks: list[str], rows: list[Row], manner: Decoding, dims: int | None
+) -> Iterator[dict[str, Any]]:
     by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
     for i, row in enumerate(rows):
-        yield {**_shown(row), "predictions": [by_task[name][i].as_json() for name in tasks]}
+        yield {**_shown(row), "predictions": [_cut(by_task[name][i], dims).as_json() for name in tasks]}
+
+
+def _cut(answer: Answer, dims: int | None) -> Answer:
+    return answer if dims is None else cut(answer, dims)
 
 
 def _check_tasks(runtime: Runtime, source: _Source) -> None:
@@ -238,7 +263,7 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
     for answer in answers:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
-            cells = [prediction["task"], (", ".join(said) or "-") if isinstance(said, list) else str(said)]
+            cells = [prediction["task"], (", ".join(map(str, said)) or "-") if isinstance(said, list) else str(said)]
             cells += [f"{prediction['score']:.3f}"] if "score" in prediction else []
             typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Answer", "Prediction"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Answer", "Prediction", "VectorPrediction"]
 
 
 class Answer(ABC):
@@ -53,3 +56,32 @@ class Prediction(Answer):
             return {"task": self.task, "value": self.score, **note}
         mean = {} if self.expected is None else {"expected": self.expected}
         return {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores, **mean, **note}
+
+
+@dataclass(frozen=True)
+class VectorPrediction(Prediction):
+    """A text's vector of ``dims`` numbers; the logits of a pair are those of both texts, one after the other."""
+
+    dims: int = 0
+
+    @property
+    def vector(self) -> NDArray[np.float32]:
+        """[dims]."""
+        return np.array(self.logits[: self.dims], np.float32)
+
+    @property
+    def value(self) -> list[float]:
+        """The vector, in the shortest decimals of a float32."""
+        return [float(str(number)) for number in self.vector]
+
+    def cut(self, dims: int | None) -> VectorPrediction:
+        """Its first ``dims`` numbers, of length 1 again (Kusupati et al., 2022, arXiv:2205.13147); None takes all."""
+        if dims is None:
+            return self
+        kept = self.vector[:dims].astype(np.float64)
+        kept /= max(float(np.linalg.norm(kept)), 1e-12)
+        return replace(self, logits=tuple(kept.astype(np.float32).tolist()), dims=len(kept))
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON; ``note`` where there is one."""
+        return {"task": self.task, "vector": self.value, **({"note": self.note} if self.note else {})}

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WORST", "by_class", "class_rows", "figure_rows", "in_words", "worst_of"]
+__all__ = ["WAYS", "WORST", "by_class", "class_rows", "figure_rows", "in_words", "worst_of"]
 
+WAYS = {"by_class", "residuals", "texts"}  # what ``class_rows`` makes a table of
 WORST = 10  # rows listed
 _MOST_COLUMNS = 8  # of a matrix in a table
 

@@ -39,16 +39,21 @@ def score_rows(
 ) -> Scored:
     """Score ``rows`` by ``logits_of`` [token rows, outputs]; ``advance`` gets the number of rows after each batch.
 
-    With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.
+    With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.  A loss of rows together is that of
+    all these.
     """
     losses, outputs = np.empty(len(rows.targets)), np.empty(0)
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
         logits, places = logits_of(chosen), rows.places(chosen)
         logits = logits if places is None else grouped(logits, places)
-        losses[chosen], found = kind.losses(logits, rows.targets[chosen]), kind.outputs(logits)
+        found = kind.outputs(logits)
+        if not kind.whole_batch:
+            losses[chosen] = kind.losses(logits, rows.targets[chosen])
         if not outputs.size:
             outputs = np.empty((len(losses), *found.shape[1:]), found.dtype)
         outputs[chosen] = found
         advance(len(chosen))
+    if kind.whole_batch:
+        losses = kind.losses(outputs, rows.targets)
     kind = kind.with_chosen(rows.targets, outputs) if choose else kind
     return Scored(kind.score(metric, rows.targets, outputs), float(losses.mean()), outputs, losses, kind)

@@ -59,7 +59,7 @@ class TaskData:
     @property
     def task_kind(self) -> Kind:
         """The kind of task, with these labels."""
-        return stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step)
+        return stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step).seen(self.train)
 
     def of_each_answer(self, *, everywhere: bool) -> TaskData:
         """A row for each of a row's answers: of those that train, or of all."""
@@ -72,8 +72,8 @@ class TaskData:
 
     @property
     def pairs(self) -> bool:
-        """Whether rows are pairs of sentences."""
-        return self.train[0].sentence2 is not None
+        """Whether rows are pairs of sentences, read at once."""
+        return self.train[0].sentence2 is not None and self.task_kind.reads_pairs
 
     @property
     def class_weights(self) -> dict[str, float]:
@@ -135,7 +135,7 @@ def load_data(
     short, written = division.pop("regression", False), columns.target is not None
     kind = kind_asked(division.get("kind"), regression=short, writes=written)
     division["kind"] = kind.name
-    reads = {"labels": True, "columns": columns, "label_of": kind.label_text}
+    reads = {"labels": True, "columns": columns, "label_of": kind.label_text, "optional": kind.optional_labels}
     parts = {name: tuple(read_rows(path, **reads)) for name, path in given.items()}  # type: ignore[arg-type]
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Path) else eval
@@ -164,7 +164,7 @@ def task_data(
     """
     asked = kind_asked(kind, regression=regression)
     seen = asked.labels_of(train)
-    known = asked(labels or seen)
+    known = asked(labels or seen).seen(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     if labels:
         _require_known([row for rows in given for row in rows], known)

@@ -121,8 +121,10 @@ def read_rows(
     task_column: str | None = None,
     keep: bool = False,
     label_of: LabelReader = label_text,
+    optional: bool = False,
 ) -> Iterator[Row]:
-    """Yield the rows of a file in order, in constant memory; ``labels`` says that each must have one.
+    """Yield the rows of a file in order, in constant memory; ``labels`` says that each must have one, unless they are
+    ``optional``: then a file without the column, which no option names, has none.
 
     Either every row has a ``sentence2`` or none has.  Empty texts are texts.  With ``task_column`` each row may name
     a task of its own, so some are pairs and some are not: an empty ``sentence2`` is none, an empty task too.
@@ -133,7 +135,7 @@ def read_rows(
         UsageError: no such file, not to be read, or of an unknown extension; raised at once, not at the first row.
         DataError: what is wrong and in which line; while rows are read.
     """
-    wanted = _Wanted(columns, label_of if labels else None, task_column, keep)
+    wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
     if str(path) == STDIN:
         return _rows(path, _read_stdin, wanted)
     if path.suffix.lower() not in FORMATS and is_dataset(path):
@@ -158,15 +160,17 @@ class _Wanted(NamedTuple):
     label_of: LabelReader | None
     task_column: str | None
     keep: bool
+    optional: bool
 
 
 def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
-    columns, label_of, task_column, keep = wanted
-    labels = label_of is not None
+    columns, label_of, task_column, keep, optional = wanted
+    labels = label_of is not None and not optional
     pairs: bool | None = None
     for line, record in read(path):
         _require_columns(path, line, record, columns, labels)
-        row = _row(path, line, record, columns, label_of)
+        there = not optional or record.get(columns.names[2]) is not None
+        row = _row(path, line, record, columns, label_of if there else None)
         if keep:
             by_name = columns.source is not None or columns.fields is not None
             used = (task_column,) if by_name else (*columns.names[:2], task_column)

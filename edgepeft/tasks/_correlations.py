@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edgepeft.tasks.base import Metric
 
-__all__ = ["CORRELATIONS"]
+__all__ = ["CORRELATIONS", "ranks"]
 
 Numbers = NDArray[Any]
 
@@ -21,10 +21,10 @@ def _pearson(labels: Numbers, answers: Numbers) -> float:
 
 
 def _spearman(labels: Numbers, answers: Numbers) -> float:
-    return _pearson(_ranks(labels), _ranks(answers))
+    return _pearson(ranks(labels), ranks(answers))
 
 
-def _ranks(values: Numbers) -> Numbers:
+def ranks(values: Numbers) -> Numbers:
     """Equal values share the mean of their ranks."""
     _, which, counts = np.unique(values.astype(np.float64), return_inverse=True, return_counts=True)
     means: Numbers = (np.cumsum(counts) - (counts - 1) / 2)[which]

@@ -101,9 +101,22 @@ class Kind(ABC):
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
+    whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
+    optional_labels: ClassVar[bool] = False  # rows may have none
+    reads_pairs: ClassVar[bool] = True  # of a row with two texts, both are read at once
+    gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
     # What a card says, and what is said of it.
+
+    @classmethod
+    def begun(cls, hidden_size: int) -> Mapping[str, Any]:
+        """What is ``chosen`` of a fresh task on such a backbone."""
+        return {}
+
+    def seen(self, rows: Sequence[Row]) -> Self:
+        """This kind as rows of that form, which train or are scored, have it."""
+        return self
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
@@ -192,7 +205,16 @@ class Kind(ABC):
 
     @abstractmethod
     def loss_graph(self, logits: str, labels: str) -> LossGraph:
-        """As ONNX nodes on the values of these names."""
+        """As ONNX nodes on the values of these names; of a whole batch, the sum of ``logits`` times what ``slopes``
+        gives for ``labels``."""
+
+    def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:
+        """The loss of a whole batch, and its derivative by each logit.
+
+        A step in ONNX Runtime computes the logits of all its parts first, and goes back from these (Gao et al., 2021,
+        arXiv:2101.06983): what it takes of memory does not grow with the batch.
+        """
+        raise UsageError(f"{self.title} has its loss row by row.")
 
     def terms(self, targets: Values) -> Values:
         """[B] how many terms each row has in the loss: tokens, where it is one of tokens."""
@@ -276,6 +298,10 @@ class Kind(ABC):
     @abstractmethod
     def regressed(self, targets: Values) -> NDArray[np.float64]:
         """[n, C] what a linear head learns by least squares in place of logits."""
+
+    def frozen(self, states: Values) -> Values:
+        """The outputs of [n, K, hidden size], of the bare backbone."""
+        raise UsageError(f"{self.title} takes a head on the backbone's states.")
 
     # Answers of a deployed task.
 

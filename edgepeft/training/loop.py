@@ -93,7 +93,7 @@ def train(
             result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
     result = replace(result, training={**run.account(data), **result.training})
     metrics = {**result.metrics, ERRORS: result.errors}
-    update = {"metrics": metrics, "training": result.training, "chosen": result.chosen}
+    update = {"metrics": metrics, "training": result.training, "chosen": {**engine.kind.chosen, **result.chosen}}
     delta = engine.delta.cpu()
     delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
     delta.save(out, force=True)  # the checkpoints go with the old folder

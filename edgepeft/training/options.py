@@ -93,7 +93,7 @@ class TrainOptions(CourseOptions):
             learning_rate=rate,
             head_learning_rate=self.head_learning_rate or head_rate,
             kind=kind.name,
-            metric=self.metric or kind.default_metric,
+            metric=self.metric or kind.metric_or_default(None),
             head=self.head or kind.head or backbone.head,
             max_target_length=(self.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
         )

@@ -29,7 +29,7 @@ NAMES = tuple("abcd")
 
 def of(name: str) -> Kind:
     kind = kind_named(name)
-    return kind(NAMES if kind.has_labels else None)
+    return kind(NAMES if kind.has_labels else None, chosen=kind.begun(C))
 
 
 def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
@@ -39,6 +39,8 @@ def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
         targets = np.where(source.random((B, T)) < 0.3, -100, source.integers(0, C, (B, T)))
         targets[:, 0] = 1  # a target has a token
         return (9 * source.standard_normal((B, T, C))).astype(np.float32), targets
+    if kind.whole_batch:
+        return source.standard_normal((B, 2, C)).astype(np.float32), source.standard_normal(B).astype(np.float32)
     graph = kind.loss_graph("logits", "labels")
     logits = (9 * source.standard_normal((B, kind.n_outputs))).astype(np.float32)
     if graph.integers:
@@ -55,6 +57,15 @@ def test_numpy_pytorch_and_onnx_have_one_loss(name):
     by_numpy = (kind.losses(logits, targets) * terms).sum() / terms.sum()
     by_torch = kind.loss(torch.from_numpy(logits), torch.from_numpy(targets)).item()
     assert by_torch == pytest.approx(by_numpy, rel=1e-5)
+    if kind.whole_batch:  # what the graph adds up are the slopes, which PyTorch has too
+        tensor = torch.from_numpy(logits.astype(float)).requires_grad_()
+        kind.loss(tensor, torch.from_numpy(targets)).backward()
+        loss, slopes = kind.slopes(logits, targets)
+        assert loss == pytest.approx(by_numpy)
+        np.testing.assert_allclose(slopes, tensor.grad, atol=1e-12)
+        slopes, ones = slopes.astype(np.float32), np.ones(B, np.float32)
+        assert by_onnx(kind, logits, slopes, ones) == pytest.approx((slopes * logits).sum(), rel=1e-4, abs=1e-5)
+        return
     shares = np.full(B, 1 / terms.sum(), np.float32)
     assert by_onnx(kind, logits, targets, shares) == pytest.approx(by_numpy, rel=1e-5)
 
@@ -71,13 +82,16 @@ def test_weights_of_labels_make_pytorchs_weighted_mean(name):
 
 
 def by_onnx(kind: Kind, logits: np.ndarray, targets: np.ndarray, shares: np.ndarray) -> float:
+    places = np.arange(len(targets) * 2).reshape(-1, 2)
+    more = {"places": places} if kind.several else {}
+    logits = logits.reshape(-1, logits.shape[-1]) if kind.several else logits
     whole = helper.make_tensor_value_info("x", TensorProto.FLOAT, logits.shape)
     same = helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits.shape)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "g", [whole], [same])
     add_loss(graph, TensorProto.FLOAT, kind)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
-    outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares})
+    outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares, **more})
     return float(np.asarray(outputs[0]))
 
 

@@ -1,4 +1,5 @@
-"""What a delta has to beat: the majority, and a linear head on the frozen backbone, on the rows that are reported.
+"""What a delta has to beat: the majority, and a linear head on the frozen backbone, on the rows that are reported; or
+where the answer is a vector, those of the frozen backbone itself.
 
 The linear head is regularised least squares (Rifkin et al., 2003; for classes on one-hot labels), solved in closed
 form, its strength chosen on the evaluation rows.  McNemar's exact test (1947) says whether the delta is better beyond
@@ -8,7 +9,7 @@ chance: of the rows that only one of both gets right, each is the delta's with p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgepeft.data.several import grouped, members, places_of
 from edgepeft.tasks.base import Kind
 
 __all__ = [
+    "FROZEN",
     "LINEAR",
     "MAJORITY",
     "compared",
@@ -31,7 +33,7 @@ __all__ = [
     "undecidable",
 ]
 
-MAJORITY, LINEAR = "majority", "linear head"
+MAJORITY, LINEAR, FROZEN = "majority", "linear head", "frozen backbone"
 MOST_ROWS = 5_000  # that the linear head learns from, and as many to choose its strength: each costs a forward pass
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
@@ -61,28 +63,44 @@ def compared_with(
         advance: gets the number of rows whose states are computed, and of all.
     """
     targets = {part: each.targets for part, each in rows.items()}
-    answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
-    if not head_alone:
+    if kind.gives_vectors:
+        states = _states(engine, rows, {"test": _spread(len(targets["test"]), None)}, advance)["test"]
+        answers = {
+            FROZEN: (kind, kind.frozen(grouped(states, places_of(rows["test"].counts(range(len(test.outputs)))))))
+        }
+    else:
+        answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
+    if not (head_alone or kind.gives_vectors):
         chosen = {part: _spread(len(values), None if part == "test" else MOST_ROWS) for part, values in targets.items()}
-        states, total, done = {}, sum(map(len, chosen.values())), 0
-        for part, places in chosen.items():
-            values, lengths = [np.zeros((0, 0), np.float32)] * len(places), rows[part].lengths
-            for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
-                found = engine.states(part, of := [places[i] for i in batch])
-                ends = np.cumsum(rows[part].counts(of))[:-1]
-                for place, state in zip(batch, np.split(found, ends), strict=True):
-                    values[place] = state
-                done += len(batch)
-                advance(done, total)
-            states[part] = np.concatenate(values)
         few = {part: targets[part][places] for part, places in chosen.items()}
         counts = {part: rows[part].counts(places) for part, places in chosen.items()} if kind.several else None
-        answers[LINEAR] = linear_head(states, few, kind, metric, counts)
+        answers[LINEAR] = linear_head(_states(engine, rows, chosen, advance), few, kind, metric, counts)
     of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
     return {
         name: {"test": own.score(metric, of_test, values), **compared(delta, own.off(of_test, values))}
         for name, (own, values) in answers.items()
     }
+
+
+def _states(
+    engine: TrainingEngine,
+    rows: Mapping[str, Encoded],
+    chosen: Mapping[str, Sequence[int]],
+    advance: Callable[[int, int], None],
+) -> dict[str, Values]:
+    """[token rows, d] of the chosen rows of each part."""
+    states, total, done = {}, sum(map(len, chosen.values())), 0
+    for part, places in chosen.items():
+        values, lengths = [np.zeros((0, 0), np.float32)] * len(places), rows[part].lengths
+        for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
+            found = engine.states(part, of := [places[i] for i in batch])
+            ends = np.cumsum(rows[part].counts(of))[:-1]
+            for place, state in zip(batch, np.split(found, ends), strict=True):
+                values[place] = state
+            done += len(batch)
+            advance(done, total)
+        states[part] = np.concatenate(values)
+    return states
 
 
 def _spread(n: int, most: int | None) -> list[int]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.several import members, places_of
-from edgepeft.graph.names import LABELS, LOSS, PLACES, SHARES, dropout, gradient
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, SHARES, dropout, gradient
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.session import failing_as, session_options
@@ -75,8 +75,8 @@ class _Rows:
     of_rows: Mapping[str, Any]
     per_row: NDArray[Any] | None
 
-    def cut(self, most_rows: int | None, states: States) -> Iterator[dict[str, Any]]:
-        """What the graph takes of the rows of each part; tokens no further than they go."""
+    def cut(self, most_rows: int | None, states: States) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """The token rows of each part, and what the graph takes of it; tokens no further than they go."""
         lengths = self.inputs["attention_mask"].sum(1)
         counts = np.ones(len(lengths), np.int64) if self.per_row is None else self.per_row
         longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts).tolist()
@@ -86,7 +86,7 @@ class _Rows:
             given |= {name: values[read] for name, values in self.masks.items()}
             given |= {name: values[part] for name, values in self.of_rows.items()}
             given |= {} if self.per_row is None else {PLACES: places_of(counts[part])}
-            yield {**given, **states(part)}
+            yield read, {**given, **states(part)}
 
 
 def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any) -> _Rows:
@@ -148,7 +148,7 @@ class TrainingStep:
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
         loss, total = 0.0, dict[str, NDArray[Any]]()
-        for given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
+        for _, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -170,7 +170,27 @@ class TrainingStep:
     ) -> float:
         """That of ``__call__`` without the way back."""
         parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states)
-        return sum(float(self.run([LOSS], tensors, given)[0]) for given in parts)
+        return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
+
+    def logits(
+        self,
+        tensors: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        labels: Any,
+        masks: Sequence[Any],
+        shares: NDArray[np.float32],
+        *,
+        most_rows: int | None = None,
+        per_row: NDArray[np.int64] | None = None,
+        states: States = lambda _: {},
+    ) -> NDArray[np.float32]:
+        """[token rows, outputs] that the loss of ``__call__`` reads, whatever the labels are."""
+        logits: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        for read, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
+            (found,) = self.run([LOGITS], tensors, given)
+            logits = logits if logits.size else np.empty((len(inputs["input_ids"]), found.shape[1]), np.float32)
+            logits[read] = found
+        return logits
 
     def run(
         self,

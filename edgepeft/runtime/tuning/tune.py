@@ -115,7 +115,8 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
 def _replace(
     bundle: Bundle, subject: TuningSubject, tuned: CourseResult, check: bytes, watch: Callable[[Progress], None]
 ) -> TaskEntry:
-    account = {name: getattr(tuned, name) for name in ("metrics", "training", "chosen")}
+    account = {name: getattr(tuned, name) for name in ("metrics", "training")}
+    account["chosen"] = {**subject.facts.kind.chosen, **tuned.chosen}
     graph = subject.with_tensors(tuned.tensors, **account)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)

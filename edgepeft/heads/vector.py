@@ -1,0 +1,31 @@
+"""The pooled value itself, of length 1 (Reimers and Gurevych, 2019, arXiv:1908.10084): nothing to train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.heads.base import Head
+
+__all__ = ["Vector"]
+
+
+class Vector(Head):
+    """logits = pooled / |pooled|."""
+
+    kind: ClassVar[str] = "vector"
+    source: ClassVar[str] = "sentence-transformers' pooling and normalisation"
+    places: ClassVar[Mapping[str, str]] = {}
+    bare: ClassVar[bool] = True
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """[batch, d] as it is, but for its length."""
+        return pooled / (pooled * pooled).sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
+
+    @classmethod
+    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
+        """None."""
+        return 0

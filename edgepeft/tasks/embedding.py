@@ -1,0 +1,284 @@
+"""Embedding: a vector for each text, trained on pairs of texts so that those that belong together are near.
+
+Pairs with a number, as STS-B's, are put in its order (CoSENT) and scored by correlations of cosine and number; those
+without are told from all other rows' second texts (in-batch negatives) and scored by recall@k: how often a row's own
+second text is among the k nearest of all rows' second texts.  ``_pairs`` has the equations.
+
+A row of data is two token rows, each text for itself; a deployed task reads a single text.  The rival is what the bare
+backbone gives, pooled alike.
+
+Letters: B rows of a batch, n rows, K texts of a row, d dims.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction, VectorPrediction
+from edgepeft.data.rows import Row
+from edgepeft.errors import DataError, UsageError
+from edgepeft.tasks._correlations import CORRELATIONS, ranks
+from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
+from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Embedding"]
+
+Values = NDArray[Any]
+_NEAR = 0.95  # the cosine of a vector and its reference above which 8-bit weights have not changed what it says
+_BATCH = 16  # rows of a batch that knows nothing
+
+
+@dataclass(frozen=True)
+class Embedding(Kind):
+    """Targets are float32 [n], NaN where a pair has no number.
+
+    Of ``chosen``, ``dims`` are the columns of a vector, and ``scored`` says whether the pairs that trained it have
+    numbers.
+    """
+
+    name: ClassVar[str] = "embedding"
+    title: ClassVar[str] = "an embedding"
+    answers: ClassVar[str] = "vector"
+    default_metric: ClassVar[str] = "spearman"
+    compared: ClassVar[str] = "values"
+    head: ClassVar[str] = "vector"
+    several: ClassVar[bool] = True
+    whole_batch: ClassVar[bool] = True
+    optional_labels: ClassVar[bool] = True
+    reads_pairs: ClassVar[bool] = False
+    gives_vectors: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """See that what was chosen can be.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        dims, scored = self.chosen.get("dims", 1), self.chosen.get("scored", True)
+        if not isinstance(dims, int) or isinstance(dims, bool) or dims < 1 or not isinstance(scored, bool):
+            raise ValueError(
+                "an embedding has a whole number of dims, and was trained on pairs with numbers or without"
+            )
+
+    @classmethod
+    def begun(cls, hidden_size: int) -> Mapping[str, Any]:
+        """As many dims as the backbone's hidden states."""
+        return {"dims": hidden_size}
+
+    def seen(self, rows: Sequence[Row]) -> Self:
+        """Whether these have numbers."""
+        return replace(self, chosen={**self.chosen, "scored": rows[0].label is not None})
+
+    @property
+    def n_outputs(self) -> int:
+        """The dims, where they are known."""
+        return int(self.chosen.get("dims", 1))
+
+    @property
+    def scored(self) -> bool:
+        """Whether pairs have numbers."""
+        return bool(self.chosen.get("scored", True))
+
+    @property
+    def described(self) -> str:
+        """How long a vector is."""
+        return f"vectors of {self.n_outputs}"
+
+    @property
+    def listed(self) -> str:
+        """What there is to learn from."""
+        return "pairs with numbers" if self.scored else "pairs that belong together"
+
+    @classmethod
+    def labels_of(cls, rows: Sequence[Row]) -> None:
+        """None, after a look at the rows that train."""
+        known = cls().seen(rows)
+        for row in rows:
+            known.strange(row)
+        if len(rows) < 2:
+            raise DataError(
+                f"{rows[0].where} is the only pair that trains; pairs are learnt from each other: give more."
+            )
+        if known.scored:
+            if len({known.expected(row) for row in rows}) < 2:
+                raise DataError(
+                    f"{rows[0].where}: its number is {rows[0].label}, and every row has the same: no order to learn."
+                )
+            return
+        counts = Counter(row.sentence2 for row in rows)
+        twice = [row for row in rows if counts[row.sentence2] > 1]
+        if twice:
+            warnings.warn(
+                f"{twice[0].where}: the second text {twice[0].sentence2!r:.60} is that of {counts[twice[0].sentence2]} "
+                f"rows; {len(twice)} rows share theirs with another. In one batch each is taken for a wrong answer to "
+                "the other's first text; give each second text once.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
+        """Each text for itself."""
+        first, second = (given, None) if isinstance(given, str) else given
+        return [(first, None)] + ([] if second is None else [(second, None)])
+
+    def strange(self, row: Row) -> str | None:
+        """A pair of texts with a number, or without where those before have none."""
+        if row.sentence2 is None:
+            raise DataError(f"{row.where}: no second text; an embedding learns from pairs (sentence1, sentence2).")
+        for which, text in (("first", row.sentence1), ("second", row.sentence2)):
+            if not text.strip():
+                raise DataError(f"{row.where}: the {which} text is empty; correct or remove the row.")
+        if (row.label is not None) != self.scored:
+            forms = ("a number", "none") if row.label is not None else ("no number", "one")
+            raise DataError(f"{row.where}: the pair has {forms[0]}, and the rows that train have {forms[1]}.")
+        if self.scored:
+            self._number(row)
+        return None
+
+    def _number(self, row: Row) -> float:
+        try:
+            number = float(row.label or "")
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(
+                f"{row.where}: a pair's label is a finite number, how near its texts are; found {row.label!r}."
+            )
+        return number
+
+    def expected(self, row: Row) -> float | str:
+        """The number, or the text that is to be found."""
+        return self._number(row) if self.scored else row.sentence2 or ""
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """float32 [n]."""
+        return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        """A number."""
+        return "0", None
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """[B, K, d] and [B] -> [B]; their mean is the loss of all of them together."""
+        return row_losses(logits, None if _unscored(targets) else targets)
+
+    def slopes(self, logits: NDArray[np.float32], targets: Values) -> tuple[float, NDArray[np.float64]]:
+        """[B, K, d] and [B]."""
+        return negatives(logits) if _unscored(targets) else cosent(logits, targets)
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """Of [B, K, d]."""
+        units = logits / logits.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        if targets.isnan().all():
+            others = units[:, 1:].transpose(0, 1).flatten(0, 1)
+            return -(SCALE * units[:, 0] @ others.T).log_softmax(-1).diagonal().mean()
+        found = SCALE * (units[:, 0] * units[:, 1]).sum(-1)
+        wrong = (found[:, None] - found).masked_fill(targets[:, None] >= targets, -1e12).flatten().logsumexp(0)
+        return wrong.clamp(min=0) + (-wrong.abs()).exp().log1p()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """The sum of [B, K, d] times its ``slopes``."""
+        nodes: list[tuple[str, list[str], str, dict[str, Any]]] = [
+            ("Mul", [logits, labels], "loss/of_logits", {}),
+            ("ReduceSum", ["loss/of_logits", "loss/last"], "loss/of_texts", {"keepdims": 0}),
+            ("ReduceSum", ["loss/of_texts", "loss/last"], "loss/of_rows", {"keepdims": 0}),
+        ]
+        return LossGraph(nodes, integers=False, dims=("batch", "most", self.n_outputs))
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of a batch whose vectors are all alike."""
+        n = min(_BATCH, len(rows.targets))
+        return math.log(n) if _unscored(rows.targets) else math.log1p(n * (n - 1) / 2)
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """The vectors of each row."""
+        return logits
+
+    def metric_or_default(self, metric: str | None) -> str:
+        """Spearman's correlation, or how often the right text is the nearest."""
+        found = super().metric_or_default(metric or (None if self.scored else "recall@1"))
+        if (found in CORRELATIONS) != self.scored:
+            has = "numbers, so theirs is a correlation" if self.scored else "no numbers, so theirs is a recall"
+            raise UsageError(f"{found}: these pairs have {has}: {', '.join(self._figures)}.")
+        return found
+
+    @property
+    def _figures(self) -> list[str]:
+        return [name for name in self.metrics if (name in CORRELATIONS) == self.scored]
+
+    def plain(self, outputs: Values) -> list[float]:
+        """Each pair's cosine, or how many texts are at least as near as the right one."""
+        found = np.round(cosines(outputs), 6) if self.scored else ranks_of_right(outputs)
+        return [float(value) for value in found]
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """How far a pair's cosine is from its number's place, or the right text from the first."""
+        if _unscored(targets):
+            return ranks_of_right(outputs)
+        return np.abs(ranks(cosines(outputs)) - ranks(targets))
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``figures``: every metric."""
+        return {"figures": {name: self.score(name, targets, outputs) for name in self._figures}}
+
+    def frozen(self, states: Values) -> Values:
+        """The vectors that the bare backbone's pooled states [n, K, hidden size] are."""
+        return unit(states).astype(np.float32)
+
+    def majority(self, targets: Values) -> Values:
+        """There is none."""
+        raise UsageError("an embedding has no majority.")
+
+    regressed = majority
+
+    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+        """The vectors; of a pair, which is two token rows, that of its first text."""
+        rows = logits.reshape(len(logits), -1)
+        return [
+            VectorPrediction(task, None, math.nan, {}, tuple(map(float, row)), note, dims=self.n_outputs)
+            for row, note in zip(rows, notes, strict=True)
+        ]
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """It decides nothing.  Where its values are held to no tolerance, a vector has changed whose cosine with its
+        reference is below 0.95."""
+        if tolerance is not None:
+            return Agreement(1.0, 0)
+        near = (unit(reference) * unit(logits)).sum(-1) >= _NEAR
+        return Agreement(float(near.mean()), 0)
+
+
+def _unscored(targets: Values) -> bool:
+    return bool(np.isnan(targets).any())
+
+
+def _recall(k: int, targets: Values, outputs: Values) -> float:
+    return float((ranks_of_right(outputs) <= k).mean())
+
+
+def _correlation(name: str, kind: Embedding, targets: Values, outputs: Values) -> float:
+    return CORRELATIONS[name].function(kind, targets, cosines(outputs))
+
+
+_METRICS = {name: Metric(partial(_correlation, name), "of cosine and number, over all pairs") for name in CORRELATIONS}
+_METRICS |= {
+    f"recall@{k}": Metric(
+        partial(lambda k, _, targets, outputs: _recall(k, targets, outputs), k),
+        f"share of rows whose second text is among the {k} nearest of all rows'",
+    )
+    for k in (1, 5, 10)
+}
+Embedding.metrics = {"spearman": _METRICS.pop("spearman"), **_METRICS}
