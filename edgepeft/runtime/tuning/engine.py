@@ -165,7 +165,7 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, outputs], as deployed: packed, from the hidden states on where these are kept, by what is stored."""
+        """[token rows, outputs], as deployed: packed, from the hidden states on where those are kept, as stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
