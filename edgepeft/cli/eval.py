@@ -27,6 +27,10 @@ from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.errors import DataError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgepeft.data.answers import Prediction
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.tasks.base import Kind
 
@@ -61,9 +65,9 @@ def command(
     entry = runtime.bundle.entry(task)
     names = Columns(text_column, pair_column, label_column, separator=label_separator)
     columns = of_source(names, entry.source, entry.step, entry.target)
-    rows = read_rows(
-        data, labels=True, columns=columns, keep=columns.source is not None, label_of=entry.task_kind.label_text
-    )
+    kind, keep = entry.task_kind, columns.source is not None
+    how: dict[str, Any] = {"keep": keep, "label_of": kind.label_text, "optional": kind.optional_labels}
+    rows = read_rows(data, labels=True, columns=kind.columns(columns), **how)
     with shown_steps() as show:
         asked = _Asked(runtime, task, metric, lambda n: show(f"{task}: rows", n, None))
         found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, batch_size))
@@ -87,21 +91,40 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
     import numpy as np
 
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
-    name = kind.metric_or_default(asked.metric)
-    targets, outputs, done = list[Any](), list[Any](), 0
+    kind.check_metric(asked.metric or kind.default_metric)
+    targets, outputs, together, done = list[Any](), list[Any](), list[Row](), 0
     for batch in batches:
+        kind = kind if done else kind.seen(batch)
+        name = kind.metric_or_default(asked.metric)
         for row in batch:
             if (odd := kind.strange(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
         answers = asked.runtime.predict(task, [row.readable for row in batch])
-        logits, wanted = np.array([answer.logits for answer in answers], np.float32), kind.targets(batch)
-        losses = kind.losses(logits, wanted).tolist()
-        worst = worst_of(
-            [*worst, *map(_shown, batch, map(kind.expected, batch), (answer.value for answer in answers), losses)]
-        )
+        logits, wanted = _logits_of(answers, kind), kind.targets(batch)
+        if kind.whole_batch:
+            together += batch
+        else:
+            losses, said = kind.losses(logits, wanted).tolist(), (answer.value for answer in answers)
+            worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), said, losses)])
         targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
         asked.advance(done)
-    return _scores(kind, name, np.concatenate(targets), np.concatenate(outputs), worst)
+    known, found = np.concatenate(targets), np.concatenate(outputs)
+    if together:
+        losses, said = kind.losses(found, known).tolist(), kind.answered(together, found)
+        worst = worst_of(map(_shown, together, map(kind.expected, together), said, losses))
+    return _scores(kind, name, known, found, worst)
+
+
+def _logits_of(answers: Sequence[Prediction], kind: Kind) -> NDArray[np.float32]:
+    """[rows, outputs], or [rows, most, outputs] where a row has several token rows."""
+    import numpy as np
+
+    from edgepeft.data.several import grouped, places_of
+
+    if not kind.several:
+        return np.array([answer.logits for answer in answers], np.float32)
+    flat = np.array([logit for answer in answers for logit in answer.logits], np.float32).reshape(-1, kind.n_outputs)
+    return grouped(flat, places_of([len(answer.logits) // kind.n_outputs for answer in answers]))
 
 
 def _of_texts(asked: _Asked, batches: Batches) -> Scores:
@@ -131,5 +154,5 @@ def _scores(kind: Kind, metric: str, targets: Any, outputs: Any, worst: list[dic
 
 def _shown(row: Row, label: Any, answer: Any, loss: float) -> dict[str, Any]:
     text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
-    known = label if isinstance(label, list) else row.label or ""
+    known = row.label or "" if isinstance(label, float) else label
     return {"row": row.short, "text": text[:_SHOWN], "label": known, "answer": answer, "loss": loss}

@@ -74,14 +74,23 @@ class VectorPrediction(Prediction):
         """The vector, in the shortest decimals of a float32."""
         return [float(str(number)) for number in self.vector]
 
+    @property
+    def cosine(self) -> float | None:
+        """Of the two texts of a pair."""
+        both = np.array(self.logits, np.float64).reshape(-1, self.dims)
+        if len(both) < 2:
+            return None
+        return round(float(both[0] @ both[1] / max(1e-12, float(np.linalg.norm(both, axis=1).prod()))), 6)
+
     def cut(self, dims: int | None) -> VectorPrediction:
         """Its first ``dims`` numbers, of length 1 again (Kusupati et al., 2022, arXiv:2205.13147); None takes all."""
         if dims is None:
             return self
-        kept = self.vector[:dims].astype(np.float64)
-        kept /= max(float(np.linalg.norm(kept)), 1e-12)
-        return replace(self, logits=tuple(kept.astype(np.float32).tolist()), dims=len(kept))
+        kept = np.array(self.logits, np.float64).reshape(-1, self.dims)[:, :dims]
+        kept = kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), 1e-12)
+        return replace(self, logits=tuple(kept.astype(np.float32).ravel().tolist()), dims=kept.shape[1])
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        return {"task": self.task, "vector": self.value, **({"note": self.note} if self.note else {})}
+        """Plain values for JSON; of a pair how near its texts are too; ``note`` where there is one."""
+        near = {} if self.cosine is None else {"cosine": self.cosine}
+        return {"task": self.task, "vector": self.value, **near, **({"note": self.note} if self.note else {})}

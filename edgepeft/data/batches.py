@@ -89,7 +89,7 @@ class Encoded:
         return 0 if self.writing is None else max(map(len, self.targets))
 
     def batch(self, chosen: Sequence[int]) -> tuple[dict[str, NDArray[np.int64]], NDArray[Any]]:
-        """The model's inputs [token rows, longest] and targets [batch, ...] of those rows; of text [batch, longest one]."""
+        """The model's inputs [token rows, longest] and the targets [batch, ...] of those rows."""
         fill, read = {"input_ids": self.pad_token_id}, self.token_rows(chosen)
         inputs = {
             name: pad_rows([rows[i].tolist() for i in read], fill.get(name, 0)) for name, rows in self.columns.items()

@@ -24,12 +24,13 @@ def places_of(counts: Sequence[int] | NDArray[Any], most: int | None = None) -> 
     sizes = np.asarray(counts, np.int64)[:, None]
     columns = np.arange(int(sizes.max(initial=1)) if most is None else most)
     starts = np.cumsum(sizes, axis=0) - sizes
-    return np.where(columns < sizes, starts + columns, -1)
+    places: NDArray[np.int64] = np.where(columns < sizes, starts + columns, -1)
+    return places
 
 
 def grouped(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
     """[R, ...] -> [n, K, ...], LOWEST where a row has no such token row."""
-    found = values[places.clip(min=0)]
+    found: NDArray[Any] = values[places.clip(min=0)]
     found[places < 0] = LOWEST
     return found
 

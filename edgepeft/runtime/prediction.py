@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.answers import Answer, Prediction
+from edgepeft.data.several import grouped, places_of
 from edgepeft.errors import BundleError
+from edgepeft.runtime.inputs import ReadRows
 from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions"]
@@ -51,9 +53,11 @@ def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[
     return logits
 
 
-def predictions(task: str, entry: TaskEntry, texts: Sequence[Text], logits: NDArray[np.float32]) -> list[Prediction]:
-    """[batch, outputs] -> one answer for each of ``texts``, by the task's kind."""
-    return entry.task_kind.predictions(task, logits, [note_of(text, entry) for text in texts])
+def predictions(task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32]) -> list[Prediction]:
+    """[token rows, outputs] -> one answer for each row, by the task's kind."""
+    if read.per_row is not None:
+        logits = grouped(logits, places_of(read.per_row))
+    return entry.task_kind.answers_to(read.given, task, logits, [note_of(text, entry) for text in read.first])
 
 
 class Notes:

@@ -19,7 +19,16 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Truncation, check_rows, checked_inputs, pad_together, texts_of
+from edgepeft.runtime.inputs import (
+    Inputs,
+    Readable,
+    Truncation,
+    check_rows,
+    checked_inputs,
+    pad_together,
+    read_by,
+    texts_of,
+)
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.passes import in_batches, passes
 from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
@@ -27,6 +36,7 @@ from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
 from edgepeft.runtime.text_tasks import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
+from edgepeft.tasks.base import Kind
 
 __all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
@@ -210,10 +220,11 @@ class Runtime(TextTasks):
             DataError: something that is neither text nor pair; a column is missing.
         """
         entry = self.bundle.entry(task)
-        read = texts_of(texts, entry.source)
-        if not read:
+        read = read_by(entry.task_kind, texts, entry.source)
+        if not read.given:
             return []
-        return self._notes.told(predictions(task, entry, read, self.logits(task, self._encode(read, entry.max_length))))
+        logits = self.logits(task, self._encode(read.texts, entry.max_length))
+        return self._notes.told(predictions(task, entry, read, logits))
 
     def predict_all(
         self, tasks: Sequence[str], texts: str | Sequence[Readable], decoding: Decoding = GREEDY
@@ -224,15 +235,16 @@ class Runtime(TextTasks):
         """
         given = texts if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
-        forms: dict[tuple[int, str | None], list[str]] = {}
+        forms: dict[tuple[int, str | None, type[Kind] | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
             if entry.writes:
                 answers[task] = self.write(task, given, decoding)
             else:
-                forms.setdefault((entry.max_length, entry.source), []).append(task)
-        for (max_length, source), alike in forms.items():
-            read = texts_of(given, source)
-            logits = self._logits_of_all(alike, self._encode(read, max_length, answers=len(alike)))
+                own = type(entry.task_kind) if entry.task_kind.several else None
+                forms.setdefault((entry.max_length, entry.source, own), []).append(task)
+        for (max_length, source, _), alike in forms.items():
+            read = read_by(self.bundle.entry(alike[0]).task_kind, given, source)
+            logits = self._logits_of_all(alike, self._encode(read.texts, max_length, answers=len(alike)))
             for task in alike:
                 answers[task] = self._notes.told(predictions(task, self.bundle.entry(task), read, logits[task]))
         return answers
@@ -292,11 +304,14 @@ class Runtime(TextTasks):
             return [answer for task, rows in named.items() for answer in self.predict_all([task], rows, decoding)[task]]
         if entries[0].writes:
             return self.writing(decoding).answers(named)
-        read = [texts_of(rows, entry.source) for rows, entry in zip(named.values(), entries, strict=True)]
-        encoded = [self._encode(rows, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
+        kinds = [entry.task_kind for entry in entries]
+        given = zip(kinds, named.values(), entries, strict=True)
+        read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
+        encoded = [self._encode(rows.texts, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
         inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
         sessions = {task: self.session(task) for task in named}
-        logits = self._mixer.logits(sessions, np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
+        slots = np.repeat(np.arange(len(named)), [len(rows.texts) for rows in read])
+        logits = self._mixer.logits(sessions, slots, inputs)
         of_tasks = zip(named, entries, read, logits, strict=True)
         return [answer for of_task in of_tasks for answer in self._notes.told(predictions(*of_task))]
 

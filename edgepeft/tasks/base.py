@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
-from edgepeft.data.rows import Row
+from edgepeft.data.rows import Columns, Row
 from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
 
@@ -100,10 +100,10 @@ class Kind(ABC):
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
+    unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
     optional_labels: ClassVar[bool] = False  # rows may have none
-    reads_pairs: ClassVar[bool] = True  # of a row with two texts, both are read at once
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
@@ -158,6 +158,11 @@ class Kind(ABC):
         """
         return None
 
+    @classmethod
+    def columns(cls, given: Columns) -> Columns:
+        """What is read of its files' rows, by the names that are given."""
+        return given
+
     def strange(self, row: Row) -> str | None:
         """A label of the row that is not among this task's; None where all are.
 
@@ -167,8 +172,7 @@ class Kind(ABC):
         return None
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
-        """What is tokenized for a row, as ``Row.readable`` gives it, or a caller: texts and pairs, where the kind reads
-        several.
+        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
 
         Raises:
             DataError: the row lacks what the kind reads.
@@ -186,6 +190,11 @@ class Kind(ABC):
     @abstractmethod
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n, ...] what the loss takes of rows that were checked."""
+
+    @classmethod
+    def readable(cls, *, pairs: bool) -> Any:
+        """A row that stands for any, as callers give it."""
+        return ("a", "a") if pairs else "a"
 
     @classmethod
     @abstractmethod
@@ -281,6 +290,10 @@ class Kind(ABC):
         found: list[Any] = outputs.tolist()
         return found
 
+    def answered(self, rows: Sequence[Row], outputs: Values) -> list[Any]:
+        """The same of rows that are there."""
+        return self.plain(outputs)
+
     @abstractmethod
     def off(self, targets: Values, outputs: Values) -> Values:
         """[n] how far each answer is from the right one; McNemar's test asks whose is nearer."""
@@ -309,8 +322,15 @@ class Kind(ABC):
     def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
         """[n, C] and what speaks against each answer -> answers."""
 
+    def answers_to(
+        self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
+    ) -> list[Prediction]:
+        """The same where an answer is made of what callers gave for a row."""
+        return self.predictions(task, logits, notes)
+
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """How [n, C] stand to the reference's, which are held to that tolerance, or to none."""
+        """How [n, C] stand to the reference's, which are held to that tolerance, or to none; where a row is several,
+        [n, K, C], or [token rows, C] of which it is not known whose they are."""
         return same_best(reference, logits, tolerance)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction, VectorPrediction
-from edgepeft.data.rows import Row
+from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._correlations import CORRELATIONS, ranks
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
@@ -57,7 +57,6 @@ class Embedding(Kind):
     several: ClassVar[bool] = True
     whole_batch: ClassVar[bool] = True
     optional_labels: ClassVar[bool] = True
-    reads_pairs: ClassVar[bool] = False
     gives_vectors: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -130,7 +129,11 @@ class Embedding(Kind):
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
         """Each text for itself."""
-        first, second = (given, None) if isinstance(given, str) else given
+        first, second = given if isinstance(given, tuple | list) and len(given) == 2 else (given, None)
+        if isinstance(given, Mapping):
+            first, second = (given.get(name) for name in SENTENCES.names[:2])
+        if not isinstance(first, str) or not isinstance(second, str | None):
+            raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {given!r:.60}.")
         return [(first, None)] + ([] if second is None else [(second, None)])
 
     def strange(self, row: Row) -> str | None:

@@ -186,7 +186,7 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
+        """[token rows, outputs], as deployed: packed, from the hidden states on where those are kept, as stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
@@ -200,9 +200,9 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, d] of the bare backbone."""
-        inputs, _ = self._rows[part].batch(chosen)
-        states = np.empty((len(inputs["input_ids"]), self._bundle.architecture.hidden_size), np.float32)
-        for place, inputs in passes(inputs):
+        batch, _ = self._rows[part].batch(chosen)
+        states = np.empty((len(batch["input_ids"]), self._bundle.architecture.hidden_size), np.float32)
+        for place, inputs in passes(batch):
             states[place] = run_session(self._bare, self._subject.pooling.site, inputs)
         return states
 

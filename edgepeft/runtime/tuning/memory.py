@@ -248,7 +248,7 @@ def lay_out(
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
     longest, target, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
-    demand, training, split = demand_of(bundle, subject, longest, options, target, each)
+    demand, training, split = demand_of(bundle, subject, longest, options, target, each=each)
     most = asked or batch_size
     if subject.writing is not None:
         most = min(most, targets_at_once(target, subject.writing.words))
@@ -279,6 +279,7 @@ def demand_of(
     longest: int,
     options: TuneOptions,
     target: int | None = None,
+    *,
     each: int = 1,
 ) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
     """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.

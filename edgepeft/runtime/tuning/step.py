@@ -67,8 +67,8 @@ def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Ite
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a step takes of its rows: ``inputs`` and ``masks`` of token rows, ``of_rows`` of rows, which have ``per_row``
-    token rows each, None for one."""
+    """What a step takes of its rows: ``inputs`` and ``masks`` of token rows, ``of_rows`` of rows; ``per_row`` says how
+    many token rows each is, None: one."""
 
     inputs: Mapping[str, Any]
     masks: Mapping[str, Any]
