@@ -23,7 +23,7 @@ class Vector(Head):
 
     def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
         """[batch, d] as it is, but for its length."""
-        return pooled / (pooled * pooled).sum(-1, keepdim=True).clamp(min=1e-24).sqrt()
+        return pooled / ((pooled * pooled).sum(-1, keepdim=True) + 1e-24).sqrt()  # of no length it stays zeros
 
     @classmethod
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
