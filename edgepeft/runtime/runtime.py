@@ -331,6 +331,16 @@ class Runtime(TextTasks):
             self.truncation.rows += batch.truncated * answers
         return batch.inputs
 
+    def n_tokens(self, task: str, texts: Sequence[str]) -> int:
+        """How many tokens the task reads of these texts, cut ones as far as it reads them.
+
+        Raises:
+            UnknownName: no such task.
+        """
+        with self._lock:
+            batch = self._tokenizer().encode(texts_of(texts), self.bundle.entry(task).max_length)
+        return int(batch.inputs["attention_mask"].sum())
+
     def _tokenizer(self) -> TextEncoder:
         with self._lock:
             self._encoder = self._encoder or self.bundle.encoder()

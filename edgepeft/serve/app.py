@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from edgepeft.resources import package_data
 from edgepeft.serve.batcher import Batcher, Closing
+from edgepeft.serve.embeddings import ENDPOINTS
 from edgepeft.serve.guard import Guard
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.openapi import openapi_document
@@ -31,6 +32,7 @@ __all__ = ["create_app", "reload_soon"]
 
 log = logging.getLogger("edgepeft.serve")
 
+_ROUTES = (*ROUTES, *ENDPOINTS)
 _WATCH_S = 1.0
 _STATIC = ("page.html", "page.css", "page.js", "docs.html", "docs.js", "icon.svg")
 
@@ -55,7 +57,7 @@ def create_app(settings: Settings) -> Starlette:
     ):
         metrics.gauge(name, about, value)
     folder = package_data("serve")
-    document = openapi_document(ROUTES, token=settings.token is not None)
+    document = openapi_document(_ROUTES, token=settings.token is not None)
 
     async def page(_: Request) -> Response:
         return FileResponse(folder / "page.html")
@@ -66,7 +68,7 @@ def create_app(settings: Settings) -> Starlette:
     async def openapi(_: Request) -> Response:
         return Json(document)
 
-    routes: list[Route | Mount] = [_route(path) for path in dict.fromkeys(e.path for e in ROUTES)]
+    routes: list[Route | Mount] = [_route(path) for path in dict.fromkeys(e.path for e in _ROUTES)]
     routes += [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)]
     routes.append(Mount("/static", StaticFiles(directory=folder)))
     open_paths = ["/", "/docs", "/healthz", "/readyz", *(f"/static/{name}" for name in _STATIC)]
@@ -79,7 +81,7 @@ def create_app(settings: Settings) -> Starlette:
 
 def _route(path: str) -> Route:
     """One for all methods of a path, so that an answer of 405 names them all."""
-    calls = {e.method: e.call for e in ROUTES if e.path == path}
+    calls = {e.method: e.call for e in _ROUTES if e.path == path}
     if "GET" in calls:
         calls["HEAD"] = calls["GET"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -55,10 +56,10 @@ def fault(code: str, message: str) -> dict[str, str]:
     return {"code": code, "message": message}
 
 
-def problem(refused: Refused) -> Json:
-    """The answer to a request that was refused."""
+def problem(refused: Refused, more: Mapping[str, Any] = MappingProxyType({})) -> Json:
+    """The answer to a request that was refused; ``more`` stands beside its code and message."""
     headers = {**HEADERS, **(refused.headers or {})}
-    return Json({"error": fault(refused.code, refused.message)}, refused.status, headers)
+    return Json({"error": {**fault(refused.code, refused.message), **more}}, refused.status, headers)
 
 
 def explain(error: EdgepeftError, task: str | None) -> Refused:
@@ -80,6 +81,7 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
 def _invalid(error: ValidationError) -> Refused:
     """The first thing that is wrong; what was sent is not repeated."""
     known = {"rows", "text", "second", "fields", "task", "label", "template", "steps", "epochs", "lr", "head_lr"}
+    known |= {"model", "input", "encoding_format", "dimensions", "user"}
     said = in_words(error, "the body", known | {"batch_size", "seed"})
     if error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid":
         return Refused(400, "not_json", f"{said}.")

@@ -33,7 +33,7 @@ from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
 from edgepeft.task_name import check_task_name
 
-__all__ = ["DEADLINE_HEADER", "ROUTES", "Endpoint", "Serving"]
+__all__ = ["ASKED", "DEADLINE_HEADER", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of"]
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -41,7 +41,7 @@ T = TypeVar("T")
 DEADLINE_HEADER = "X-Deadline-Ms"
 _AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
 _MOST_PAUSE_S = 0.1
-_FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
+FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
 
 
 @dataclass
@@ -93,7 +93,7 @@ def _serving(request: Request) -> Serving:
     return serving
 
 
-async def _body(request: Request, model: type[Body], most_rows: int) -> Body:
+async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
     """What was asked, read by a thread where it is long; what is no JSON, a page of another site could send unasked."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -129,8 +129,8 @@ async def predict(request: Request) -> Response:
     """One task on one text, a pair, or a list."""
     serving, task = _serving(request), request.path_params["task"]
     serving.service.manifest.task(task)  # before the body is looked at
-    asked = await _body(request, schemas.PredictRequest, serving.settings.limits.rows)
-    answers = await _answers(request, [task] * len(asked.texts), asked.texts)
+    asked = await body_of(request, schemas.PredictRequest, serving.settings.limits.rows)
+    answers = await answers_of(request, [task] * len(asked.texts), asked.texts)
     for answer in answers:
         if isinstance(answer, EdgepeftError):
             raise explain(answer, task)
@@ -139,10 +139,10 @@ async def predict(request: Request) -> Response:
 
 async def predict_mixed(request: Request) -> Response:
     """Rows of any tasks in one batch."""
-    asked = await _body(request, schemas.MixedRequest, _serving(request).settings.limits.rows)
+    asked = await body_of(request, schemas.MixedRequest, _serving(request).settings.limits.rows)
     named = asked.named
-    answers = await _answers(request, named, asked.texts)
-    if len(named) <= _FEW_ROWS or None not in named:
+    answers = await answers_of(request, named, asked.texts)
+    if len(named) <= FEW_ROWS or None not in named:
         return _mixed_answer(answers, named)
     return await _serving(request).aside(_mixed_answer, answers, named)
 
@@ -165,13 +165,14 @@ async def stream(request: Request) -> Response:
     serving, task = _serving(request), request.path_params["task"]
     if not serving.service.manifest.task(task).writes:
         raise Refused(422, "invalid", f"task {task} writes no text; ask it with :predict.")
-    asked = await _body(request, schemas.TextRow, 1)
-    return await streamed(task, lambda tell: _answers(request, [task], [asked.given], tell=tell))
+    asked = await body_of(request, schemas.TextRow, 1)
+    return await streamed(task, lambda tell: answers_of(request, [task], [asked.given], tell=tell))
 
 
-async def _answers(
+async def answers_of(
     request: Request, named: Sequence[str | None], texts: Sequence[Readable], **more: Any
 ) -> Sequence[RowResult]:
+    """The answer of each row, by the batcher; or an error in its place."""
     serving = _serving(request)
     if serving.state == "starting":
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
@@ -224,7 +225,7 @@ async def start_tuning(request: Request) -> Response:
     serving, task = _serving(request), request.path_params["task"]
     if not serving.settings.allow_tuning:
         raise Refused(403, "tuning_is_off", "tuning is off; the service is started with --allow-tuning to allow it.")
-    asked = await _body(request, schemas.TuneRequest, serving.settings.limits.tuning_rows)
+    asked = await body_of(request, schemas.TuneRequest, serving.settings.limits.tuning_rows)
     manifest = serving.service.manifest
     if asked.template is None:
         manifest.task(task)
@@ -298,7 +299,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=None, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-_ASKED = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+ASKED = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
 
 # The routes that carry a literal ':' come first: `{task}` alone would swallow it.
 ROUTES = (
@@ -310,7 +311,7 @@ ROUTES = (
         "Answers of one task to a text, a pair, or a list of them.",
         schemas.Predictions,
         schemas.PredictRequest,
-        refusals=_ASKED,
+        refusals=ASKED,
     ),
     Endpoint(
         "POST",
@@ -318,7 +319,7 @@ ROUTES = (
         stream,
         "What a task that writes text writes for one text: events `piece` with their text, and `answer` or `error`.",
         body=schemas.TextRow,
-        refusals=_ASKED,
+        refusals=ASKED,
         kind=EVENTS,
     ),
     Endpoint(
@@ -328,7 +329,7 @@ ROUTES = (
         "Rows of any tasks in one batch; a row without a task gets the backbone's embedding.",
         schemas.Answers,
         schemas.MixedRequest,
-        refusals=_ASKED,
+        refusals=ASKED,
     ),
     Endpoint(
         "POST",
@@ -338,7 +339,7 @@ ROUTES = (
         schemas.TuningJob,
         schemas.TuneRequest,
         202,
-        (*_ASKED, 409),
+        (*ASKED, 409),
     ),
     Endpoint("GET", "/v1/jobs/{job}", job, "How a fine-tuning run stands.", schemas.TuningJob, refusals=(404,)),
     Endpoint("DELETE", "/v1/jobs/{job}", stop_job, "Stop a fine-tuning run.", schemas.TuningJob, None, 202, (404,)),

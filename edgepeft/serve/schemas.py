@@ -172,6 +172,8 @@ class PredictionBody(BaseModel):
     score: float | None = None
     scores: dict[str, float] | None = None
     value: float | None = None
+    vector: list[float] | None = Field(default=None, description="Where the task is an embedding.")
+    cosine: float | None = Field(default=None, description="Of a pair's vectors.")
     expected: float | None = Field(default=None, description="The mean of labels that are numbers.")
     text: str | None = None
     ended: bool | None = None
