@@ -179,6 +179,14 @@ class Kind(ABC):
         """
         raise UsageError(f"{self.title} reads a row as one text or pair.")
 
+    def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
+        """See that so many of these rows make a step.
+
+        Raises:
+            UsageError: too few.
+        """
+        return
+
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Rows of the same one are divided in proportion."""
         return [""] * len(rows)

@@ -58,6 +58,10 @@ class Embedding(Kind):
     whole_batch: ClassVar[bool] = True
     optional_labels: ClassVar[bool] = True
     gives_vectors: ClassVar[bool] = True
+    unmerged: ClassVar[str] = (
+        "transformers' models for feature extraction give a hidden state for each token, and this is one vector of "
+        "length 1 for a text; edgepeft run --out x.npy writes it, and edgepeft serve answers /v1/embeddings"
+    )
 
     def __post_init__(self) -> None:
         """See that what was chosen can be.
@@ -125,6 +129,14 @@ class Embedding(Kind):
                 "the other's first text; give each second text once.",
                 UserWarning,
                 stacklevel=2,
+            )
+
+    def check_batch(self, batch_size: int, rows: Sequence[Row]) -> None:
+        """Two pairs at least."""
+        if batch_size < 2:
+            raise UsageError(
+                f"--batch-size {batch_size}: {rows[0].where}, as every pair, would be alone in its batch, and pairs are "
+                "learnt from each other; give at least 2."
             )
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:

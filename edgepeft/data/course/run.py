@@ -138,6 +138,7 @@ class Course:
         self.batch_size, self.scores_start = batch_size, scores_start
         self.kind = data.task_kind
         self.metric = self.kind.metric_or_default(options.metric)
+        self.kind.check_batch(batch_size, data.train)
         self.ignorant = self.kind.ignorant_loss(rows["train"])
         self.per_epoch = math.ceil(len(data.train) / batch_size)
         self.total = options.total_steps(self.per_epoch)
