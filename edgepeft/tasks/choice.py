@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edgepeft.data.answers import Prediction
 from edgepeft.data.candidates import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
+from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.data.several import LOWEST
 from edgepeft.errors import DataError
@@ -224,12 +225,12 @@ def _parts(given: Any, where: str) -> tuple[str, str, tuple[str, ...]]:
     text, begin = given.get(first), given.get(second) or ""
     if not isinstance(text, str) or not isinstance(begin, str):
         name, part = (second, begin) if isinstance(text, str) else (first, text)
-        raise DataError(f"{where}: {name} must be a text; found {shown(part)}.")
+        raise UnreadableRow(f"{where}: {name} must be a text; found {shown(part)}.")
     return text, begin, distinct_candidates(given[CANDIDATES], where)
 
 
-def _no_candidates(where: str) -> DataError:
-    return DataError(
+def _no_candidates(where: str) -> UnreadableRow:
+    return UnreadableRow(
         f"{where}: no candidates to pick from. A row has a list of texts, two or more, as {CANDIDATES!r}, or columns "
         "choice1, choice2 and so on."
     )
