@@ -1,12 +1,11 @@
-"""Text written greedily: a step writes ``settings["tokens"]`` tokens of every row of the first batch.
+"""Text written greedily, as ``edgepeft run`` does it: a step writes ``new_tokens`` of every row of a batch.
 
-By ``task``, by number ``i`` of ``settings["tasks"]`` in step ``i``, or by the bare backbone.
+By ``task``, by the next of ``settings["tasks"]`` in each step, or by the bare backbone.  No token ends a text.
 """
 
 from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
-from edgepeft.errors import EdgepeftError
 
 __all__ = ["prepare"]
 
@@ -21,12 +20,10 @@ def prepare(job: Job) -> Prepared:
     runtime = Runtime(Path(job.bundle), threads=job.threads, cache=job.cache)
     tasks = job.settings.get("tasks", [job.task])
     runtime.generator.session(tasks[0])
-    asked = int(job.settings["tokens"])
-    inputs = {name: job.batch(0)[name] for name in runtime.bundle.architecture.inputs}
+    decoding = Decoding(max_new_tokens=job.new_tokens, ends=False)
 
     def step(batch: int) -> None:
-        written = runtime.generator.write(tasks[batch % len(tasks)], inputs, Decoding(max_new_tokens=asked))
-        if fewer := [len(text.tokens) for text in written if len(text.tokens) < asked]:
-            raise EdgepeftError(f"a text ended after {min(fewer)} of {asked} tokens: times would be of less work.")
+        inputs = {name: job.batch(batch % len(job.batches))[name] for name in runtime.bundle.architecture.inputs}
+        runtime.generator.write(tasks[batch % len(tasks)], inputs, decoding)
 
     return Prepared(step)
