@@ -99,6 +99,14 @@ class Choice(Kind):
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
+    def made_per_row(self, n: int) -> list[int]:
+        """Two candidates each; the last row has what is left."""
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The first of them."""
+        return np.array([(0, n) for n in self.made_per_row(len(mask))], np.int64)
+
     @classmethod
     def readable(cls, *, pairs: bool) -> Any:
         """A text with two candidates."""

@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.bench.planning.job import Job
+from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch
 from edgepeft.cli._main import app
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, UsageError
@@ -28,6 +30,7 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
+from edgepeft.runtime.tuning.step import TrainingStep
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRow
 
@@ -218,6 +221,28 @@ def test_tuning_goes_on_and_starts_from_a_template(made: Path, tmp_path: Path):
     assert verb("verify", bundle).exit_code == 0
     started = shown("tune", bundle, "--task", "new", "--template", "bitfit", "--kind", "choice", "--seed", 1, *asked)
     assert started["entry"]["kind"] == "choice" and started["entry"]["metrics"]["test"] > 0.6
+
+
+def test_both_engines_measure_steps_of_whole_rows(made: Path, monkeypatch: pytest.MonkeyPatch):
+    """Seven pairs of made tokens are rows of two, two and three candidates; a row knows nothing of the right one."""
+    facts: dict[str, Any] = {"method": "pfeiffer", "settings": {"bottleneck": 4}, "task": "pick", "kind": "choice"}
+    shared: dict[str, Any] = {"threads": 1, "bundle": str(made / "bundle"), "vocab_size": 60, "cache": False}
+    job = Job("x", batches=((7, 3, 5, 7, 3, 5, 7),), **shared, **facts)
+    losses, call, backward = [], TrainingStep.__call__, torch.autograd.backward
+
+    def taken(*given: Any, **more: Any) -> Any:
+        assert more["per_row"].tolist() == [2, 2, 3]
+        found = call(*given, **more)
+        losses.append(found.loss)
+        return found
+
+    monkeypatch.setattr(TrainingStep, "__call__", taken)
+    monkeypatch.setattr(torch.autograd, "backward", lambda loss: losses.append(loss.item()) or backward(loss))
+    finetune_pytorch.prepare(job).step(0)
+    # A fresh adapter and a fresh head: what they score is near to nothing.
+    assert losses[0] == pytest.approx((2 * np.log(2) + np.log(3)) / 3, abs=0.3)
+    finetune_onnxruntime.prepare(job).step(0)
+    assert np.isfinite(losses[1])
 
 
 def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path):
