@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgepeft.data.labels import shown
+from edgepeft.data.pattern import UnreadableRow
 from edgepeft.errors import DataError
 
 __all__ = ["CANDIDATES", "candidates_in", "distinct_candidates"]
@@ -25,7 +26,7 @@ def candidates_in(record: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Those of a file's row; none where it has no such column.
 
     Raises:
-        DataError: as ``distinct_candidates``.
+        DataError: as ``distinct_candidates``, or columns of several names.
     """
     if CANDIDATES in record:
         return distinct_candidates(_list(record[CANDIDATES]), where)
@@ -46,18 +47,18 @@ def distinct_candidates(value: Any, where: str) -> tuple[str, ...]:
     """Two texts at least, all different.
 
     Raises:
-        DataError: something else.
+        UnreadableRow: something else.
     """
     if not isinstance(value, list | tuple):
-        raise DataError(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
+        raise UnreadableRow(f"{where}: {CANDIDATES} is a list of texts; found {shown(value)}.")
     for place, text in enumerate(value):
         if not isinstance(text, str) or not text.strip():
-            raise DataError(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
+            raise UnreadableRow(f"{where}: candidate {place} must be a text that is not empty; found {shown(text)}.")
         if text.strip() in (other.strip() for other in value[:place]):
-            raise DataError(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
+            raise UnreadableRow(f"{where}: the candidate {shown(text)} stands there twice; give each once.")
     if len(value) < _LEAST:
         held = "one candidate" if value else "no candidate"
-        raise DataError(f"{where}: the row has {held}, and one is picked of two or more.")
+        raise UnreadableRow(f"{where}: the row has {held}, and one is picked of two or more.")
     return tuple(value)
 
 

@@ -39,8 +39,8 @@ def score_rows(
 ) -> Scored:
     """Score ``rows`` by ``logits_of`` [token rows, outputs]; ``advance`` gets the number of rows after each batch.
 
-    With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.  A loss of rows together is that of
-    all these.
+    With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.  A loss of a whole batch is
+    that of all these.
     """
     losses, outputs = np.empty(len(rows.targets)), np.empty(0)
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):

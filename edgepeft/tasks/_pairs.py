@@ -41,11 +41,13 @@ def cosines(vectors: Values) -> Values:
 
 def cosent(vectors: Values, numbers: Values) -> tuple[float, Values]:
     """[B, 2, d] and [B] -> the loss, and its derivatives [B, 2, d]."""
-    units, found = unit(vectors), cosines(vectors)
+    units, found = unit(vectors[:, :2]), cosines(vectors)
     terms = np.exp(SCALE * (found[:, None] - found)) * (numbers[:, None] < numbers)
     total = 1 + terms.sum()
     slopes = SCALE * (terms.sum(1) - terms.sum(0)) / total  # by the cosines
-    return float(np.log(total)), _back(slopes[:, None, None] * units[:, ::-1], units, vectors)
+    back = np.zeros(vectors.shape)
+    back[:, :2] = _back(slopes[:, None, None] * units[:, ::-1], units, vectors[:, :2])
+    return float(np.log(total)), back
 
 
 def negatives(vectors: Values) -> tuple[float, Values]:

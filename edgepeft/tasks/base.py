@@ -199,6 +199,14 @@ class Kind(ABC):
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n, ...] what the loss takes of rows that were checked."""
 
+    def made_per_row(self, n: int) -> list[int] | None:
+        """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
+        return None
+
+    @abstractmethod
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """[B, ...] what stands for the targets of rows with this mask [B, S], where only time matters."""
+
     @classmethod
     def readable(cls, *, pairs: bool) -> Any:
         """A row that stands for any, as callers give it."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edgepeft.data.answers import Prediction
 from edgepeft.data.candidates import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
+from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.data.several import LOWEST
 from edgepeft.errors import DataError
@@ -97,6 +98,14 @@ class Choice(Kind):
         """The text with each candidate."""
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
+
+    def made_per_row(self, n: int) -> list[int]:
+        """Two candidates each; the last row has what is left."""
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The first of them."""
+        return np.array([(0, n) for n in self.made_per_row(len(mask))], np.int64)
 
     @classmethod
     def readable(cls, *, pairs: bool) -> Any:
@@ -224,12 +233,12 @@ def _parts(given: Any, where: str) -> tuple[str, str, tuple[str, ...]]:
     text, begin = given.get(first), given.get(second) or ""
     if not isinstance(text, str) or not isinstance(begin, str):
         name, part = (second, begin) if isinstance(text, str) else (first, text)
-        raise DataError(f"{where}: {name} must be a text; found {shown(part)}.")
+        raise UnreadableRow(f"{where}: {name} must be a text; found {shown(part)}.")
     return text, begin, distinct_candidates(given[CANDIDATES], where)
 
 
-def _no_candidates(where: str) -> DataError:
-    return DataError(
+def _no_candidates(where: str) -> UnreadableRow:
+    return UnreadableRow(
         f"{where}: no candidates to pick from. A row has a list of texts, two or more, as {CANDIDATES!r}, or columns "
         "choice1, choice2 and so on."
     )

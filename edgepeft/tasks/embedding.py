@@ -135,8 +135,8 @@ class Embedding(Kind):
         """Two pairs at least."""
         if batch_size < 2:
             raise UsageError(
-                f"--batch-size {batch_size}: {rows[0].where}, as every pair, would be alone in its batch, and pairs are "
-                "learnt from each other; give at least 2."
+                f"--batch-size {batch_size}: {rows[0].where}, as every pair, would be alone in its batch, and pairs "
+                "are learnt from each other; give at least 2."
             )
 
     def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
@@ -180,6 +180,14 @@ class Embedding(Kind):
     def targets(self, rows: Sequence[Row]) -> Values:
         """float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
+
+    def made_per_row(self, n: int) -> list[int]:
+        """Pairs; of an odd number the last has a third, which is not looked at."""
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """0, 1, 2, ..."""
+        return np.arange(len(self.made_per_row(len(mask))), dtype=np.float32)
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:

@@ -70,11 +70,13 @@ def test_a_batch_without_an_order_costs_nothing():
 def test_many_rows_cost_what_they_cost_at_once(monkeypatch):
     given = np.random.default_rng(0).standard_normal((50, 2, 4))
     numbers = np.random.default_rng(1).integers(0, 9, 50)
-    whole = [_pairs.row_losses(given, numbers), _pairs.row_losses(given, None), _pairs.ranks_of_right(given)]
+
+    def computed() -> list[np.ndarray]:
+        return [_pairs.row_losses(given, numbers), _pairs.row_losses(given, None), _pairs.ranks_of_right(given)]
+
+    whole = computed()
     monkeypatch.setattr(_pairs, "_BLOCK", 7)
-    for one, other in zip(
-        whole, [_pairs.row_losses(given, numbers), _pairs.row_losses(given, None), _pairs.ranks_of_right(given)]
-    ):
+    for one, other in zip(whole, computed(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12)
     assert whole[0].mean() == pytest.approx(_pairs.cosent(given, numbers)[0])
 
@@ -136,7 +138,7 @@ def test_what_is_wrong_names_the_row(rows, said):
 
 def test_rows_of_another_form_are_refused_in_every_part():
     train = [row(f"a{i}", f"b{i}", str(i), i) for i in range(9)]
-    with pytest.raises(DataError, match="rows.jsonl:77: the pair has no number"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:77: the pair has no number"):
         task_data(train, eval=[row("x", "y", None, 77)], kind="embedding")
 
 
@@ -177,3 +179,9 @@ def test_a_prediction_is_cut_to_its_first_numbers_and_of_length_one():
     np.testing.assert_array_equal(answer.cut(2).vector, np.array([0.6, 0.8], np.float32))
     pair = np.array([[[3, 4, 12], [1, 1, 1]]], np.float32)
     assert SCORED.predictions("t", pair, [""])[0].value == [3, 4, 12]
+
+
+def test_a_batch_of_one_pair_is_refused():
+    with pytest.raises(UsageError, match=r"--batch-size 1: rows\.jsonl:4, as every pair, would be alone"):
+        UNSCORED.check_batch(1, [row("a", "b", None, 4)])
+    UNSCORED.check_batch(2, [])

@@ -214,8 +214,8 @@ def test_a_step_in_parts_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_p
         both = delta.logits(model, given).unflatten(0, (11, 2)) * 20**0.5
         numbers = torch.from_numpy(targets)
         if scored:
-            cosines = (both[:, 0] * both[:, 1]).sum(-1)
-            terms = [(a - b).exp() for a, i in zip(cosines, numbers) for b, j in zip(cosines, numbers) if i < j]
+            paired = [*zip((both[:, 0] * both[:, 1]).sum(-1), numbers, strict=True)]
+            terms = [(a - b).exp() for a, i in paired for b, j in paired if i < j]
             loss = (1 + torch.stack(terms).sum()).log()
         else:
             loss = torch.nn.functional.cross_entropy(both[:, 0] @ both[:, 1].T, torch.arange(11))

@@ -16,14 +16,17 @@ from pydantic import ValidationError
 
 import edgepeft
 from edgepeft.card import DeltaCard
+from edgepeft.data.several import grouped, places_of
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.graph.gradient.losses import add_loss
 from edgepeft.registry import names_of
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.tasks.base import Kind, kind_asked, kind_named, kinds, stated
+from edgepeft.training.engine import loss_of
 
 PACKAGE = Path(edgepeft.__file__).parent
 B, C, T = 5, 4, 6
+PER_ROW = [2, 5, 1, 3, 2]  # token rows, where a row is several
 NAMES = tuple("abcd")
 
 
@@ -40,8 +43,11 @@ def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
         targets[:, 0] = 1  # a target has a token
         return (9 * source.standard_normal((B, T, C))).astype(np.float32), targets
     if kind.whole_batch:
-        return source.standard_normal((B, 2, C)).astype(np.float32), source.standard_normal(B).astype(np.float32)
+        return source.standard_normal((2 * B, C)).astype(np.float32), source.standard_normal(B).astype(np.float32)
     graph = kind.loss_graph("logits", "labels")
+    if kind.several:
+        targets = np.stack([source.integers(0, PER_ROW), PER_ROW], axis=1)
+        return (9 * source.standard_normal((sum(PER_ROW), kind.n_outputs))).astype(np.float32), targets
     logits = (9 * source.standard_normal((B, kind.n_outputs))).astype(np.float32)
     if graph.integers:
         return logits, source.integers(0, C, B)
@@ -49,23 +55,35 @@ def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     return logits, source.integers(0, 2, shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", kinds())
+def per_row(kind: Kind) -> list[int]:
+    return [2] * B if kind.whole_batch else PER_ROW
+
+
+@pytest.mark.parametrize("name", [name for name, kind in kinds().items() if kind.whole_batch])
+def test_a_loss_of_a_whole_batch_has_pytorchs_slopes_which_the_graph_adds_up(name):
+    kind = of(name)
+    logits, targets = some(kind)
+    of_rows = grouped(logits, places_of(per_row(kind)))
+    tensor = torch.from_numpy(of_rows.astype(float)).requires_grad_()
+    by_torch = kind.loss(tensor, torch.from_numpy(targets))
+    by_torch.backward()
+    loss, slopes = kind.slopes(of_rows, targets)
+    assert [loss, kind.losses(of_rows, targets).mean()] == pytest.approx([by_torch.item()] * 2)
+    np.testing.assert_allclose(slopes, tensor.grad, atol=1e-12)
+    slopes, ones = slopes.astype(np.float32), np.ones(B, np.float32)
+    assert by_onnx(kind, logits, slopes, ones) == pytest.approx((slopes * of_rows).sum(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in kinds().items() if not kind.whole_batch])
 def test_numpy_pytorch_and_onnx_have_one_loss(name):
     kind = of(name)
     logits, targets = some(kind)
     terms = kind.terms(targets)
-    by_numpy = (kind.losses(logits, targets) * terms).sum() / terms.sum()
-    by_torch = kind.loss(torch.from_numpy(logits), torch.from_numpy(targets)).item()
+    places = places_of(per_row(kind)) if kind.several else None
+    of_rows = logits if places is None else grouped(logits, places)
+    by_numpy = (kind.losses(of_rows, targets) * terms).sum() / terms.sum()
+    by_torch = loss_of(kind, torch.from_numpy(logits), torch.from_numpy(targets), None, places).item()
     assert by_torch == pytest.approx(by_numpy, rel=1e-5)
-    if kind.whole_batch:  # what the graph adds up are the slopes, which PyTorch has too
-        tensor = torch.from_numpy(logits.astype(float)).requires_grad_()
-        kind.loss(tensor, torch.from_numpy(targets)).backward()
-        loss, slopes = kind.slopes(logits, targets)
-        assert loss == pytest.approx(by_numpy)
-        np.testing.assert_allclose(slopes, tensor.grad, atol=1e-12)
-        slopes, ones = slopes.astype(np.float32), np.ones(B, np.float32)
-        assert by_onnx(kind, logits, slopes, ones) == pytest.approx((slopes * logits).sum(), rel=1e-4, abs=1e-5)
-        return
     shares = np.full(B, 1 / terms.sum(), np.float32)
     assert by_onnx(kind, logits, targets, shares) == pytest.approx(by_numpy, rel=1e-5)
 
@@ -82,16 +100,14 @@ def test_weights_of_labels_make_pytorchs_weighted_mean(name):
 
 
 def by_onnx(kind: Kind, logits: np.ndarray, targets: np.ndarray, shares: np.ndarray) -> float:
-    places = np.arange(len(targets) * 2).reshape(-1, 2)
-    more = {"places": places} if kind.several else {}
-    logits = logits.reshape(-1, logits.shape[-1]) if kind.several else logits
     whole = helper.make_tensor_value_info("x", TensorProto.FLOAT, logits.shape)
     same = helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits.shape)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "g", [whole], [same])
     add_loss(graph, TensorProto.FLOAT, kind)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
-    outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares, **more})
+    places = {"places": places_of(per_row(kind))} if kind.several else {}
+    outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares, **places})
     return float(np.asarray(outputs[0]))
 
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.data.several import grouped
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
@@ -121,22 +120,8 @@ class OnnxRuntimeEngine(TrainingEngine):
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
         """Mean loss and its gradients over these training rows; ``masks`` [token rows, width], one for each dropout."""
         self.prepare()
-        back, given = partial(self._expansion.gradients, self.trained), self._expansion.inputs(self.trained)
-        fed = self._fed(chosen, masks)
-        if not self._subject.facts.kind.whole_batch:
-            return self._step(given, **fed, back=back)
-        loss, fed["labels"] = self._slopes(given, fed, chosen)
-        return self._step(given, **fed, back=back)._replace(loss=loss)
-
-    def _slopes(
-        self, given: Mapping[str, Any], fed: Mapping[str, Any], chosen: Sequence[int]
-    ) -> tuple[float, NDArray[np.float32]]:
-        """The loss of these rows together, and its derivatives by their logits."""
-        rows, logits = self._rows["train"], self._step.logits(given, **fed)
-        places = rows.places(chosen)
-        by_row = logits if places is None else grouped(logits, places)
-        loss, slopes = self._subject.facts.kind.slopes(by_row, rows.targets[list(chosen)])
-        return loss, slopes.astype(np.float32)
+        back = partial(self._expansion.gradients, self.trained)
+        return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
 
     def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
         """What a step takes of these rows."""
@@ -148,10 +133,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
         rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
-        if (kind := self._subject.facts.kind).whole_batch:  # the labels are slopes, which are known after the logits
-            nothing = np.zeros((len(labels), train.most, kind.n_outputs), np.float32)
-            return {**rows, "labels": nothing, "shares": np.ones(len(labels), np.float32)}
-        terms = kind.terms(labels)
+        terms = self._subject.facts.kind.terms(labels)
         return {**rows, "shares": (weights / (weights * terms).sum()).astype(np.float32)}
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
@@ -172,10 +154,7 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         def along(distance: float) -> float:
             moved = {name: trained[name] + np.float32(distance / norm) * gradient for name, gradient in own.items()}
-            given, fed = self._expansion.inputs({**trained, **moved}), self._fed(chosen, masks)
-            if self._subject.facts.kind.whole_batch:
-                return self._slopes(given, fed, chosen)[0]
-            return self._step.loss(given, **fed)
+            return self._step.loss(self._expansion.inputs({**trained, **moved}), **self._fed(chosen, masks))
 
         slope = wrong_slope(along, found.loss, norm, _ROUNDINGS * float(np.finfo(np.float32).eps) * largest)
         if slope is not None:

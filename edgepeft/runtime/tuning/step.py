@@ -13,7 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
-from edgepeft.data.several import members, places_of
+from edgepeft.data.several import grouped, members, places_of
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, SHARES, dropout, gradient
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.passes import PASS_TOKENS
@@ -147,14 +147,18 @@ class TrainingStep:
             back: what to sum of a part's gradients.
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
-        loss, total = 0.0, dict[str, NDArray[Any]]()
+        loss, total, together = 0.0, dict[str, NDArray[Any]](), self.facts.kind.whole_batch
+        if together:
+            rows = {"most_rows": most_rows, "per_row": per_row, "states": states}
+            of_batch, labels = self._slopes(tensors, inputs, labels, masks, **rows)
+            shares = np.ones(len(labels), np.float32)
         for _, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
             for name, new in found.items():
                 total[name] = np.add(total[name], new, out=new) if name in total else new
-        return StepResult(loss, total)
+        return StepResult(of_batch if together else loss, total)
 
     def loss(
         self,
@@ -169,28 +173,33 @@ class TrainingStep:
         states: States = lambda _: {},
     ) -> float:
         """That of ``__call__`` without the way back."""
+        if self.facts.kind.whole_batch:
+            rows = {"most_rows": most_rows, "per_row": per_row, "states": states}
+            return self._slopes(tensors, inputs, labels, masks, **rows)[0]
         parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
-    def logits(
+    def _slopes(
         self,
         tensors: Mapping[str, Any],
         inputs: Mapping[str, Any],
-        labels: Any,
+        targets: Any,
         masks: Sequence[Any],
-        shares: NDArray[np.float32],
         *,
-        most_rows: int | None = None,
-        per_row: NDArray[np.int64] | None = None,
-        states: States = lambda _: {},
-    ) -> NDArray[np.float32]:
-        """[token rows, outputs] that the loss of ``__call__`` reads, whatever the labels are."""
-        logits: NDArray[np.float32] = np.empty((0, 0), np.float32)
-        for read, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
-            (found,) = self.run([LOGITS], tensors, given)
-            logits = logits if logits.size else np.empty((len(inputs["input_ids"]), found.shape[1]), np.float32)
-            logits[read] = found
-        return logits
+        most_rows: int | None,
+        per_row: NDArray[np.int64] | None,
+        states: States,
+    ) -> tuple[float, NDArray[np.float32]]:
+        """The loss of a whole batch, and its derivatives by its logits, which are ``labels`` of the way back."""
+        counts = np.ones(len(targets), np.int64) if per_row is None else per_row
+        places, kind = places_of(counts), self.facts.kind
+        nothing = np.zeros((*places.shape, kind.n_outputs), np.float32)
+        logits = np.empty((len(inputs["input_ids"]), kind.n_outputs), np.float32)
+        parts = _rows(inputs, nothing, masks, np.ones(len(targets), np.float32), per_row).cut(most_rows, states)
+        for read, given in parts:
+            (logits[read],) = self.run([LOGITS], tensors, given)
+        loss, slopes = kind.slopes(grouped(logits, places), targets)
+        return loss, slopes.astype(np.float32)
 
     def run(
         self,
