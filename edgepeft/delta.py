@@ -278,8 +278,7 @@ def new_delta(
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
-    needed = kind_named(kind).head if kind is not None else None
-    read_by = head_named(head or needed or backbone.head)
+    read_by = head_named(head or (kind and kind_named(kind).head) or backbone.head)
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
@@ -331,9 +330,7 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
         if not kind.writes:
             raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
         return
-    if backbone.architecture.decoder is not None and kind.head == head.kind:
-        raise UsageError(f"{backbone.source} has a decoder, and {kind.title} is trained on encoders alone. Use a BERT.")
-    if head.bare != (kind.head == head.kind):
+    if head.bare != kind.gives_vectors:
         raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")

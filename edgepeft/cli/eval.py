@@ -110,8 +110,8 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
         asked.advance(done)
     known, found = np.concatenate(targets), np.concatenate(outputs)
     if together:
-        losses, said = kind.losses(found, known).tolist(), kind.answered(together, found)
-        worst = worst_of(map(_shown, together, map(kind.expected, together), said, losses))
+        losses, answered = kind.losses(found, known).tolist(), kind.answered(together, found)
+        worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
     return _scores(kind, name, known, found, worst)
 
 

@@ -54,6 +54,6 @@ def score_rows(
         outputs[chosen] = found
         advance(len(chosen))
     if kind.whole_batch:
-        losses = kind.losses(outputs, rows.targets)
+        losses = kind.losses(np.asarray(outputs, np.float32), rows.targets)
     kind = kind.with_chosen(rows.targets, outputs) if choose else kind
     return Scored(kind.score(metric, rows.targets, outputs), float(losses.mean()), outputs, losses, kind)

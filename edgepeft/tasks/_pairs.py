@@ -30,7 +30,8 @@ Values = NDArray[Any]
 def unit(vectors: Values) -> Values:
     """[..., d] of length 1, in float64; zeros stay zeros."""
     exact = vectors.astype(np.float64)
-    return exact / np.maximum(_lengths(exact), 1e-12)
+    units: Values = exact / np.maximum(_lengths(exact), 1e-12)
+    return units
 
 
 def cosines(vectors: Values) -> Values:
@@ -74,7 +75,8 @@ def row_losses(vectors: Values, numbers: Values | None) -> Values:
         parts[some] += terms.sum(1) / 2
         parts += terms.sum(0) / 2
     total = parts.sum()
-    return len(parts) * np.log1p(total) * parts / max(total, 1e-300)
+    shares: Values = parts / max(float(total), 1e-300)
+    return len(parts) * float(np.log1p(total)) * shares
 
 
 def ranks_of_right(vectors: Values) -> Values:
@@ -110,7 +112,7 @@ def _softmax(scores: Values, right: Values) -> tuple[Values, Values]:
 
 def _back(slopes: Values, units: Values, vectors: Values) -> Values:
     """By vectors [..., d] from those by their ``units``: what points along a vector changes no cosine."""
-    across = slopes - (slopes * units).sum(-1, keepdims=True) * units
+    across: Values = slopes - (slopes * units).sum(-1, keepdims=True) * units
     return across / np.maximum(_lengths(vectors.astype(np.float64)), 1e-12)
 
 

@@ -146,7 +146,7 @@ class Embedding(Kind):
             first, second = (given.get(name) for name in SENTENCES.names[:2])
         if not isinstance(first, str) or not isinstance(second, str | None):
             raise DataError(f"{where}: a text, or a pair of texts (first, second), is needed; found {given!r:.60}.")
-        return [(first, None)] + ([] if second is None else [(second, None)])
+        return [(text, None) for text in (first, second) if text is not None]
 
     def strange(self, row: Row) -> str | None:
         """A pair of texts with a number, or without where those before have none."""
@@ -251,7 +251,8 @@ class Embedding(Kind):
         """How far a pair's cosine is from its number's place, or the right text from the first."""
         if _unscored(targets):
             return ranks_of_right(outputs)
-        return np.abs(ranks(cosines(outputs)) - ranks(targets))
+        apart: Values = np.abs(ranks(cosines(outputs)) - ranks(targets))
+        return apart
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``figures``: every metric."""

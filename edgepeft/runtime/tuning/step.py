@@ -149,8 +149,7 @@ class TrainingStep:
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
         loss, total, together = 0.0, dict[str, NDArray[Any]](), self.facts.kind.whole_batch
         if together:
-            rows = {"most_rows": most_rows, "per_row": per_row, "states": states}
-            of_batch, labels = self._slopes(tensors, inputs, labels, masks, **rows)
+            of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))
             shares = np.ones(len(labels), np.float32)
         for _, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
             results = self.run(self._outputs, tensors, given)
@@ -174,8 +173,7 @@ class TrainingStep:
     ) -> float:
         """That of ``__call__`` without the way back."""
         if self.facts.kind.whole_batch:
-            rows = {"most_rows": most_rows, "per_row": per_row, "states": states}
-            return self._slopes(tensors, inputs, labels, masks, **rows)[0]
+            return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))[0]
         parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
@@ -185,12 +183,10 @@ class TrainingStep:
         inputs: Mapping[str, Any],
         targets: Any,
         masks: Sequence[Any],
-        *,
-        most_rows: int | None,
-        per_row: NDArray[np.int64] | None,
-        states: States,
+        how: tuple[int | None, NDArray[np.int64] | None, States],
     ) -> tuple[float, NDArray[np.float32]]:
         """The loss of a whole batch, and its derivatives by its logits, which are ``labels`` of the way back."""
+        most_rows, per_row, states = how
         counts = np.ones(len(targets), np.int64) if per_row is None else per_row
         places, kind = places_of(counts), self.facts.kind
         nothing = np.zeros((*places.shape, kind.n_outputs), np.float32)
