@@ -104,8 +104,8 @@ def test_a_task_that_picks_is_asked_with_candidates(browser, picking):
     wait(browser, lambda: len(find(browser, ".task")) == 1)
     assert find(browser, ".task")[0].text.split("\n")[-1] == "texts: one of their candidates"
     ask(browser, "w5")
-    wait(browser, lambda: find(browser, ".answer [role=alert]"))
-    assert "no candidates" in browser.find_element(By.CSS_SELECTOR, ".answer [role=alert]").text
+    wait(browser, lambda: "the row has no candidate" in browser.find_element(By.ID, "error").text)
+    browser.get_log("browser")  # of that answer's status
     browser.find_element(By.CSS_SELECTOR, "#picks summary").click()
     browser.find_element(By.ID, "candidates").send_keys("w6 w7\nw8\n\nw9 w10")
     ask(browser, "w5")
