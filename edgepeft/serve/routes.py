@@ -116,6 +116,8 @@ async def tasks(request: Request) -> Response:
             "labels": entry.labels,
             "writes": entry.writes,
             "pairs": entry.pairs,
+            "candidates": entry.task_kind.picks,
+            "dims": entry.n_outputs if entry.task_kind.gives_vectors else None,
             "fields": pattern(entry.source).fields if entry.source else None,
             "max_length": entry.max_length,
             "available": name not in serving.unavailable,

@@ -222,6 +222,8 @@ class Task(BaseModel):
     labels: list[str] | None = Field(description="None where the task is a number, or writes text.")
     writes: bool = Field(description="Whether the answer is a text.")
     pairs: bool
+    candidates: bool = Field(description="Whether rows bring candidates, of which one is picked.")
+    dims: int | None = Field(default=None, description="Of its vectors, where answers are such.")
     fields: list[str] | None = Field(default=None, description="The columns that it reads, where it is posed as text.")
     max_length: int = Field(description="In tokens; what is longer is cut.")
     available: bool = Field(description="False where its files cannot be opened; the service's log says why.")

@@ -101,6 +101,7 @@ class Kind(ABC):
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
     unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
+    picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
     optional_labels: ClassVar[bool] = False  # rows may have none
