@@ -106,8 +106,7 @@ async def body_of(request: Request, model: type[Body], most_rows: int) -> Body:
 
 async def tasks(request: Request) -> Response:
     """The tasks of the bundle."""
-    serving = _serving(request)
-    manifest = serving.service.manifest
+    serving, manifest = _serving(request), _serving(request).service.manifest
     listed = [
         {
             "name": name,
@@ -263,8 +262,7 @@ async def stop_job(request: Request) -> Response:
 
 async def status(request: Request) -> Response:
     """What the service is doing now."""
-    serving = _serving(request)
-    metrics = serving.metrics
+    serving, metrics = _serving(request), _serving(request).metrics
     rate, middle, high = metrics.recent()
     return Json(
         {

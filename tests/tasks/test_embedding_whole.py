@@ -228,3 +228,27 @@ def test_a_step_in_parts_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_p
     for name, expected in exact.items():
         share = 1e-5 * float(np.abs(expected.value).max())  # as tests/conformance/test_gradients.py has it
         Exact(expected.value, expected.error + share).require(found.gradients[name], name)
+
+
+def test_eight_bits_keep_the_directions_and_the_score_is_told(made: Path, tiny: Callable[..., Path], tmp_path: Path):
+    asked = ("--delta", made / "near", "--weights", "int8", "--verify-data", made / "near.jsonl")
+    done("export", "--backbone", tiny("bert", mean=True), *asked, "--out", tmp_path / "int8")
+    stated = Bundle(tmp_path / "int8").entry("near").verification.data
+    assert (stated.rows, stated.metric, stated.agreement) == (160, "spearman", 1.0)
+    assert stated.onnxruntime == pytest.approx(stated.pytorch, abs=0.02) and stated.onnxruntime != stated.pytorch
+    vectors = [
+        Runtime(folder, cache=False).predict("near", MOVED[:1])[0].vector
+        for folder in (tmp_path / "int8", made / "bundle")
+    ]
+    assert 0.95 < float(vectors[0] @ vectors[1]) < 1 - 1e-6
+    assert verb("verify", tmp_path / "int8").exit_code == 0
+
+
+def test_it_is_merged_into_no_model_of_transformers(made: Path, tmp_path: Path):
+    refused = verb("merge", made / "bundle", "--task", "near", "--out", tmp_path / "plain")
+    assert isinstance(refused.exception, UsageError) and "run --out x.npy" in str(refused.exception)
+
+
+def test_a_decoder_gives_no_vectors(tiny: Callable[..., Path]):
+    with pytest.raises(UsageError, match="use an encoder"):
+        random_delta(open_backbone(str(tiny("t5"))), "lora", "near", None, kind="embedding")
