@@ -334,7 +334,7 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
         raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(
-            f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}; use an encoder."
+            f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}; use a BERT."
         )
     if head.decodes and not kind.one_label:
         raise UsageError(

@@ -76,7 +76,7 @@ def made(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
         (folder / f"{task}.said").write_text(found.output)
     saved(random_delta(open_backbone(str(backbone)), "pfeiffer", "mood", settings={"bottleneck": 4}), folder / "mood")
     deltas = [part for task in ("near", "found", "mood") for part in ("--delta", folder / task)]
-    done("export", "--backbone", backbone, *deltas, "--template", "bitfit", "--out", folder / "bundle")
+    done("export", "--backbone", backbone, *deltas, "--out", folder / "bundle")
     return folder
 
 
@@ -189,12 +189,6 @@ def test_tuning_goes_on_with_the_same_loss(made: Path, tmp_path: Path, task: str
     assert verb("verify", bundle).exit_code == 0
 
 
-def test_a_template_makes_no_embedding(made: Path):
-    new = ("--template", "bitfit", "--kind", "embedding", "--task", "new", "--data", made / "near.jsonl")
-    refused = verb("tune", made / "bundle", *new)
-    assert isinstance(refused.exception, UsageError) and "makes no embedding task" in str(refused.exception)
-
-
 @pytest.mark.parametrize("scored", [True, False])
 def test_a_step_in_parts_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path, scored: bool):
     backbone = open_backbone(str(tiny("bert", mean=True)))
@@ -250,5 +244,5 @@ def test_it_is_merged_into_no_model_of_transformers(made: Path, tmp_path: Path):
 
 
 def test_a_decoder_gives_no_vectors(tiny: Callable[..., Path]):
-    with pytest.raises(UsageError, match="use an encoder"):
+    with pytest.raises(UsageError, match="use a BERT"):
         random_delta(open_backbone(str(tiny("t5"))), "lora", "near", None, kind="embedding")
