@@ -37,7 +37,8 @@ def unit(vectors: Values) -> Values:
 def cosines(vectors: Values) -> Values:
     """[n, K, d] -> [n], of each row's first two."""
     first, second = unit(vectors[:, 0]), unit(vectors[:, 1])
-    return (first * second).sum(-1)
+    near: Values = (first * second).sum(-1)
+    return near
 
 
 def cosent(vectors: Values, numbers: Values) -> tuple[float, Values]:
