@@ -158,7 +158,8 @@ class Architecture:
     ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
     ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
     are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
-    task gets, ``words`` the table of word embeddings.
+    task gets, ``words`` the table of word embeddings.  ``aliases`` are tensors that a file may hold under another's
+    name alone.
     """
 
     family: str
@@ -181,6 +182,7 @@ class Architecture:
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     words: str = "embeddings.word_embeddings.weight"
     decoder: Decoder | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def placeholder_token_id(self) -> int:
