@@ -32,6 +32,16 @@ Trainable = Annotated[
     bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
+Coverage = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE", help="An answer is unsure where the set of labels that holds this share of truths has not one."
+    ),
+]
+Risk = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="An answer is unsure where more than this share of the others may be wrong."),
+]
 
 # What rows are read from.
 _FORMATS = "jsonl, json, csv, tsv or parquet"

@@ -154,6 +154,7 @@ class PredictionBody(BaseModel):
     scores: dict[str, float] | None = None
     value: float | None = None
     expected: float | None = Field(default=None, description="The mean of labels that are numbers.")
+    unsure: bool | None = Field(default=None, description="There where the task promises a coverage or a risk.")
     text: str | None = None
     ended: bool | None = None
     note: str | None = None
