@@ -138,6 +138,8 @@ class TuneRequest(_Asked):
     head_lr: float | None = Field(default=None, gt=0, le=10)
     batch_size: int | None = Field(default=None, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**32)
+    coverage: float | None = Field(default=None, gt=0, lt=1)
+    risk: float | None = Field(default=None, gt=0, lt=1)
 
 
 class PredictionBody(BaseModel):
