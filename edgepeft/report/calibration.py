@@ -35,8 +35,8 @@ class BeforeAfter(Part):
 class Bins(Part):
     """The same of the bins."""
 
-    before: tuple[Bin, ...]
-    after: tuple[Bin, ...]
+    before: list[Bin]
+    after: list[Bin]
 
 
 class Kept(Part):
