@@ -72,8 +72,8 @@ class Classification(Kind):
 
     @property
     def described(self) -> str:
-        """How many labels there are."""
-        return f"{self.n_outputs} labels"
+        """How many labels there are, and what is promised."""
+        return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.promise.items())])
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
