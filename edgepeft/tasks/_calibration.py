@@ -9,10 +9,11 @@ with the nonconformity s = 1 - p(true label) of n rows and q its ceil((n + 1) c)
 {y : 1 - p(y) <= q} of a row exchangeable with them holds its true label with a probability of at least c, over that row
 and the draw of the n.
 
-Risk r, Learn then Test (Angelopoulos et al., 2021, arXiv:2110.01052) with Bonferroni's correction: of 20 thresholds,
-fixed by their ranks, of which each has m rows above it and k wrong ones among these, the lowest with
-P(Binomial(m, r) <= k) <= d / 20.  With a probability of at least 1 - d over the draw of the n rows, at most the share r
-of the answers above it is wrong; d is 0.1.
+Risk r, Learn then Test by a fixed sequence (Angelopoulos et al., 2021, arXiv:2110.01052): thresholds are lowered, so
+that first m = m0 and then 5, 10, ... 100 % of the n rows are above, as long as P(Binomial(m, r) <= k) <= d of the k of
+these m that are wrong; m0 is the fewest of which k = 1 may be.  With a probability of at least 1 - d, which is 0.9,
+over the draw of the n rows, at most the share r of the answers above the last threshold is wrong, if a lower threshold
+lets no smaller share of wrong answers pass.
 
 Letters: n rows, C labels.
 """
@@ -20,6 +21,7 @@ Letters: n rows, C labels.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -48,7 +50,7 @@ Shares = NDArray[np.float64]
 BINS = 15  # as Guo et al. have it
 COLDEST, HOTTEST = 0.05, 20.0  # temperatures that are looked at
 DOUBT = 0.1  # the probability of evaluation rows for which a risk's promise does not hold
-_RANKS = 20  # thresholds tested for a risk: those above which 5, 10, ..., 100 % of the rows are
+_STEPS_DOWN = 20  # thresholds tested for a risk: fewer stop later by chance, more follow the rows more closely
 _STEPS, _NEAR = 100, 1e-12
 
 
@@ -129,21 +131,24 @@ def coverage_threshold(true: Shares, coverage: float) -> float:
 
 
 def needed_for_risk(risk: float) -> int:
-    """The fewest rows that can keep such a promise: all of them right."""
-    return math.ceil(math.log(DOUBT / _RANKS) / math.log1p(-risk))
+    """m0."""
+    possible = range(2, math.ceil(4 / risk) + 2)
+    return possible[bisect_left(possible, True, key=lambda m: _binomial(1, m, risk) <= DOUBT)]
 
 
 def risk_threshold(confidences: Shares, right: NDArray[np.bool_], risk: float) -> float | None:
-    """An answer is sure where its probability is above this; None where no threshold keeps the promise."""
-    descending, n = np.sort(confidences)[::-1], len(confidences)
-    for rank in range(_RANKS, 0, -1):
-        rows = math.ceil(n * rank / _RANKS)
+    """An answer is sure where its probability is above this; None where the first rows are wrong too often."""
+    descending, n, found = np.sort(confidences)[::-1], len(confidences), None
+    first = needed_for_risk(risk)
+    later = {rows for step in range(1, _STEPS_DOWN + 1) if (rows := math.ceil(n * step / _STEPS_DOWN)) > first}
+    for rows in sorted({first, *later} & {*range(n + 1)}):
         # Rows above an order statistic are independent, given it; the row that it is of is not among them.
         cut = 0.0 if rows == n else float(descending[rows])
         above = confidences > cut
-        if _binomial(int((~right & above).sum()), int(above.sum()), risk) <= DOUBT / _RANKS:
-            return cut
-    return None
+        if _binomial(int((~right & above).sum()), int(above.sum()), risk) > DOUBT:
+            break
+        found = cut
+    return found
 
 
 def _binomial(k: int, m: int, p: float) -> float:
