@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 from edgepeft.backbones.source import open_backbone
 from edgepeft.card import EVALUATION_FILE
 from edgepeft.cli._main import app
+from edgepeft.cli._run import say_temperature
+from edgepeft.data.course.run import CourseResult
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
@@ -217,3 +219,11 @@ def test_a_delta_without_its_evaluation_rows_exports_and_promises_nothing(made: 
     for answer in Runtime(tmp_path / "b").predict("words", TEXTS):
         assert [*answer.scores.values()] == pytest.approx(softmax(np.array(answer.logits, np.float32)), abs=1e-6)
         assert answer.unsure is None
+
+
+@pytest.mark.parametrize(("bound", "said"), [(0.05, "it stays 1"), (20.0, "not more often right"), (None, "")])
+def test_a_temperature_at_a_bound_is_said(bound: float | None, said: str, capsys: pytest.CaptureFixture[str]):
+    chosen = {} if bound is None else {"temperature_bound": bound}
+    say_temperature(CourseResult({}, {}, {}, [], 0, {}, chosen=chosen))
+    told = capsys.readouterr().err
+    assert said in told and bool(told) is bool(said)
