@@ -12,10 +12,11 @@ from edgepeft.errors import BundleError, UsageError
 from edgepeft.mistakes import in_words
 from edgepeft.tasks.base import Kind, stated
 
-__all__ = ["CARD_FILE", "ERRORS", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
+__all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
+EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which promises are made
 # Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
 READS = {
     "first_token": Pooling.FIRST,

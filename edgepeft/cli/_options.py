@@ -32,6 +32,14 @@ Trainable = Annotated[
     bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
+_SET = "the set of labels that has the true one in this share of rows"
+Coverage = Annotated[
+    float | None, typer.Option(metavar="SHARE", help=f"An answer is unsure unless it stands alone in {_SET}.")
+]
+Risk = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="Of the answers that are not unsure, at most this share is to be wrong."),
+]
 
 # What rows are read from.
 _FORMATS = "jsonl, json, csv, tsv or parquet"

@@ -88,7 +88,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
 
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     name = kind.metric_or_default(asked.metric)
-    targets, outputs, done = list[Any](), list[Any](), 0
+    targets, outputs, kept, done = list[Any](), list[Any](), list[Any](), 0
     for batch in batches:
         for row in batch:
             if (odd := kind.strange(row)) is not None:
@@ -100,8 +100,11 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
             [*worst, *map(_shown, batch, map(kind.expected, batch), (answer.value for answer in answers), losses)]
         )
         targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
+        kept += [logits] if kind.calibrates else []
         asked.advance(done)
-    return _scores(kind, name, np.concatenate(targets), np.concatenate(outputs), worst)
+    known = np.concatenate(targets)
+    found = _scores(kind, name, known, np.concatenate(outputs), worst)
+    return {**found, **(kind.calibration(known, np.concatenate(kept)) if kept else {})}
 
 
 def _of_texts(asked: _Asked, batches: Batches) -> Scores:

@@ -239,7 +239,8 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
             cells = [prediction["task"], (", ".join(said) or "-") if isinstance(said, list) else str(said)]
-            cells += [f"{prediction['score']:.3f}"] if "score" in prediction else []
+            doubt = " unsure" if prediction.get("unsure") else ""
+            cells += [f"{prediction['score']:.3f}{doubt}"] if "score" in prediction else []
             typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
 
 

@@ -138,6 +138,8 @@ class TuneRequest(_Asked):
     head_lr: float | None = Field(default=None, gt=0, le=10)
     batch_size: int | None = Field(default=None, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**32)
+    coverage: float | None = Field(default=None, gt=0, lt=1)
+    risk: float | None = Field(default=None, gt=0, lt=1)
 
 
 class PredictionBody(BaseModel):
@@ -154,6 +156,7 @@ class PredictionBody(BaseModel):
     scores: dict[str, float] | None = None
     value: float | None = None
     expected: float | None = Field(default=None, description="The mean of labels that are numbers.")
+    unsure: bool | None = Field(default=None, description="There where the task promises a coverage or a risk.")
     text: str | None = None
     ended: bool | None = None
     note: str | None = None

@@ -221,6 +221,8 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             head_learning_rate=asked["head_lr"],
             batch_size=asked["batch_size"],
             seed=asked["seed"],
+            coverage=asked["coverage"],
+            risk=asked["risk"],
         )
         result = tune(
             Path(bundle),

@@ -24,6 +24,7 @@ from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Row
 from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
+from edgepeft.tasks._certainty import Certainty
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -76,7 +77,7 @@ class Agreement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind(ABC):
+class Kind(Certainty, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).

@@ -99,6 +99,24 @@ def test_what_can_be_asked_stands_there_before_the_first_question(browser, serve
     assert problems(browser) == []
 
 
+@pytest.mark.parametrize(
+    ("prediction", "lines"),
+    [
+        ({"label": "a", "scores": {"a": 0.55, "b": 0.45}, "unsure": True}, ["unsure", "a", "55.0 %", "b", "45.0 %"]),
+        ({"label": "a", "scores": {"a": 0.55, "b": 0.45}, "unsure": False}, ["a", "55.0 %", "b", "45.0 %"]),
+        ({"labels": [], "scores": {"<i>": 0.2}}, ["none of the labels", "<i>", "20.0 %"]),
+        ({"labels": ["a", "<i>"], "scores": {"a": 0.9, "<i>": 0.8}}, ["a, <i>", "a", "90.0 %", "<i>", "80.0 %"]),
+    ],
+)
+def test_an_answer_says_what_holds_and_whether_it_is_unsure(browser, served, prediction, lines):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
+    script = "$('answers').replaceChildren(answerCard({name: 't', method: 'lora'}, {prediction: arguments[0]}))"
+    browser.execute_script(script, {"task": "t", **prediction})
+    (card,) = find(browser, ".answer")
+    assert [part.strip() for part in card.text.split("\n")] == ["t", "lora", *lines]
+
+
 def test_throughput_and_memory_are_live(browser, served):
     browser.get(f"http://127.0.0.1:{served.port}/")
     wait(browser, lambda: "MiB" in browser.find_element(By.ID, "memory").text)

@@ -65,6 +65,7 @@ function answerCard(task, answer) {
   } else if (answer.prediction.scores) {
     const several = answer.prediction.labels;
     if (several) card.append(make("p", several.join(", ") || "none of the labels", "value"));
+    if (answer.prediction.unsure) card.append(make("p", "unsure", "value"));
     card.append(scoreList(answer.prediction.scores));
   } else {
     const value = answer.prediction.value;
