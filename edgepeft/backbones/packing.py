@@ -42,7 +42,8 @@ class Packing:
         self.zero, self.one = zero, one
 
         self.shape = op("Shape", "input_ids")
-        self.batch, length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
+        self.batch, self.length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
+        length = self.length
         mask = op("Cast", "attention_mask", to=TensorProto.BOOL)
         self.real = op("Cast", mask, to=TensorProto.INT64, output=REAL)  # (B, S) of 0, 1
         flat = op("Reshape", self.real, ints(-1))  # (B S)
@@ -72,9 +73,15 @@ class Packing:
 
     def distances(self) -> str:
         """(S, S): how far on the places of a padded row are from each of them."""
-        op, length = self.emit.op, self.emit.op("Gather", self.shape, self.one)
-        columns = op("Range", self.zero, length, self.one)
+        op = self.emit.op
+        columns = op("Range", self.zero, self.length, self.one)
         return op("Sub", *(op("Unsqueeze", columns, self.emit.ints(axis)) for axis in (0, 1)))
+
+    def window_bias(self, reach: int) -> str:
+        """(B, 1, S, S): what leaves out padding, and what is further than ``reach`` places away."""
+        op, ints = self.emit.op, self.emit.ints
+        far = op("Greater", op("Abs", self.distances()), self.emit.constant(f"reach_{reach}", reach, np.int64))
+        return op("Where", op("Unsqueeze", far, ints(0, 1)), "lowest", self.mask_bias)
 
     def attend(self, query: str, key: str, value: str, width: int, output: str, *, bias: str = "") -> str:
         """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d.
