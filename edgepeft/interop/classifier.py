@@ -16,6 +16,7 @@ from torch import Tensor
 from edgepeft.backbones.base import Architecture, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
+from edgepeft.errors import UsageError
 from edgepeft.heads.base import head_named
 
 __all__ = ["Classifier"]
@@ -71,8 +72,9 @@ class Classifier:
 
     @cached_property
     def linear_sites(self) -> dict[str, Site]:
-        """Their linear layer within a layer -> the site that is its output."""
-        weights = {f"{site.reads}.weight": site for site in self.architecture.sites if site.layer is not None}
+        """Their linear layer within a layer -> the site that is its output, and not a part of that."""
+        whole = [site for site in self.architecture.sites if site.layer is not None and site.columns is None]
+        weights = {f"{site.reads}.weight": site for site in whole}
         linear = {name for name, shape in self.architecture.tensors.items() if len(shape) == 2}
         return {self.prefix + site.reads: site for weight, site in weights.items() if weight in linear}
 
@@ -82,9 +84,19 @@ class Classifier:
         return {self.prefix + norm: norm for norm in self.architecture.norms}
 
     def modules_of(self, sites: Iterable[str]) -> dict[str, str]:
-        """Site -> their linear layer whose output it is."""
-        named = {site.name: module for module, site in self.linear_sites.items()}
-        return {site: named[site] for site in sites}
+        """Site -> their linear layer whose output it is.
+
+        Raises:
+            UsageError: it is a part of one's output.
+        """
+        named, wanted = {site.name: module for module, site in self.linear_sites.items()}, list(sites)
+        parts = [site for site in wanted if self.architecture.site(site).columns]
+        if parts:
+            raise UsageError(
+                f"{parts[0]} is a part of what {self.architecture.site(parts[0]).reads} gives; other libraries adapt "
+                "that layer as a whole, so the delta cannot be written for them. Use a bundle of edgepeft's."
+            )
+        return {site: named[site] for site in wanted}
 
     def overrides(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Their tensor -> (the override that replaces it in a delta, its shape)."""
