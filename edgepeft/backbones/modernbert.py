@@ -29,6 +29,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import HELPERS, Packing
 from edgepeft.backbones.rotary import Rotary
+from edgepeft.backbones.windows import windows
 
 __all__ = ["FAMILY", "ModernBert"]
 
@@ -112,7 +113,7 @@ class _Builder:
         thetas = dict.fromkeys(layer.theta for layer in architecture.attention)
         self.rotary = {theta: Rotary(self.emit, self.packing, theta, width) for theta in thetas}
         reaches = dict.fromkeys(layer.reach for layer in architecture.attention)
-        self.bias = {reach: self.packing.window_bias(reach) for reach in reaches if reach is not None}
+        self.within = {reach: windows(self.emit, self.packing, reach) for reach in reaches if reach is not None}
 
     def model(self) -> onnx.ModelProto:
         op, table = self.emit.op, self.emit.weight(self.arch.words)
@@ -142,8 +143,8 @@ class _Builder:
         """(T, d) -> (T, d)."""
         d, rotary = self.arch.hidden_size, self.rotary[attention.theta]
         query, key, value = self._parts(layer + "attn.Wqkv", hidden, d, name, "query", "key", "value")
-        bias = "" if attention.reach is None else self.bias[attention.reach]
-        return self.packing.attend(rotary.query(query), rotary.key(key), value, d, name + "context", bias=bias)
+        within = None if attention.reach is None else self.within[attention.reach]
+        return self.packing.attend(rotary.query(query), rotary.key(key), value, d, name + "context", within=within)
 
     def _parts(self, module: str, value: str, width: int, name: str, *sites: str) -> list[str]:
         """A product of several values side by side -> each of them, (T, width)."""

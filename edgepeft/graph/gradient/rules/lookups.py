@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
@@ -25,11 +26,21 @@ _SMALL = 300
 
 
 def _gather(at: Visit) -> Gradients:
-    index = at.node.input[1]
+    index, (axis,) = at.node.input[1], at.axes(int(at.attributes.get("axis", 0)))
     if index in (SPLIT, MERGE):
         yield 0, _moved_back(at, index)
+    elif (order := _order(at, index, axis)) is not None:
+        yield 0, at.op("Gather", at.dy, at.tape.ints(*np.argsort(order).tolist()), axis=axis)
     else:
-        yield 0, _scattered(at, index, *at.axes(int(at.attributes.get("axis", 0))))
+        yield 0, _scattered(at, index, axis)
+
+
+def _order(at: Visit, index: str, axis: int) -> NDArray[np.int64] | None:
+    """In which order it takes all that an axis has, each once; None where it does not."""
+    known, extent = at.tape.value(index), at.tape.extents(at.x)[axis]
+    if known is None or known.ndim != 1 or {*extent} != {len(known)}:
+        return None
+    return known if sorted(known.tolist()) == list(range(len(known))) else None
 
 
 def _gather_nd(at: Visit) -> Gradients:
