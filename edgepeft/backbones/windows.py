@@ -19,7 +19,7 @@ __all__ = ["BLOCKS", "KEYS", "LONGEST", "MERGE", "REAL", "SIDES", "SIZE", "SPLIT
 
 # Queries' heads in blocks, (T h) -> (B n, h, c), and back; keys' and values', (T h) -> (B n, h, k).
 SPLIT, MERGE, KEYS = "window.split", "window.merge", "window.keys"
-REAL = "window.real"  # (B n, c): where a token is
+REAL = "window.real"  # (B, n c): where a token is
 SIZE, BLOCKS, SIDES = "window.size", "window.blocks", "window.sides"  # c, n and r
 LONGEST = "window.longest"  # the longest row that is one block
 
@@ -43,10 +43,9 @@ def windows(emit: Emitter, packing: Packing, reach: int) -> Lookups:
     filled = op("Range", zero, op("Mul", n, c), one)  # (n c)
     inside, last = op("Less", filled, packing.length), op("Sub", packing.length, one)
     column = op("Clip", filled, zero, last)
-    real = op("Where", inside, op("Gather", packing.real, column, axis=1), zero)  # (B, n c)
+    op("Where", inside, op("Gather", packing.real, column, axis=1), zero, output=REAL)  # (B, n c)
     token = op("Gather", op("Reshape", packing.place, packing.shape), column, axis=1)  # (B, n c)
     rows = op("Concat", ints(-1), op("Unsqueeze", c, ints(0)), axis=0)
-    op("Reshape", real, rows, output=REAL)
     split = packing.of_heads(op("Reshape", token, rows), output=SPLIT)
 
     starts = op("Sub", op("Mul", op("Range", zero, n, one), c), before)
@@ -57,7 +56,7 @@ def windows(emit: Emitter, packing: Packing, reach: int) -> Lookups:
     seen = op("Clip", seen, zero, op("Sub", end, one))
     wide = op("Concat", ints(-1), op("Unsqueeze", k, ints(0)), axis=0)
     keys = packing.of_heads(op("Reshape", op("Gather", token, seen, axis=1), wide), output=KEYS)
-    there = op("And", there, op("Greater", op("Gather", real, seen, axis=1), zero))  # (B, n, k)
+    there = op("And", there, op("Greater", op("Gather", REAL, seen, axis=1), zero))  # (B, n, k)
     there = op("Unsqueeze", op("Reshape", there, wide), ints(1, 2))  # (B n, 1, 1, k)
 
     queries = op("Unsqueeze", op("Add", op("Range", zero, c, one), before), ints(1))
