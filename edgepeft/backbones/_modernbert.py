@@ -99,12 +99,8 @@ def _kinds(config: Mapping[str, Any], n_layers: int) -> list[str]:
 def _theta(config: Mapping[str, Any], kind: str) -> float:
     """RoPE's base: in ``rope_parameters`` of transformers 5, by a key of its own in transformers 4."""
     own = _mapping("rope_parameters", _mapping("rope_parameters", config.get("rope_parameters")).get(kind))
-    for key, settings in (("rope_parameters", own), ("rope_scaling", _mapping("rope_scaling", config.get("rope_scaling")))):
-        scaling = settings.get("rope_type", settings.get("type", "default"))
-        if scaling != "default":
-            raise UsageError(f"the config's {key} has the rope_type {scaling!r}; supported: default, which scales nothing.")
-        if settings.get("partial_rotary_factor", 1.0) != 1.0:
-            raise UsageError(f"the config's {key} has a partial_rotary_factor; supported: heads that turn whole.")
+    _refuse_scaling("rope_parameters", own)
+    _refuse_scaling("rope_scaling", _mapping("rope_scaling", config.get("rope_scaling")))
     key, default = _THETAS[kind]
     theta = own.get("rope_theta", config.get(key, default))
     if theta is None and kind == _LOCAL:
@@ -113,6 +109,14 @@ def _theta(config: Mapping[str, Any], kind: str) -> float:
     if wrong or not math.isfinite(theta) or theta < 1:
         raise UsageError(f"the config's {key} (or rope_theta) must be a number from 1 on; found {theta!r}.")
     return float(theta)
+
+
+def _refuse_scaling(key: str, settings: Mapping[str, Any]) -> None:
+    scaling = settings.get("rope_type", settings.get("type", "default"))
+    if scaling != "default":
+        raise UsageError(f"the config's {key} has the rope_type {scaling!r}; supported: default, which scales nothing.")
+    if (part := settings.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise UsageError(f"the config's {key} has the partial_rotary_factor {part!r}; supported: 1.0.")
 
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:

@@ -141,7 +141,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends where layers differ: ``reach`` tokens to each side, None for all, and RoPE's base ``theta``."""
+    """How a layer attends: ``reach`` tokens to each side, None for all, and RoPE's base ``theta``."""
 
     theta: float
     reach: int | None

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al., 2024, arXiv:2412.13663): pre-LN layers without biases; its shapes are in ``_modernbert.py``.
+"""ModernBERT (Warner et al., 2024, arXiv:2412.13663): pre-LN layers without biases; shapes are in ``_modernbert.py``.
 
 Positions are rotary, feed-forwards gated, and most layers' attention sees a window around each token.  Query, key and
 value are one product, the feed-forward's two first products another: the sites are parts of these.

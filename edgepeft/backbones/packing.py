@@ -96,7 +96,15 @@ class Packing:
         return op("Add", first, op("Unsqueeze", "head_range", ints(1)), output=output)
 
     def attend(
-        self, query: str, key: str, value: str, width: int, output: str, *, bias: str = "", within: Lookups | None = None
+        self,
+        query: str,
+        key: str,
+        value: str,
+        width: int,
+        output: str,
+        *,
+        bias: str = "",
+        within: Lookups | None = None,
     ) -> str:
         """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d.
 

@@ -61,7 +61,9 @@ def windows(emit: Emitter, packing: Packing, reach: int) -> Lookups:
 
     queries = op("Unsqueeze", op("Add", op("Range", zero, c, one), before), ints(1))
     distance = op("Sub", within, queries)  # (c, k)
-    furthest, nearest = (emit.constant(f"window.{way}", far, np.int64) for way, far in (("on", reach), ("back", -reach)))
+    furthest, nearest = (
+        emit.constant(f"window.{way}", far, np.int64) for way, far in (("on", reach), ("back", -reach))
+    )
     near = op("And", op("LessOrEqual", distance, furthest), op("GreaterOrEqual", distance, nearest))
     bias = op("Where", op("And", near, there), "none", "lowest")  # (B n, 1, c, k)
 

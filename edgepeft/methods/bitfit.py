@@ -63,7 +63,8 @@ class BitFit(Method):
         """
         require(
             bool(architecture.absent_biases) or any(name.endswith(".bias") for name in architecture.tensors),
-            f"bitfit trains biases, and {architecture.model_type} has none. To train its norms, use the method layernorm.",
+            f"bitfit trains biases, and {architecture.model_type} has none. "
+            "To train its norms, use the method layernorm.",
         )
         return tuple(site for site in architecture.sites if f"{site.reads}.bias" in architecture.absent_biases)
 

@@ -39,7 +39,7 @@ class TopK(Method):
         return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
 
     def n_parameters(self, architecture: Architecture) -> int:
-        """In BERT k (4 d^2 + 2 d f + 9 d + f): four square matrices, two of the feed-forward, biases, two LayerNorms."""
+        """In BERT k (4 d^2 + 2 d f + 9 d + f): square matrices, two of the feed-forward, biases, two LayerNorms."""
         own = self.overrides(architecture)
         return sum(math.prod(architecture.tensors[name]) for name in own if name in architecture.tensors)
 

@@ -13,7 +13,6 @@ import torch
 import transformers
 from graphs import Both, build, session
 from onnx import TensorProto, helper
-from onnx.reference import ReferenceEvaluator
 from safetensors.numpy import load_file
 from tiny import SIZES, ragged, randomise
 from tolerance import exactly
@@ -52,7 +51,12 @@ def test_the_tensor_table_is_transformers(config: dict[str, Any]):
     [
         ({}, [(160_000.0, None), (10_000.0, 64), (10_000.0, 64)]),  # what both versions take where nothing is said
         (
-            {"global_attn_every_n_layers": 2, "global_rope_theta": 500, "local_rope_theta": 20.5, "local_attention": 10},
+            {
+                "global_attn_every_n_layers": 2,
+                "global_rope_theta": 500,
+                "local_rope_theta": 20.5,
+                "local_attention": 10,
+            },
             [(500.0, None), (20.5, 5), (500.0, None)],
         ),
         ({"local_rope_theta": None, "rope_scaling": None}, [(160_000.0, None), (160_000.0, 64), (160_000.0, 64)]),
@@ -114,9 +118,7 @@ def test_what_is_not_supported_is_refused_by_its_key_and_value(changed: dict[str
 
 
 @pytest.mark.parametrize(("said", "pooling"), [("cls", Pooling.FIRST), ("mean", Pooling.MEAN)])
-def test_a_task_pools_as_the_models_own_classifier_does(
-    tiny: Callable[..., Path], said: str, pooling: Pooling
-):
+def test_a_task_pools_as_the_models_own_classifier_does(tiny: Callable[..., Path], said: str, pooling: Pooling):
     backbone = open_backbone(str(tiny("modernbert", classifier_pooling=said)))
     assert (backbone.pooling, backbone.head) == (pooling, "linear")
 
@@ -239,9 +241,7 @@ def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callab
     assert len(seen) == n_layer_sites + 3  # and embeddings before and past their norm, and the last norm's
     for name in seen:
         exact_rows = exact[name].value[real]
-        np.testing.assert_allclose(
-            found[bindings[name]], exact_rows, rtol=0, atol=exact[name].error, err_msg=name
-        )
+        np.testing.assert_allclose(found[bindings[name]], exact_rows, rtol=0, atol=exact[name].error, err_msg=name)
 
 
 def test_query_key_and_value_are_thirds_of_one_layer_and_the_gate_half_of_another():

@@ -31,7 +31,10 @@ def test_a_lora_of_pefts_on_the_fused_layer_is_refused_by_its_name(tiny, tmp_pat
     start = "base_model.model.model.layers.{}.attn.Wqkv.lora_"
     tensors = {start.format(i) + "A.weight": torch.ones(4, 32) for i in range(3)}
     tensors |= {start.format(i) + "B.weight": torch.ones(96, 4) for i in range(3)}
-    tensors |= {"base_model.model.classifier.weight": torch.ones(2, 32), "base_model.model.classifier.bias": torch.ones(2)}
+    tensors |= {
+        "base_model.model.classifier.weight": torch.ones(2, 32),
+        "base_model.model.classifier.bias": torch.ones(2),
+    }
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     with pytest.raises(BundleError, match=r"Wqkv"):
         importer_of(tmp_path).read(tmp_path, backbone, ImportRequest("task"))
