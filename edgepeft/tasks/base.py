@@ -163,6 +163,10 @@ class Kind(ABC):
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n, ...] what the loss takes of rows that were checked."""
 
+    @abstractmethod
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """[B, ...] what stands for the targets of rows with this mask [B, S], where only time matters."""
+
     @classmethod
     @abstractmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:
