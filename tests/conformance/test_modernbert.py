@@ -57,6 +57,15 @@ def test_its_gradients_are_pytorchs(case: suite.Case):
         require_pytorchs(tuned, batch, length)
 
 
+@pytest.mark.parametrize("length", [128, 129, 200])
+def test_gradients_of_every_tensor_are_pytorchs_over_one_block_of_a_row_and_over_several(
+    tiny: Callable[..., Path], length: int
+):
+    """128 tokens are one block, 129 five of 32, of which the last has a single place; keys are read by up to three."""
+    backbone = open_backbone(str(tiny("modernbert", max_position_embeddings=512)))
+    require_pytorchs(Tuned(suite.Case(methods()["full"].examples()[0], backbone)), 2, length)
+
+
 def test_bitfit_is_refused_by_name_for_there_is_no_bias_to_be_trained(tiny: Callable[..., Path]):
     backbone = open_backbone(str(tiny("modernbert")))
     with pytest.raises(UsageError, match=r"bitfit trains biases, and modernbert has none. .* layernorm"):
