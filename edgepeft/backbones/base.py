@@ -176,7 +176,8 @@ class Architecture:
     ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
     are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
     task gets, ``pooling`` what its authors pool by, ``words`` the table of word embeddings.  ``attention``
-    is each layer's, empty where all see everything and learn positions otherwise.
+    is each layer's, empty where all see everything and learn positions otherwise.  ``foreign_head`` is what
+    transformers' classifier has where no head of ours does.
     """
 
     family: str
@@ -201,6 +202,7 @@ class Architecture:
     decoder: Decoder | None = None
     pooling: Pooling = Pooling.FIRST
     attention: tuple[Attention, ...] = ()
+    foreign_head: str = ""
 
     @property
     def placeholder_token_id(self) -> int:

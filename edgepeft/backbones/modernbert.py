@@ -68,6 +68,7 @@ class ModernBert(Family):
             words="embeddings.tok_embeddings.weight",
             pooling=pooling_of(config),
             attention=attention_of(config, sizes.num_hidden_layers),
+            foreign_head="head.dense and head.norm",
         )
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:

@@ -24,9 +24,21 @@ __all__ = ["Classifier"]
 
 @dataclass(frozen=True)
 class Classifier:
-    """The names in that class for one backbone."""
+    """The names in that class for one backbone.
+
+    Raises:
+        UsageError: its head is none of ours.
+    """
 
     backbone: Backbone
+
+    def __post_init__(self) -> None:
+        if self.architecture.foreign_head:
+            raise UsageError(
+                f"transformers' classifier of a {self.architecture.model_type} has {self.architecture.foreign_head} "
+                "before its last layer, which no head of edgepeft's has: deltas neither come from other libraries nor "
+                "go there. Train the task here."
+            )
 
     @property
     def architecture(self) -> Architecture:
@@ -72,9 +84,8 @@ class Classifier:
 
     @cached_property
     def linear_sites(self) -> dict[str, Site]:
-        """Their linear layer within a layer -> the site that is its output, and not a part of that."""
-        whole = [site for site in self.architecture.sites if site.layer is not None and site.columns is None]
-        weights = {f"{site.reads}.weight": site for site in whole}
+        """Their linear layer within a layer -> the site that is its output."""
+        weights = {f"{site.reads}.weight": site for site in self.architecture.sites if site.layer is not None}
         linear = {name for name, shape in self.architecture.tensors.items() if len(shape) == 2}
         return {self.prefix + site.reads: site for weight, site in weights.items() if weight in linear}
 
@@ -84,19 +95,9 @@ class Classifier:
         return {self.prefix + norm: norm for norm in self.architecture.norms}
 
     def modules_of(self, sites: Iterable[str]) -> dict[str, str]:
-        """Site -> their linear layer whose output it is.
-
-        Raises:
-            UsageError: it is a part of one's output.
-        """
-        named, wanted = {site.name: module for module, site in self.linear_sites.items()}, list(sites)
-        parts = [site for site in wanted if self.architecture.site(site).columns]
-        if parts:
-            raise UsageError(
-                f"{parts[0]} is a part of what {self.architecture.site(parts[0]).reads} gives; other libraries adapt "
-                "that layer as a whole, so the delta cannot be written for them. Use a bundle of edgepeft's."
-            )
-        return {site: named[site] for site in wanted}
+        """Site -> their linear layer whose output it is."""
+        named = {site.name: module for module, site in self.linear_sites.items()}
+        return {site: named[site] for site in sites}
 
     def overrides(self, tensors: Iterable[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Their tensor -> (the override that replaces it in a delta, its shape)."""
