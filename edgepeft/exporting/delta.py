@@ -111,7 +111,8 @@ class _Parts(nn.Module):
     @property
     def last(self) -> str:
         """The site that the backbone pools."""
-        return self.delta.architecture.sites_of(Role.LAYER_OUTPUT)[-1].name
+        of = self.delta.architecture.sites_of
+        return (of(Role.STACK_OUTPUT) or of(Role.LAYER_OUTPUT))[-1].name
 
     def _declare(self, site: Site, module: nn.Module) -> None:
         rows = _TOKENS if site.module else _BATCH

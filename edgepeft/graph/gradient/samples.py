@@ -1,10 +1,12 @@
-"""Two sample batches of token ids, whose sizes have nothing in common, and every value's spec in each."""
+"""Sample batches of token ids, whose sizes have nothing in common, and every value's spec in each."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 
+from edgepeft.backbones.windows import LONGEST
+from edgepeft.graph.protos import constant
 from edgepeft.graph.shapes import Spec, sized
 
 __all__ = ["measured", "specs_of"]
@@ -19,7 +21,11 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
     Raises:
         BundleError: an input has an open dimension that is no batch's, or a shape depends on values.
     """
-    return tuple(specs_of(model, lengths, target) for lengths, target in zip(_LENGTHS, _TARGETS, strict=True))
+    samples = [specs_of(model, lengths, target) for lengths, target in zip(_LENGTHS, _TARGETS, strict=True)]
+    longest = constant(model.graph, LONGEST)
+    if longest is not None:  # else a block of a row would be taken for the row
+        samples.append(specs_of(model, (int(longest) + 23, 19), _TARGETS[0] + 10))
+    return tuple(samples)
 
 
 def specs_of(model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0) -> dict[str, Spec]:
