@@ -113,7 +113,8 @@ class Delta(nn.Module):
         return {"delta": sum(p.numel() for p in self.parameters()) - head, "head": head}
 
     def logits(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words].
+        """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words],
+        of tokens [batch, length, outputs].
 
         ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].  Where
         text is written, decoder_input_ids [batch, target length] are what stands there already (teacher forcing).
@@ -138,6 +139,7 @@ class Delta(nn.Module):
             else:
                 hidden, mask, skip = run(**inputs).last_hidden_state, inputs["attention_mask"], self.card.unpooled
                 pooled = pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
+                pooled = pooled[:, skip:] if self.head.per_token else pooled
         module = self.site_modules.get(self.card.pooling.site)
         if module is None:
             return pooled
@@ -319,6 +321,8 @@ def new_delta(
 def _reads(head: type[Head], backbone: Backbone) -> Any:
     if head.decodes:
         return "text" if head.writes else "labels"
+    if head.per_token:
+        return "tokens"
     return "mean" if backbone.pooling is Pooling.MEAN else "first_token"
 
 
@@ -331,6 +335,9 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
         return
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
+    if head.per_token != kind.per_token:
+        one, other = ("each token", "a text") if head.per_token else ("a text", "each token")
+        raise UsageError(f"the head {head.kind!r} answers for {one}, and {kind.title} has an answer for {other}.")
     if head.decodes and not kind.one_label:
         raise UsageError(
             f"{backbone.source} scores labels with its decoder, of which one is right; {kind.title} has none such. "

@@ -25,10 +25,14 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens."""
+    """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens.
+
+    ``encodings`` say where in its text each token of a row stands.
+    """
 
     inputs: dict[str, NDArray[Any]]
     truncated: int = 0
+    encodings: tuple[Encoding, ...] = ()
 
 
 class TextEncoder:
@@ -64,7 +68,7 @@ class TextEncoder:
             "token_type_ids": ([e.type_ids for e in encodings], 0),
         }
         inputs = {name: pad_rows(*columns[name]) for name in self._inputs}
-        return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings))
+        return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings), tuple(encodings))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

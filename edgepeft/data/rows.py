@@ -5,6 +5,9 @@ others.  jsonl has an object a line, json an array of them, csv is quoted as RFC
 GLUE's files: a quotation mark is a character of the text).  Files are UTF-8, with or without a byte order mark.  ``-``
 is standard input, in any of these formats, told by its first character; parquet and datasets are of ``arrow``.
 A task posed as text reads the columns that its source names; see ``pattern``.
+
+Where there is no ``sentence1``, a row may have a list of ``words`` in its place, with ``tags`` or ``spans`` as its
+label, or a ``text`` with ``spans``.  conll has a word a line, its tag in the last column; an empty line ends a row.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from edgepeft.data.cleaning import nearest
 from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern
+from edgepeft.data.words import Words
 from edgepeft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -165,6 +169,7 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
     labels = label_of is not None
     pairs: bool | None = None
     for line, record in read(path):
+        record = _tagged(record, columns, f"{path}:{line}")
         _require_columns(path, line, record, columns, labels)
         row = _row(path, line, record, columns, label_of)
         if keep:
@@ -181,6 +186,20 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
         yield row
     if pairs is None:
         raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
+
+
+def _tagged(record: dict[str, Any], columns: Columns, where: str) -> dict[str, Any]:
+    """A row of words, or of a text with spans, by the usual names of its columns."""
+    if columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
+        return record
+    words = record.get("words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise DataError(f"{where}: words are a list of texts; found {_shown(words)}.")
+    if any(not word.strip() for word in words or ()):
+        raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")
+    found = {**record, FIRST: record["text"] if words is None else Words(words)}
+    told = next((name for name in ("tags", "spans") if name in record), None)
+    return found if told is None or columns.label is not None else {**found, LABEL: {told: record[told]}}
 
 
 def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
@@ -318,6 +337,30 @@ def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[
     return dict(zip(header, cells, strict=True))
 
 
+def _read_conll(path: Path) -> Iterator[Record]:
+    """Columns between blanks or tabs: the first is the word, the last its tag; -DOCSTART- stands alone."""
+    start, words, columns = 0, list[list[str]](), 0
+    for number, line in _lines(path):
+        cells = line.split()
+        if not cells or cells[0] == "-DOCSTART-":
+            if words:
+                yield start, _sentence(words)
+            words = []
+            continue
+        start = start if words else number
+        columns = columns or len(cells)
+        if len(cells) != columns:
+            raise DataError(f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r}.")
+        words.append(cells)
+    if words:
+        yield start, _sentence(words)
+
+
+def _sentence(lines: list[list[str]]) -> dict[str, Any]:
+    tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
+    return {"words": [cells[0] for cells in lines], **tags}
+
+
 def _read_csv(path: Path) -> Iterator[Record]:
     return _read_table(path)
 
@@ -332,5 +375,6 @@ FORMATS: dict[str, Reader] = {
     ".tsv": _read_tsv,
     ".json": _read_json,
     ".parquet": read_parquet,
+    ".conll": _read_conll,
 }
 """Extension -> reader."""

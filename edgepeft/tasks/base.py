@@ -27,6 +27,7 @@ from edgepeft.registry import classes_of
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Encoding, Read
 
 __all__ = [
     "CLOSE",
@@ -96,9 +97,11 @@ class Kind(ABC):
     has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
     chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows
     writes: ClassVar[bool] = False  # answers are texts, token by token
+    per_token: ClassVar[bool] = False  # logits are of a row's tokens, [B, S, C]
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
+    model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
     # What a card says, and what is said of it.
@@ -162,6 +165,10 @@ class Kind(ABC):
     @abstractmethod
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n, ...] what the loss takes of rows that were checked."""
+
+    def encoded(self, rows: Sequence[Row], encodings: Sequence[Encoding]) -> Values:
+        """As ``targets``, of rows that are tokenized so."""
+        return self.targets(rows)
 
     @classmethod
     @abstractmethod
@@ -248,6 +255,10 @@ class Kind(ABC):
         found: list[Any] = outputs.tolist()
         return found
 
+    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
+        """As ``plain``, where it takes the rows to say it."""
+        return self.plain(outputs)
+
     @abstractmethod
     def off(self, targets: Values, outputs: Values) -> Values:
         """[n] how far each answer is from the right one; McNemar's test asks whose is nearer."""
@@ -266,11 +277,26 @@ class Kind(ABC):
     def regressed(self, targets: Values) -> NDArray[np.float64]:
         """[n, C] what a linear head learns by least squares in place of logits."""
 
+    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+        """[n, d] that a linear head reads of each row's state [d]."""
+        return np.stack(states)
+
+    def of_rows(self, logits: Values, targets: Values) -> Values:
+        """Logits as this kind has them, of what a linear head gives for ``read_by_head``."""
+        return logits
+
     # Answers of a deployed task.
 
     @abstractmethod
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
-        """[n, C] and what speaks against each answer -> answers."""
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
+        """[n, C] and what speaks against each answer -> answers; ``read`` are the texts' words where logits are of
+        tokens."""
+
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """(logits, targets) of answers to rows that were checked."""
+        return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
         """How [n, C] stand to the reference's, which are held to that tolerance, or to none."""
