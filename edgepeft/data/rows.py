@@ -169,7 +169,7 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
     labels = label_of is not None
     pairs: bool | None = None
     for line, record in read(path):
-        record = _tagged(record, columns, f"{path}:{line}")
+        record = _tagged(record, columns, f"{path}:{line}", labels=labels)
         _require_columns(path, line, record, columns, labels)
         row = _row(path, line, record, columns, label_of)
         if keep:
@@ -188,7 +188,7 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
         raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
 
 
-def _tagged(record: dict[str, Any], columns: Columns, where: str) -> dict[str, Any]:
+def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:
     """A row of words, or of a text with spans, by the usual names of its columns."""
     if columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
         return record
@@ -199,7 +199,8 @@ def _tagged(record: dict[str, Any], columns: Columns, where: str) -> dict[str, A
         raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")
     found = {**record, FIRST: record["text"] if words is None else Words(words)}
     told = next((name for name in ("tags", "spans") if name in record), None)
-    return found if told is None or columns.label is not None else {**found, LABEL: {told: record[told]}}
+    by_name = labels and told is not None and columns.label is None
+    return {**found, LABEL: {told: record[told]}} if by_name else found
 
 
 def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
