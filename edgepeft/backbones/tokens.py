@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 
 from edgepeft.errors import BundleError
 
-__all__ = ["Text", "TextEncoder", "TokenBatch", "pad_rows"]
+__all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows"]
 
 
 class Text(NamedTuple):
@@ -55,7 +55,7 @@ class TextEncoder:
             BundleError: the tokenizer's own parts contradict each other.
         """
         self._tokenizer.enable_truncation(max_length)
-        pairs = [_clean(t.first) if t.second is None else (_clean(t.first), _clean(t.second)) for t in texts]
+        pairs = [cleaned(t.first) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
         try:
             encodings: list[Encoding] = self._tokenizer.encode_batch(pairs)
         except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
@@ -78,7 +78,7 @@ class TextEncoder:
     def plain_ids(self, text: str) -> list[int]:
         """The text's own tokens, no special ones."""
         self._tokenizer.no_truncation()
-        return list(self._tokenizer.encode(_clean(text), add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(cleaned(text), add_special_tokens=False).ids)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
@@ -89,6 +89,6 @@ def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
     return padded
 
 
-def _clean(text: str) -> str:
+def cleaned(text: str) -> str:
     """Lone surrogates, which JSON can carry and UTF-8 cannot, become the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import cleaned
 from edgepeft.data.labels import NO_TARGET
 
 __all__ = ["NOWHERE", "Encoding", "Read", "Words", "at_tokens", "places_of", "read_words", "spread", "words_of"]
@@ -96,7 +97,8 @@ def _ranges(points: Sequence[int]) -> Iterable[str]:
 
 
 def read_words(text: str, encoding: Encoding) -> Read:
-    """The words of a text and where their tokens are."""
+    """The words of a text and where their tokens are; of a text that is no valid Unicode, as the tokenizer reads it."""
+    text = text if isinstance(text, Words) else cleaned(text)
     words = words_of(text)
     return Read(text, words, places_of(words, encoding), bool(encoding.overflowing))
 

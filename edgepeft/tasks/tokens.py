@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.tokens import cleaned
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
@@ -280,7 +281,7 @@ class Tokens(Kind):
         for label, first, last in entities(tags):
             start, end = read.words[first][0], read.words[last][1]
             score = round(float(best[first : last + 1].mean()), 6)
-            spans.append(TokenSpan(start, end, label, str(read.text[start:end]), score))
+            spans.append(TokenSpan(start, end, label, cleaned(read.text[start:end]), score))
         after = int(np.flatnonzero(known).max(initial=-1)) + 1
         unread = read.words[after][0] if read.cut and after < len(read.words) else None
         given = tuple(tags) if isinstance(read.text, Words) else None
