@@ -29,7 +29,7 @@ from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Method, method_named
 from edgepeft.resources import new_folder, write_json
-from edgepeft.tasks.base import Kind, stated
+from edgepeft.tasks.base import Kind, kind_named, stated
 
 __all__ = ["Delta", "new_delta", "write_tensors"]
 
@@ -271,7 +271,7 @@ def new_delta(
         task: its name.
         labels: None where the kind of task has none.
         pairs: whether texts come in pairs.
-        head: its kind; None takes the backbone's own.
+        head: its kind; None takes the one that the kind of task needs, or the backbone's own.
         max_length: tokens kept of a text.
         head_dropout: the probability.
         posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
@@ -280,7 +280,8 @@ def new_delta(
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
-    read_by = head_named(head or backbone.head)
+    of_kind = None if kind is None else kind_named(kind).head
+    read_by = head_named(head or of_kind or backbone.head)
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)

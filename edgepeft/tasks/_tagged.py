@@ -70,13 +70,17 @@ def _spans(values: Sequence[Any], where: str) -> list[tuple[int, int, str]]:
 def _span(value: Any, where: str) -> tuple[int, int, str]:
     parts = [value.get(key) for key in ("start", "end", "label")] if isinstance(value, Mapping) else value
     if not isinstance(parts, list | tuple) or len(parts) != 3 or any(type(each) is not int for each in parts[:2]):
-        raise DataError(f"{where}: a span is {{start, end, label}} of two whole numbers and a type; found {shown(value)}.")
+        raise DataError(
+            f"{where}: a span is {{start, end, label}} of two whole numbers and a type; found {shown(value)}."
+        )
     start, end, label = *parts[:2], label_text(parts[2], where, "label of a span")
     if label == OUTSIDE:
         raise DataError(f"{where}: {OUTSIDE} says that a word is outside of all spans; leave that span out.")
     if not 0 <= start < end:
         wrong = "has no character" if start == end else "ends before it starts" if start > end else "starts before 0"
-        raise DataError(f"{where}: the span {start} to {end} ({label}) {wrong}; start is its first character, end past it.")
+        raise DataError(
+            f"{where}: the span {start} to {end} ({label}) {wrong}; start is its first character, end past it."
+        )
     return start, end, label
 
 

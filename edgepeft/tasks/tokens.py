@@ -306,5 +306,3 @@ class Tokens(Kind):
 def _in_words(row: Row, found: Sequence[Entity]) -> list[str]:
     words = words_of(row.sentence1)
     return [f"{row.sentence1[words[first][0] : words[last][1]]} ({label})" for label, first, last in found]
-
-

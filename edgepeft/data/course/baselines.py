@@ -31,7 +31,9 @@ __all__ = [
 ]
 
 MAJORITY, LINEAR = "majority", "linear head"
-MOST_ROWS = 5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass
+MOST_ROWS = (
+    5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass
+)
 _TOKENS_A_ROW = 5  # of a short text
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature

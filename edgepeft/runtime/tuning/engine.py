@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.errors import BundleError
 from edgepeft.data.labels import NO_TARGET
+from edgepeft.errors import BundleError
 from edgepeft.graph.names import LABELS, LOGITS, SHARES, dropout
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.packed import packed, put, unpacked
