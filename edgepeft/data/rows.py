@@ -154,8 +154,8 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
     columns, label_of, task_column, keep = wanted
     labels = label_of is not None
     pairs: bool | None = None
-    for line, record in read(path):
-        record = _tagged(record, columns, f"{path}:{line}", labels=labels)
+    for line, found in read(path):
+        record = _tagged(found, columns, f"{path}:{line}", labels=labels)
         _require_columns(path, line, record, columns, labels)
         row = _row(path, line, record, columns, label_of)
         if keep:

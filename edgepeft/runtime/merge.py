@@ -35,8 +35,8 @@ _MOST_INLINE = 1_900_000_000  # protobuf ends at 2 GiB; above, the weights lie b
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
     """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
 
-    Inputs are the backbone's, ``logits`` [batch, outputs], or [batch, length, outputs], the only output.  The task's check file is
-    replayed on the file that was written.  A task that writes text: as ``write_text_model``.
+    Inputs are the backbone's, ``logits`` [batch, outputs], or [batch, length, outputs], the only output.  The
+    task's check file is replayed on the file that was written.  A task that writes text: as ``write_text_model``.
 
     Raises:
         UnknownName: no such task.

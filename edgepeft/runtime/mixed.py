@@ -100,7 +100,8 @@ class Mixer:
     def logits(
         self, tasks: Mapping[str, TaskSession], slots: NDArray[np.intp], inputs: Inputs
     ) -> list[NDArray[np.float32]]:
-        """[its rows, (length,) its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``, ascending.
+        """[its rows, (length,) its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``,
+        ascending.
 
         Raises:
             DataError: a row has no token.
@@ -116,10 +117,10 @@ class Mixer:
         for rows, part in passes(inputs, prompt=prompt):
             present, slot = np.unique(slots[rows], return_inverse=True)
             for k, outputs in enumerate(self.run([sessions[i] for i in present], slot, part, prompt)):
-                i = present[k]
-                if entries[i].task_kind.per_token:
-                    outputs = unpacked(outputs, part["attention_mask"][slot == k])
-                put(logits[i], within[rows[slot == k]], of_width(entries[i].n_outputs, sessions[i][0], outputs))
+                i, own = present[k], slot == k
+                per_token = entries[i].task_kind.per_token
+                found = unpacked(outputs, part["attention_mask"][own]) if per_token else outputs
+                put(logits[i], within[rows[own]], of_width(entries[i].n_outputs, sessions[i][0], found))
         return logits
 
     def run(

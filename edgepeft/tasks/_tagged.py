@@ -104,8 +104,8 @@ def tagged_row(row: Row) -> Tagged:
     for start, end, label in read["spans"]:
         if end > len(text):
             raise DataError(
-                f"{row.where}: the span {start} to {end} ({label}) ends beyond the text, which has {len(text)} characters "
-                "(of Python: an emoji is one)."
+                f"{row.where}: the span {start} to {end} ({label}) ends beyond the text, which has {len(text)} "
+                "characters (of Python: an emoji is one)."
             )
         within = [i for i, (first, last) in enumerate(words) if last > start and first < end]
         if not within:

@@ -1,4 +1,4 @@
-"""Tokens: what stands in a text, a tag for each word, by the cross entropy at its first piece (Devlin et al., 2019, 5.3).
+"""Tokens: what stands in a text, a tag for each word, by the cross entropy at its first piece (Devlin et al., 2019).
 
 Tags tell entities as ``_tags`` says, spans of the text that have a type.  Scores are seqeval's, computed without it: an
 entity is right where its type, its first and its last word are.  A word that is not read, past the longest text, is

@@ -32,8 +32,34 @@ FILLERS = {
     },
 }
 TEMPLATES = {
-    "train": ["{PER} flew to {LOC} yesterday .", "{ORG} hired {PER} as its new director .", "The mayor of {LOC} met {PER} .", "Shares of {ORG} fell after the news from {LOC} .", "{PER} and {PER} were born in {LOC} .", "Analysts expect {ORG} to buy {ORG} this year .", "It rained in {LOC} all week .", "My sister {PER} works for {ORG} .", "The road from {LOC} to {LOC} is closed .", "According to {PER} , {ORG} will close its plant in {LOC} .", "Nobody knew what the meeting was about .", "The report was late again , said {PER} .", "{ORG} opened an office in {LOC} .", "He drove his old car to the market .", "{LOC} has a mild climate ."],
-    "test": ["Last summer {PER} moved from {LOC} to {LOC} .", "A spokesman for {ORG} declined to comment .", "Have you heard that {PER} left {ORG} ?", "Tourists love the beaches near {LOC} .", "{ORG} sued {ORG} over a patent .", "Doctor {PER} will see you now .", "The trains were crowded this morning .", "Workers at {ORG} in {LOC} went on strike , {PER} wrote .", "I lent my umbrella to {PER} ."],
+    "train": [
+        "{PER} flew to {LOC} yesterday .",
+        "{ORG} hired {PER} as its new director .",
+        "The mayor of {LOC} met {PER} .",
+        "Shares of {ORG} fell after the news from {LOC} .",
+        "{PER} and {PER} were born in {LOC} .",
+        "Analysts expect {ORG} to buy {ORG} this year .",
+        "It rained in {LOC} all week .",
+        "My sister {PER} works for {ORG} .",
+        "The road from {LOC} to {LOC} is closed .",
+        "According to {PER} , {ORG} will close its plant in {LOC} .",
+        "Nobody knew what the meeting was about .",
+        "The report was late again , said {PER} .",
+        "{ORG} opened an office in {LOC} .",
+        "He drove his old car to the market .",
+        "{LOC} has a mild climate .",
+    ],
+    "test": [
+        "Last summer {PER} moved from {LOC} to {LOC} .",
+        "A spokesman for {ORG} declined to comment .",
+        "Have you heard that {PER} left {ORG} ?",
+        "Tourists love the beaches near {LOC} .",
+        "{ORG} sued {ORG} over a patent .",
+        "Doctor {PER} will see you now .",
+        "The trains were crowded this morning .",
+        "Workers at {ORG} in {LOC} went on strike , {PER} wrote .",
+        "I lent my umbrella to {PER} .",
+    ],
 }
 
 

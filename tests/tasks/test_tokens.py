@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +106,7 @@ def test_a_scheme_is_completed():
 def test_words_are_where_they_stand(text, words):
     found = words_of(text)
     assert [text[start:end] for start, end in found] == words
-    assert all(before[1] <= after[0] for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1] <= after[0] for before, after in pairwise(found))
 
 
 def byte_level(tmp_path: Path) -> Tokenizer:
@@ -288,7 +290,5 @@ def test_columns_of_conll_that_differ_are_named(tmp_path):
 
 
 def test_words_stay_words_through_pickling():
-    import pickle
-
     again = pickle.loads(pickle.dumps(Words(["New York", "x"])))
     assert (str(again), again.spans) == ("New York x", ((0, 8), (9, 10)))

@@ -165,7 +165,7 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, (length,) outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
+        """[rows, (length,) outputs], as deployed: from the hidden states on where they are kept, by what is stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
