@@ -110,7 +110,7 @@ def _letters(scheme: str, entity: Entity) -> Iterator[str]:
     elif scheme == "BI":
         yield from "B" + "I" * (n - 1)
     else:
-        last, only = scheme[2:]
+        last, only = scheme[2], scheme[3]
         yield from only if n == 1 else "B" + "I" * (n - 2) + last
 
 
