@@ -70,7 +70,7 @@ class Encoded:
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
         if self.per_token:
-            return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])  # type: ignore[arg-type]
+            return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
 
 

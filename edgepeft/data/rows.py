@@ -185,8 +185,9 @@ def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: boo
         raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")
     found = {**record, FIRST: record["text"] if words is None else Words(words)}
     told = next((name for name in ("tags", "spans") if name in record), None)
-    by_name = labels and told is not None and columns.label is None
-    return {**found, LABEL: {told: record[told]}} if by_name else found
+    if told is None or not labels or columns.label is not None:
+        return found
+    return {**found, LABEL: {told: record[told]}}
 
 
 def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:

@@ -122,7 +122,7 @@ def places_of(words: Sequence[Span], encoding: Encoding) -> NDArray[np.int64]:
     return places
 
 
-def at_tokens(targets: Sequence[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
+def at_tokens(targets: NDArray[Any], length: int) -> NDArray[np.int64]:
     """[B, S]: each row's tags [2, w], tag and place, where their tokens are; NO_TARGET elsewhere."""
     found = np.full((len(targets), length), NO_TARGET)
     for row, (tags, places) in zip(found, targets, strict=True):

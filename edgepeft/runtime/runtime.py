@@ -314,8 +314,8 @@ class Runtime(TextTasks):
             pooled[rows] = part
         return list(pooled)
 
-    def _encode(self, texts: Sequence[Readable], max_length: int) -> dict[str, NDArray[np.int64]]:
-        return self._tokens(texts, max_length).inputs
+    def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
+        return self._tokens(texts, max_length, answers).inputs
 
     def _tokens(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> TokenBatch:
         read = texts_of(texts)

@@ -59,7 +59,7 @@ def _macro(kind: Any, targets: Values, outputs: Values) -> float:
 
 def _accuracy(kind: Any, targets: Values, outputs: Values) -> float:
     tags = [pair for both in kind.both(targets, outputs) for pair in zip(*both, strict=True)]
-    return sum(one == other for one, other in tags) / len(tags)
+    return float(sum(one == other for one, other in tags)) / max(1, len(tags))
 
 
 ENTITY_SCORES: Mapping[str, Metric] = {

@@ -73,7 +73,7 @@ def _span(value: Any, where: str) -> tuple[int, int, str]:
         raise DataError(
             f"{where}: a span is {{start, end, label}} of two whole numbers and a type; found {shown(value)}."
         )
-    start, end, label = *parts[:2], label_text(parts[2], where, "label of a span")
+    start, end, label = int(parts[0]), int(parts[1]), label_text(parts[2], where, "label of a span")
     if label == OUTSIDE:
         raise DataError(f"{where}: {OUTSIDE} says that a word is outside of all spans; leave that span out.")
     if not 0 <= start < end:

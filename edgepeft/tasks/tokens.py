@@ -253,7 +253,9 @@ class Tokens(Kind):
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
         """[words that are read, C]: 1 in the tag's column."""
-        return np.eye(self.n_outputs)[np.concatenate([tags[places != NOWHERE] for tags, places in targets])]
+        tagged = np.concatenate([tags[places != NOWHERE] for tags, places in targets])
+        chosen: NDArray[np.float64] = np.eye(self.n_outputs)[tagged]
+        return chosen
 
     def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
         """[words that are read, d], at their first pieces."""
