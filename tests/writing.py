@@ -58,7 +58,7 @@ def theirs(model: Any, rows: Mapping[str, np.ndarray], decoding: Decoding) -> li
 
     Without its cache, which transformers 4 makes as deep as the encoder.
     """
-    options = {_NAMES.get(name, name): value for name, value in vars(decoding).items()}
+    options = {_NAMES.get(name, name): value for name, value in vars(decoding).items() if name != "ends"}
     inputs = {name: torch.from_numpy(rows[name]) for name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         texts = model.generate(**inputs, **options, do_sample=False, use_cache=False)

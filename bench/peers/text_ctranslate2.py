@@ -66,7 +66,7 @@ def prepare(job: Job) -> Prepared:
         if labels:
             translator.score_batch([row for row in rows for _ in labels], labels * len(rows))
             return
-        asked = int(job.settings["tokens"])
+        asked = job.new_tokens
         bounds = {"min_decoding_length": asked, "max_decoding_length": asked}  # none ends before
         written = translator.translate_batch(rows, beam_size=1, **bounds)
         require_all([len(row.hypotheses[0]) for row in written], asked)

@@ -35,6 +35,7 @@ _EIGHT: Batches = ((64, 20, 35, 50, 41, 12, 57, 28),)  # mean 38
 _OWN, _INT8 = "edgepeft", "edgepeft, int8"
 # MNLI's, whose longest is three tokens of T5's; the random tokenizer's are letters.
 _LABELS, _LABEL_IDS, _LONGEST = ("a b c", "d", "e"), ((3, 4, 5), (6,), (7,)), 3
+_WRITE = "write_onnxruntime"
 _NINE = tuple(f"pfeiffer{number}" for number in range(9))
 _MB = 1e6
 _OUT_OF_REACH = 4.0  # times our fp32: MKL's int8 takes 12 times as long on some processors
@@ -117,7 +118,7 @@ def _ours(run: SuiteRun, case: _Case, *, weights: WeightsDtype = "fp32", task: s
         bundle = run.bundle(f"labels-{weights}", [structure], weights=weights)
         return Racer(run.job("infer_onnxruntime", bundle, batches=case.batches, task="labels"))
     bundle = run.bundle("bare" if weights == "fp32" else "bare-int8", weights=weights)
-    return Racer(run.job("text", bundle, batches=case.batches, task=task, settings={"tokens": case.tokens}))
+    return Racer(run.job(_WRITE, bundle, batches=case.batches, task=task, new_tokens=case.tokens))
 
 
 def _peers(run: SuiteRun, case: _Case) -> tuple[dict[str, Racer], dict[str, str]]:
@@ -127,10 +128,10 @@ def _peers(run: SuiteRun, case: _Case) -> tuple[dict[str, Racer], dict[str, str]
     """
     racers: dict[str, Racer] = {}
     missing: dict[str, str] = {}
-    settings = {"tokens": case.tokens or _LONGEST}
+    tokens = case.tokens or _LONGEST
 
     def add(label: str, module: str, model: Path, python: str = "", **more: object) -> None:
-        job = run.job(module, Path(), batches=case.batches, model=str(model), settings={**settings, **more})
+        job = run.job(module, Path(), batches=case.batches, model=str(model), settings=more, new_tokens=tokens)
         racers[label] = Racer(job, python=python)
 
     if torch_installed():
@@ -166,9 +167,9 @@ def _deltas(run: SuiteRun) -> Iterator[SuiteRow]:
     names = ("lora", "pfeiffer")
     bundle = run.bundle("deltas", [Structure(name, [name], head="text", labels=None) for name in names])
     for case in (_WRITTEN["one-32"], _WRITTEN["eight-8"], _WRITTEN["eight-32"]):
-        given = {"batches": case.batches, "settings": {"tokens": case.tokens}}
-        racers = {name: Racer(run.job("text", bundle, task=name, **given)) for name in names}
-        racers["bare"] = Racer(run.job("text", bundle, **given))
+        given = {"batches": case.batches, "new_tokens": case.tokens}
+        racers = {name: Racer(run.job(_WRITE, bundle, task=name, **given)) for name in names}
+        racers["bare"] = Racer(run.job(_WRITE, bundle, **given))
         raced = run.race(f"deltas, {case.what}", racers)
         for name in names:
             yield ratio_row(f"{name}, fp32, {case.what}", raced, name, "bare", Target(0.95))
@@ -193,8 +194,8 @@ def _memory(run: SuiteRun) -> Iterator[SuiteRow]:
 
 
 def _text_of(run: SuiteRun, bundle: Path, tasks: Sequence[str]) -> Racer:
-    settings: Mapping[str, object] = {"tokens": 8, "tasks": list(tasks)}
-    return Racer(run.job("text", bundle, batches=_EIGHT, settings=settings), range(len(tasks)))
+    settings = {"tasks": list(tasks)}
+    return Racer(run.job(_WRITE, bundle, batches=_EIGHT, settings=settings, new_tokens=8), range(len(tasks)))
 
 
 def _resident(run: SuiteRun, label: str, racers: Sequence[Racer]) -> int:

@@ -150,7 +150,7 @@ def _units(work: ResolvedRequest, threads: int) -> list[Unit]:
     if not request.timed:
         return []
     batches = work.batches if batched else ()
-    shared = model.job(batches, threads=threads, seed=request.seed, cache=request.cache)
+    shared = model.job(batches, threads=threads, seed=request.seed, cache=request.cache, new_tokens=work.new_tokens)
     if not batched:
         return plan_requests(work.scenario, model.tasks, shared, lengths=work.lengths.values, rows=work.rows)
     engines, workloads = request.engines or ENGINES, workloads_of(request)
@@ -188,7 +188,7 @@ def _announcement(units: Sequence[Unit], schedule: Schedule, work: ResolvedReque
     for unit in (unit for unit in units if unit.job):
         assert unit.job is not None
         full, texts = unit.role is UnitRole.FULL, sum(map(len, unit.job.batches))
-        rows = [tokens for batch in unit.job.batches for tokens in batch]
+        rows = [tokens + work.new_tokens for batch in unit.job.batches for tokens in batch]
         a_text = flops_per_instance(architecture, rows, unit.workload, full=full)
         steps.append((unit.workload, a_text * texts / len(unit.job.batches)))
     rounds = (schedule.min_rounds or schedule.rounds, schedule.rounds)

@@ -30,6 +30,7 @@ BackboneName = Annotated[
 ]
 BatchSize = Annotated[int | None, typer.Option(help="Texts in a batch. Default: the scenario's 32.")]
 Length = Annotated[int | None, typer.Option(help="Every text has this many tokens. Default: 128.")]
+NewTokens = Annotated[int | None, typer.Option(help="Tokens that tasks write of each text. Default: 32.")]
 LengthsSource = Annotated[
     str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
 ]

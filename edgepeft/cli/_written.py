@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgepeft.errors import UsageError
 
@@ -22,7 +22,7 @@ def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tok
     from edgepeft.runtime.decoding import Decoding
 
     asked = {"beams": beams, "max_new_tokens": max_new_tokens}
-    given = {name: value for name, value in asked.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     if given and (task is None or not bundle.entry(task).writes):
         option = next(iter(given)).replace("_", "-")
         raise UsageError(f"--{option} is for a task that writes text; --task names one that does.")

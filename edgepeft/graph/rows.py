@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.predicates import all_used, gives_logits, same_inputs, well_formed
-from edgepeft.graph.prompt import LENGTH
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.protos import copied, replace
 
 __all__ = ["logits_as_rows"]
@@ -33,7 +33,7 @@ def logits_as_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in graph.node:
         node.output[:] = [packed if name == LOGITS else name for name in node.output]
         node.input[:] = [packed if name == LOGITS else name for name in node.input]
-    prompt = next((int(numpy_helper.to_array(t)[0]) for t in graph.initializer if t.name == LENGTH), 0)
+    prompt = prompt_in(graph)
     for name, values in {"zero": 0, "one": 1, "flat": [-1], "axis": [1], "last": [2], "prompt": [prompt]}.items():
         graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"rows/{name}"))
     graph.node.extend(helper.make_node(op, given, [out], name=out, **more) for op, given, out, more in _nodes(packed))

@@ -170,6 +170,7 @@ def _conditions(result: BenchResult) -> list[str]:
         line += f", PyTorch's {host.pytorch_gemm_gflops:.0f}"
     described = f" ({first.lengths.described})" if first.lengths else ""
     line += f"; threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}"
+    line += f", {first.new_tokens} written of each text" if first.new_tokens else ""
     lines = [line + (f"; {limits_in_force(result.profile)}" if result.profile.limits.in_force else "")]
     lines += result.profile.notes[:1]  # what the figures stand for
     lines += [

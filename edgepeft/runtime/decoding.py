@@ -28,6 +28,8 @@ Floats = NDArray[np.float32]
 class Decoding:
     """How texts are written: at most ``max_new_tokens`` each; ``no_repeat_ngram`` of 0 lets anything stand twice.
 
+    Without ``ends`` the token that ends a text is one like others, so that each has as many as it may have.
+
     Raises:
         UsageError: a number that none of them can be.
     """
@@ -36,6 +38,7 @@ class Decoding:
     beams: int = 1
     length_penalty: float = 1.0
     no_repeat_ngram: int = 0
+    ends: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("beams", 1), ("no_repeat_ngram", 0)):
@@ -43,6 +46,10 @@ class Decoding:
                 raise UsageError(f"{name} is {getattr(self, name)}; {least} is the least that there can be.")
         if not np.isfinite(self.length_penalty):
             raise UsageError(f"length_penalty is {self.length_penalty}; give a finite number, such as 1.")
+
+    def end(self, token: int) -> int:
+        """``token``, which ends texts, or one that never comes."""
+        return token if self.ends else -1
 
 
 GREEDY = Decoding()

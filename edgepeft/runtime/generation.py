@@ -172,18 +172,18 @@ class Generator:
         self._sessions.clear()
 
     def _write(self, session: TextSession, inputs: Inputs, decoding: Decoding) -> list[Written]:
-        decoder = self.decoder
+        decoder, end = self.decoder, decoding.end(self.decoder.end_token_id)
         state = TextState(session, inputs)
         every = [Row.starting(decoder.start_token_id) for _ in inputs["input_ids"]]
         rows = every
         ids = np.full(len(rows), decoder.start_token_id, np.int64)
         order = np.arange(len(rows))
         while rows:
-            going, ids, order = choose(rows, state.step(ids, order), decoding, decoder.end_token_id)
+            going, ids, order = choose(rows, state.step(ids, order), decoding, end)
             if len(going) < len(rows):
                 rows = [rows[i] for i in going]
                 state.keep(going)
-        return [row.best(decoder.end_token_id) for row in every]
+        return [row.best(end) for row in every]
 
     def parts(self, lengths: NDArray[np.intp], decoding: Decoding) -> Iterator[NDArray[np.intp]]:
         """Rows that run together."""

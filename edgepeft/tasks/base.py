@@ -144,6 +144,10 @@ class Kind(ABC):
         """As ``targets``, of rows that are tokenized so."""
         return self.targets(rows)
 
+    @abstractmethod
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """[B, ...] what stands for the targets of rows with this mask [B, S], where only time matters."""
+
     @classmethod
     @abstractmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...] | None]:

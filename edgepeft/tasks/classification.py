@@ -83,6 +83,10 @@ class Classification(Kind):
         index = {label: i for i, label in enumerate(self.labels or ())}
         return np.array([index[row.label or ""] for row in rows], np.int64)
 
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The labels in turn."""
+        return np.arange(len(mask)) % self.n_outputs
+
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
         """Any label."""

@@ -72,6 +72,10 @@ class Regression(Kind):
         """float32 [n]."""
         return np.array([self.expected(row) for row in rows], np.float32)
 
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """0, 1, 2, ..."""
+        return np.arange(len(mask), dtype=np.float32)
+
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
         """A number."""

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import cleaned
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
+from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, words_of
 from edgepeft.errors import DataError
@@ -161,6 +162,10 @@ class Tokens(Kind):
         for i, (row, place) in enumerate(zip(rows, places, strict=True)):
             found[i] = np.stack([[index[tag] for tag in tagged_row(row).tags(self.labels)], place])
         return found
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The tags in turn, as if each token were a word: [B, S]."""
+        return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import Scored
 from edgepeft.delta import Delta
 from edgepeft.tasks.base import Kind
 from edgepeft.training.engine import PyTorchEngine, torch_batch
 
-__all__ = ["TextEngine", "generated"]
+__all__ = ["TextEngine", "generated", "greedy"]
 
 WRITTEN_ROWS = 16  # at once: the logits of a large vocabulary at every token are hundreds of megabytes
 
@@ -51,25 +52,31 @@ class TextEngine(PyTorchEngine):
         return [row[: [*row, writing.end_token_id].index(writing.end_token_id)] for row in tokens]
 
 
-def generated(delta: Delta, model: nn.Module, inputs: Mapping[str, Tensor], longest: int) -> Tensor:
-    """int64 [batch, length]: what transformers' greedy decoding writes under the delta, ``longest`` tokens at most."""
+def greedy(architecture: Architecture, longest: int, *, ends: bool = True) -> dict[str, Any]:
+    """What ``generate`` of transformers takes to write greedily; without ``ends`` no token ends a text."""
     from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
-    decoder = delta.architecture.decoder
+    decoder = architecture.decoder
     assert decoder is not None
     config = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=longest,
         do_sample=False,
         num_beams=1,
         decoder_start_token_id=decoder.start_token_id,
-        eos_token_id=decoder.end_token_id,
-        pad_token_id=delta.architecture.pad_token_id,
+        eos_token_id=decoder.end_token_id if ends else None,
+        pad_token_id=architecture.pad_token_id,
     )
     # transformers 4's own cache has as many layers as the encoder, be the decoder deeper.
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    return {"generation_config": config, "past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
+
+
+def generated(
+    delta: Delta, model: nn.Module, inputs: Mapping[str, Tensor], longest: int, *, ends: bool = True
+) -> Tensor:
+    """int64 [batch, length]: what transformers' greedy decoding writes under the delta, ``longest`` tokens at most."""
     with delta.within(model, delta.own_tensors(model)) as overrides:
         tensors = {f"model.{name}": tensor for name, tensor in overrides.items()}
-        given = {**delta.prompted(inputs), "generation_config": config, "past_key_values": cache}
+        given = {**delta.prompted(inputs), **greedy(delta.architecture, longest, ends=ends)}
         tokens: Tensor = torch.func.functional_call(_Generating(model), tensors, (), given, tie_weights=False)
     return tokens[:, 1:]  # the first is the start
 

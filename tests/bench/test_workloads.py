@@ -9,9 +9,10 @@ import pytest
 import torch
 from configs import SMALL_BERT
 
+from edgepeft.backbones.source import open_backbone
 from edgepeft.bench.planning import subject as subject_module
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.subject import open_subject, random_subject
+from edgepeft.bench.planning.subject import fresh_delta, manifest_of, open_subject, random_subject, write_task
 from edgepeft.bench.workloads import (
     _torch,
     finetune_onnxruntime,
@@ -23,6 +24,7 @@ from edgepeft.bench.workloads import (
     peer,
 )
 from edgepeft.errors import UnknownName, UsageError
+from edgepeft.runtime.bundle import Bundle
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,9 @@ def bundle(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
         random_subject("tiny", folder, methods=("pfeiffer",), settings={"bottleneck": "4"})
+    backbone, entries = open_backbone(str(folder)), Bundle(folder).manifest.tasks
+    several = fresh_delta(backbone, "pfeiffer", {"bottleneck": "4"}, 0, task="several", kind="labels")
+    manifest_of(backbone, "tiny", {**entries, "several": write_task(backbone, several)}).write(folder)
     return folder
 
 
@@ -40,6 +45,7 @@ def job(bundle, workload, **fields):
 
 
 TASK = {"task": "pfeiffer", "method": "pfeiffer", "settings": {"bottleneck": 4}}
+SEVERAL = {**TASK, "task": "several", "kind": "labels"}
 
 
 def test_both_engines_run_the_bare_backbone_and_the_task(bundle):
@@ -103,21 +109,22 @@ def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
     assert moved(deltas[0], before) == set(before)
 
 
-def test_both_engines_take_the_same_step(bundle, monkeypatch):
+@pytest.mark.parametrize("task", [TASK, SEVERAL])
+def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
     """The same tensors, batch and labels: what AdamW makes of them is the same."""
     from edgepeft.runtime.tuning import step as step_module
 
     seen = {}
     call = step_module.TrainingStep.__call__
 
-    def kept(self, trained, inputs, labels, masks):
+    def kept(self, trained, inputs, labels, masks, *more, **most):
         seen["trained"] = trained
         seen["before"] = {name: tensor.copy() for name, tensor in trained.items()}
-        seen["found"] = call(self, trained, inputs, labels, [np.ones_like(mask) for mask in masks])
+        seen["found"] = call(self, trained, inputs, labels, [np.ones_like(mask) for mask in masks], *more, **most)
         return seen["found"]
 
     monkeypatch.setattr(step_module.TrainingStep, "__call__", kept)
-    finetune_onnxruntime.prepare(job(bundle, "x", **TASK)).step(0)
+    finetune_onnxruntime.prepare(job(bundle, "x", **task)).step(0)
 
     deltas, gradients = [], {}
     fresh = _torch.job_delta
@@ -135,7 +142,7 @@ def test_both_engines_take_the_same_step(bundle, monkeypatch):
         return delta
 
     monkeypatch.setattr(_torch, "job_delta", started)
-    finetune_pytorch.prepare(job(bundle, "x", **TASK)).step(0)
+    finetune_pytorch.prepare(job(bundle, "x", **task)).step(0)
     assert gradients.keys() == seen["found"].gradients.keys()
     largest = max(float(np.abs(gradient).max()) for gradient in gradients.values())
     for name, gradient in gradients.items():
@@ -201,7 +208,7 @@ def test_all_workers_see_the_same_ids(bundle):
 
 
 def test_a_bundles_tasks_can_be_chosen_by_name_and_method(bundle):
-    assert [task.name for task in open_subject(bundle).model.tasks] == ["pfeiffer"]
+    assert [task.name for task in open_subject(bundle).model.tasks] == ["pfeiffer", "several"]
     assert open_subject(bundle, methods=("pfeiffer",)).model.tasks[0].settings["bottleneck"] == 4
     with pytest.raises(UnknownName, match="pfeiffer"):
         open_subject(bundle, tasks=("pfeifer",))

@@ -17,12 +17,11 @@ from bench.suites._random_bundle import Structure
 from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteVerdict
 from bench.suites._suite_run import SuiteRun
-from edgepeft.bench.workloads import text as workload
+from edgepeft.bench.workloads import write_onnxruntime as workload
 from edgepeft.cli._main import main
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.limits.limited_process import Limits
-from edgepeft.runtime import generation as workload_generation
-from edgepeft.runtime.decoding import Decoding, Written
+from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 
 ROWS, ASKED = ((9, 4, 6),), 5
@@ -46,7 +45,9 @@ def bundle(run):
 
 
 def job_of(run, bundle, **settings):
-    return run.job("text", bundle, batches=ROWS, model=str(run.plain()), settings={"tokens": ASKED, **settings})
+    return run.job(
+        "write_onnxruntime", bundle, batches=ROWS, model=str(run.plain()), settings=settings, new_tokens=ASKED
+    )
 
 
 def test_ours_and_transformers_write_the_same_tokens_of_the_same_rows(run, bundle):
@@ -62,10 +63,7 @@ def test_ours_and_transformers_write_the_same_tokens_of_the_same_rows(run, bundl
     assert found == theirs(model, rows, Decoding(ASKED)) and [len(tokens) for tokens, _ in found] == [ASKED] * 3
 
 
-def test_a_text_that_ends_early_stops_the_run(run, bundle, monkeypatch):
-    monkeypatch.setattr(workload_generation.Generator, "write", lambda *_: [Written((7,) * 4, True)])
-    with pytest.raises(EdgepeftError, match="ended after 4 of 5 tokens"):
-        workload.prepare(job_of(run, bundle)).step(0)
+def test_a_peer_that_writes_fewer_tokens_stops_the_run():
     with pytest.raises(EdgepeftError, match=r"wrote \[4, 5\] tokens, 5 were asked for"):
         _writing.require_all([5, 4], 5)
 
@@ -92,7 +90,7 @@ def test_targets_are_those_of_the_fastest_peers(run, monkeypatch):
 def test_labels_are_scored_beside_what_peers_write_and_score(run, monkeypatch):
     monkeypatch.setattr(SuiteRun, "peer", lambda self, name: Path("model.bin"))
     racers, missing = text._peers(run, text._WRITTEN["eight-labels"])
-    assert not missing and racers["pytorch"].job.settings["tokens"] == 3
+    assert not missing and racers["pytorch"].job.new_tokens == 3
     assert racers["ctranslate2 int8, MKL, scored"].job.settings["labels"] == text._LABEL_IDS
     assert text._ours(run, text._WRITTEN["one-labels"]).job.task == "labels"
 

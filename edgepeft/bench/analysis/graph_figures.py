@@ -46,6 +46,10 @@ def _sizes(bundle: Bundle) -> dict[str, Number]:
 
 def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> MetricsRecord:
     bundle, model = subject.bundle, subject.model
+    what = f"task {task.name} ({task.method})" if task else "backbone"
+    own: dict[str, Number] = {"delta_bytes": bundle.current(task.name, GRAPH).stat().st_size} if task else {}
+    if task is not None and bundle.entry(task.name).writes:
+        return MetricsRecord(of=what, values=own)  # two graphs, the second as often as there are tokens
     graph = bundle.graph(task.name if task else None)
     inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
     executed = trace_plain(graph, bundle.folder, inputs)
@@ -55,11 +59,8 @@ def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence
         "bytes_moved": sum(node.n_bytes for node in executed),
         "peak_activation_bytes": _peak(graph, executed),
     }
-    if task is not None:
-        values["delta_bytes"] = bundle.current(task.name, GRAPH).stat().st_size
-    what = f"task {task.name} ({task.method})" if task else "backbone"
     longest = f"{lengths[0]}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
-    return MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values=values)
+    return MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own})
 
 
 def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
+from edgepeft.tasks.base import Kind, kind_named, stated
 
 __all__ = ["Batches", "Job", "Prepared", "StepFunction", "batches_of", "random_batch"]
 
@@ -65,6 +66,7 @@ class Job:
 
     ``workload`` is the name of a file in ``edgepeft/bench/workloads``, or a module elsewhere; ``bundle`` the folder
     of the backbone and its tasks; ``task`` None for the bare backbone; ``model`` a peer's ONNX file.
+    ``kind`` is the task's; ``new_tokens`` are written of each text, 0 where none is written.
     ``cache``: sessions map the user's prepacked weights.
     ``package``: the folder of another version of edgepeft, whose worker it is for; it is not sent to the worker.
     """
@@ -77,6 +79,8 @@ class Job:
     method: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     n_labels: int = 2
+    kind: str | None = None
+    new_tokens: int = 0
     model: str | None = None
     vocab_size: int = 0
     pad_id: int = 0
@@ -87,6 +91,14 @@ class Job:
     def batch(self, index: int) -> dict[str, NDArray[np.int64]]:
         """Ids, mask and token types of batch ``index``, each [batch, longest]; equal in every worker."""
         return _batch(self.batches[index], self.vocab_size, self.pad_id, self.seed + index)
+
+    def task_kind(self) -> Kind:
+        """The task's kind, with labels that are numbers; one label of several, or a number, where none is named."""
+        labels = tuple(map(str, range(self.n_labels)))
+        if self.kind is None:
+            return stated(None, labels if self.n_labels > 1 else None, "")
+        kind = kind_named(self.kind)
+        return kind(labels if kind.has_labels else None)
 
     def to_json(self) -> str:
         """One line of JSON; fields at their default are left out, so that older versions can read it."""

@@ -35,6 +35,7 @@ class UnitRole(StrEnum):
 class BenchedTask:
     """A task as its manifest describes it: name, method, the method's settings, outputs, tokens put before a text.
 
+    ``kind`` is None where its outputs say it (``Job.task_kind``), as other versions know it.
     ``trains_everything``: its method trains all weights, so it is itself what other tasks are compared with.
     """
 
@@ -43,6 +44,7 @@ class BenchedTask:
     settings: Mapping[str, Any] = field(default_factory=dict)
     n_labels: int = 2
     prompt_length: int = 0
+    kind: str | None = None
     trains_everything: bool = False
 
 
@@ -55,10 +57,10 @@ class BenchedModel:
     vocab_size: int
     pad_id: int
 
-    def job(self, batches: Batches, *, threads: int, seed: int, cache: bool) -> Job:
+    def job(self, batches: Batches, **shared: Any) -> Job:
         """What the jobs of all its units share; their workloads are to be filled in."""
         folder, vocab_size, pad_id = str(self.folder), self.vocab_size, self.pad_id
-        return Job("", threads, batches, folder, vocab_size=vocab_size, pad_id=pad_id, seed=seed, cache=cache)
+        return Job("", batches=batches, bundle=folder, vocab_size=vocab_size, pad_id=pad_id, **shared)
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,10 @@ def _unit(shared: Job, bare: Unit, missing: Mapping[str, str]) -> Unit:
     reason = missing.get(bare.engine)
     if reason:
         return replace(bare, unavailable=reason)
-    job = replace(shared, workload=f"{bare.workload}_{bare.engine}", method=bare.method)
+    does = "write" if shared.new_tokens and bare.workload == "infer" else bare.workload
+    job = replace(shared, workload=f"{does}_{bare.engine}", method=bare.method)
     if task := bare.task:
-        job = replace(job, task=task.name, settings=dict(task.settings), n_labels=task.n_labels)
+        job = replace(job, task=task.name, settings=dict(task.settings), n_labels=task.n_labels, kind=task.kind)
     if bare.role is UnitRole.LENGTHENED:
         job = replace(job, batches=tuple(tuple(n + bare.prompt_length for n in batch) for batch in job.batches))
     return replace(bare, job=job)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgepeft.bench.planning.job import Batches, batches_of
 from edgepeft.bench.planning.lengths import Lengths, full_length, load_lengths
-from edgepeft.bench.planning.scenario import Scenario, load_scenario
+from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
 from edgepeft.bench.planning.subject import BenchSubject, open_subject, random_subject
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.profiles.schema import Profile
@@ -27,6 +27,7 @@ __all__ = [
     "workloads_of",
 ]
 
+_NEW_TOKENS = 32
 _DEFAULT_ARCHITECTURE = "roberta-base"  # the seeds' backbone
 
 
@@ -49,6 +50,7 @@ class BenchRequest:
     workloads: tuple[str, ...] = ()
     batch_size: int | None = None
     length: int | None = None
+    new_tokens: int | None = None
     lengths: str | None = None
     peers: tuple[Path, ...] = ()
     rounds: int | None = None
@@ -93,7 +95,12 @@ def check_request(request: BenchRequest) -> None:
 
 
 def _check_numbers(request: BenchRequest) -> None:
-    least = {"--batch-size": request.batch_size, "--length": request.length, "--rounds": request.rounds}
+    least = {
+        "--batch-size": request.batch_size,
+        "--length": request.length,
+        "--new-tokens": request.new_tokens,
+        "--rounds": request.rounds,
+    }
     for option, number in least.items():
         if number is not None and number < 1:
             raise UsageError(f"{option} must be at least 1, got {number}.")
@@ -115,7 +122,10 @@ def _check_model(request: BenchRequest) -> None:
 
 @dataclass(frozen=True)
 class ResolvedRequest:
-    """What a request stands for: ``rows`` in a batch, the batches, ``notes`` on them."""
+    """What a request stands for: ``rows`` in a batch, the batches, ``notes`` on them.
+
+    ``new_tokens`` are written of each text; 0 where none is.
+    """
 
     request: BenchRequest
     profile: Profile
@@ -125,6 +135,7 @@ class ResolvedRequest:
     rows: int
     batches: Batches
     notes: tuple[str, ...]
+    new_tokens: int = 0
 
 
 def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario, stack: ExitStack) -> ResolvedRequest:
@@ -135,10 +146,14 @@ def resolve_request(request: BenchRequest, profile: Profile, scenario: Scenario,
     """
     subject = _subject(request, stack)
     _require_trainable(request, subject)
+    _require_measurable(request, scenario, subject)
     lengths, notes = _lengths(request, scenario, subject)
+    if subject.left_out:
+        notes.append(f"{', '.join(subject.left_out)} write text, and are measured where --task names them")
+    new_tokens = (request.new_tokens or _NEW_TOKENS) if subject.writes else 0
     rows = request.batch_size or scenario.batch_size
     batches = batches_of(sorted(lengths.values) if scenario.order == "sorted" else lengths.values, rows)
-    return ResolvedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes))
+    return ResolvedRequest(request, profile, scenario, subject, lengths, rows, batches, tuple(notes), new_tokens)
 
 
 def _lengths(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> tuple[Lengths, list[str]]:
@@ -185,6 +200,24 @@ def _require_trainable(request: BenchRequest, subject: BenchSubject) -> None:
         return
     what = "the bundle has no task" if request.bundle else "name one with --method"
     raise UsageError(f"--workload finetune --engine onnxruntime fine-tunes a task's delta; {what}.")
+
+
+def _require_measurable(request: BenchRequest, scenario: Scenario, subject: BenchSubject) -> None:
+    """Refuse what cannot be done with text, and its option without it."""
+    if not subject.writes:
+        if request.new_tokens is not None:
+            raise UsageError(f"--new-tokens: no task of {subject.name} that is measured writes text; leave it out.")
+        return
+    options = {
+        f"--scenario {scenario.name}": scenario.kind is not SampleKind.BATCHES,
+        "--mode predicted": request.mode == "predicted",
+        "--peer": bool(request.peers),
+        "--profile-ops": request.profile_ops,
+        "--instructions": request.instructions,
+        "--deterministic": not request.timed,
+    }
+    if asked := [option for option, given in options.items() if given]:
+        raise UsageError(f"{', '.join(asked)}: not for tasks that write text; leave it out.")
 
 
 def workloads_of(request: BenchRequest) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.runtime.versions import GRAPH
 from edgepeft.task_name import named_after
+from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
     from edgepeft.delta import Delta
@@ -44,6 +45,12 @@ class BenchSubject:
     bundle: Bundle
     model: BenchedModel
     random_weights: bool
+    left_out: tuple[str, ...] = ()  # tasks that write, beside others that do not
+
+    @property
+    def writes(self) -> bool:
+        """Whether its tasks write text, all of them."""
+        return any(self.bundle.entry(task.name).writes for task in self.model.tasks)
 
     @property
     def architecture(self) -> Architecture:
@@ -59,9 +66,11 @@ def torch_installed() -> bool:
 def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[str] = ()) -> BenchSubject:
     """Open a bundle on disk; where tasks or methods are named, with these only.
 
+    Tasks that write text are left out beside others, unless they are named.
+
     Raises:
         UnknownName: no such task.
-        UsageError: no task of these methods; not a bundle.
+        UsageError: no task of these methods; not a bundle; text and other answers are asked for at once.
     """
     bundle = Bundle(folder)
     chosen = {name: bundle.entry(name) for name in (tasks or bundle.manifest.tasks)}
@@ -69,8 +78,17 @@ def open_subject(folder: Path, *, tasks: Sequence[str] = (), methods: Sequence[s
     for method in methods:
         if method not in known:
             raise UnknownName("method of this bundle's chosen tasks", method, known)
-    kept = tuple(_task(bundle, name) for name, entry in chosen.items() if not methods or entry.method in methods)
-    return _subject(folder.name or str(folder), bundle, kept, random=False)
+    chosen = {name: entry for name, entry in chosen.items() if not methods or entry.method in methods}
+    writing = [name for name, entry in chosen.items() if entry.writes]
+    others = [name for name in chosen if name not in writing]
+    if tasks and writing and others:
+        raise UsageError(
+            f"--task: text is written by {', '.join(writing)}, and not by {', '.join(others)}; a text takes many "
+            "passes, so they are not compared. Ask for either."
+        )
+    kept = tuple(_task(bundle, name) for name in others or writing)
+    subject = _subject(folder.name or str(folder), bundle, kept, random=False)
+    return replace(subject, left_out=tuple(writing if others else ()))
 
 
 def random_subject(
@@ -113,13 +131,15 @@ def _subject(name: str, bundle: Bundle, tasks: tuple[BenchedTask, ...], *, rando
 
 
 def _task(bundle: Bundle, name: str) -> BenchedTask:
-    entry = bundle.scored(name)
+    entry = bundle.entry(name)
+    told = stated(None, entry.labels, "").name  # what its outputs alone say
     return BenchedTask(
         name,
         entry.method,
         entry.hyperparameters,
         entry.n_outputs,
         entry.prompt_length,
+        None if entry.task_kind.name == told else entry.task_kind.name,
         _trains_everything(entry.method),
     )
 
@@ -139,6 +159,7 @@ def fresh_delta(
     task: str | None = None,
     head: str | None = None,
     labels: tuple[str, ...] | None = ("0", "1"),
+    kind: str | None = None,
 ) -> Delta:
     """Make an untrained delta; ``task`` is named after its method if None, ``head`` is the backbone's.
 
@@ -158,7 +179,7 @@ def fresh_delta(
 
     method = method_named(name).from_settings(settings)
     torch.manual_seed(seed)
-    return new_delta(backbone, method, task or named_after(name), labels, head=head)
+    return new_delta(backbone, method, task or named_after(name), labels, head=head, kind=kind)
 
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:

@@ -14,6 +14,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
+from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
@@ -96,6 +97,7 @@ def row_of(work: ResolvedRequest, unit: Unit, threads: int, **figures: Any) -> B
         variant=unit.variant,
         batch_size=len(work.batches[0]),
         sequence_length=work.lengths.values[0] if work.lengths.uniform else round(work.lengths.mean, 2),
+        new_tokens=work.new_tokens or None,
         lengths=_lengths_record(work.lengths, work.batches),
         threads=threads,
         **figures,
@@ -128,10 +130,17 @@ def _board_conditions(series: Series) -> BoardRecord | None:
     )
 
 
+def _counted(one: Measured) -> Job | None:
+    """Its job, where the operations of a text are known: a text that is written takes many passes."""
+    job = one.unit.job
+    return None if job is None or job.new_tokens or one.unit.role is UnitRole.REQUESTS else job
+
+
 def _flops(one: Measured, architecture: Architecture) -> float | None:
-    if one.unit.job is None or one.unit.role is UnitRole.REQUESTS:
+    job = _counted(one)
+    if job is None:
         return None
-    rows = [n for batch in one.unit.job.batches for n in _tokens(one, batch)]
+    rows = [n for batch in job.batches for n in _tokens(one, batch)]
     return flops_per_instance(architecture, rows, one.unit.workload, full=one.unit.role is UnitRole.FULL)
 
 
@@ -143,8 +152,8 @@ def _tokens(one: Measured, texts: Sequence[int]) -> list[int]:
 
 def _gemm_fraction(one: Measured, architecture: Architecture) -> float | None:
     """Median over the rounds of (achieved FLOP/s) / (the GEMM probe's FLOP/s in that round, or the last before it)."""
-    job = one.unit.job
-    if job is None or one.unit.role is UnitRole.REQUESTS or not 0 < len(one.gemm.samples) <= len(one.series.samples):
+    job = _counted(one)
+    if job is None or not 0 < len(one.gemm.samples) <= len(one.series.samples):
         return None
     fractions = []
     full = one.unit.role is UnitRole.FULL

@@ -21,7 +21,7 @@ __all__ += ["TaskRecord", "TrialRecord"]
 RESULT_SCHEMA = "edgepeft.bench/1"
 RowKey = tuple[str | float | None, ...]  # what a row measured; two rows of one file never share it
 _IDENTITY = ("scenario", "workload", "engine", "method", "task", "peer", "prompt_length", "variant")
-_SHAPE = ("batch_size", "sequence_length", "threads")
+_SHAPE = ("batch_size", "sequence_length", "new_tokens", "threads")
 
 
 class LengthsRecord(Part):
@@ -129,7 +129,7 @@ class PredictionRecord(Part):
 class BenchRow(Part):
     """What was measured or predicted of one subject; a figure is None where there is none."""
 
-    SOMETIMES: ClassVar[frozenset[str]] = frozenset({"predicted", "against"})
+    SOMETIMES: ClassVar[frozenset[str]] = frozenset({"predicted", "against", "new_tokens"})
 
     scenario: str | None = None
     workload: str
@@ -141,6 +141,7 @@ class BenchRow(Part):
     variant: str | None = None  # how requests are put, where the scenario compares ways
     batch_size: int | None = None
     sequence_length: Number | None = None  # a mean where lengths differ
+    new_tokens: int | None = None  # that are written of each text, or taught
     lengths: LengthsRecord | None = None
     threads: int | None = None
     samples_s: tuple[Positive, ...]

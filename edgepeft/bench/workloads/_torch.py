@@ -36,8 +36,8 @@ def job_delta(job: Job, backbone: Backbone) -> Delta:
     from edgepeft.methods.base import method_named
 
     method = method_named(job.method or "").from_settings(job.settings)
-    labels = None if job.n_labels == 1 else tuple(str(index) for index in range(job.n_labels))
-    return new_delta(backbone, method, job.task or "bench", labels)
+    kind = job.task_kind()
+    return new_delta(backbone, method, job.task or "bench", kind.labels, head=kind.head, kind=kind.name)
 
 
 def batch_tensors(job: Job, index: int) -> dict[str, Tensor]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.text import BEFORE
 from edgepeft.bench.planning.job import Job, Prepared
 
-__all__ = ["LEARNING_RATE", "labels_of", "prepare"]
+__all__ = ["LEARNING_RATE", "prepare", "targets_of"]
 
 # Of both engines, like the labels, so that their steps are one step.
 LEARNING_RATE = 1e-6  # the figure is time; weights should stay where activations are ordinary
@@ -25,19 +29,21 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.runtime.tuning.adamw import AdamW
     from edgepeft.runtime.tuning.expansion import Expansion
     from edgepeft.runtime.tuning.hidden import training_graph
-    from edgepeft.runtime.tuning.step import TrainingStep
+    from edgepeft.runtime.tuning.step import TrainingStep, targets_at_once
     from edgepeft.runtime.tuning.subject import deployed_graph
 
     bundle = Bundle(Path(job.bundle))
+    architecture = bundle.architecture
     delta = bundle.delta_graph(job.task or "")
     widen(delta.graph)
     facts = training_facts(delta)
-    deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)
+    deployed = deployed_graph(delta, facts, bundle.family, architecture, bundle.checkpoint)
     graph, _ = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=False)
     training = TrainingStep(graph, facts, bundle.folder, job.threads)
     tensors, expansion = facts.tensors(delta), Expansion(delta, facts, bundle.checkpoint, job.threads)
     optimizer = AdamW(dict.fromkeys(tensors, LEARNING_RATE))
-    source = np.random.default_rng(job.seed)
+    most = targets_at_once(job.new_tokens, architecture.vocab_size) if job.new_tokens else None
+    kind, source = job.task_kind(), np.random.default_rng(job.seed)
 
     def step(batch: int) -> None:
         inputs = job.batch(batch)
@@ -46,13 +52,29 @@ def prepare(job: Job) -> Prepared:
             ((source.random((rows, width), np.float32) >= p) / np.float32(1 - p)).astype(np.float32)
             for p, width in facts.dropouts
         ]
-        result = training(expansion.inputs(tensors), inputs, labels_of(job, rows), masks)
+        labels, beside = targets_of(job, inputs["attention_mask"], architecture)
+        shares = np.full(rows, 1 / kind.terms(labels).sum(), np.float32)
+        given = expansion.inputs(tensors), inputs, labels, masks, shares
+        result = training(*given, most_rows=most, states=partial(_of_rows, beside))
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
     return Prepared(step)
 
 
-def labels_of(job: Job, rows: int) -> NDArray[Any]:
-    """[rows]: classes in turn, or numbers where the task has one output."""
-    numbers = np.arange(rows)
-    return numbers.astype(np.float32) if job.n_labels == 1 else numbers % job.n_labels
+def targets_of(
+    job: Job, mask: NDArray[np.int64], architecture: Architecture
+) -> tuple[NDArray[Any], dict[str, NDArray[np.int64]]]:
+    """What a step takes beside the tokens: made targets [rows, ...], and what a decoder reads to write them.
+
+    A text's targets are of ``job.new_tokens`` tokens.
+    """
+    if not job.new_tokens:
+        return job.task_kind().made_targets(mask), {}
+    assert architecture.decoder is not None, "what writes has a decoder"
+    targets = job.task_kind().made_targets(np.ones((len(mask), job.new_tokens), np.int64))
+    start = np.full((len(targets), 1), architecture.decoder.start_token_id)
+    return targets, {BEFORE: np.concatenate([start, targets[:, :-1]], axis=1)}
+
+
+def _of_rows(beside: Mapping[str, NDArray[Any]], rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+    return {name: values[list(rows)] for name, values in beside.items()}

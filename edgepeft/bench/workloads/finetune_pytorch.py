@@ -20,27 +20,22 @@ __all__ = ["prepare"]
 def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) -> Prepared:
     """Load the model with an optimiser for what is trained; ``wrap`` makes of the forward pass what runs."""
     import torch
-    from torch.nn import functional
 
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, load
-    from edgepeft.bench.workloads.finetune_onnxruntime import LEARNING_RATE, labels_of
+    from edgepeft.bench.workloads.finetune_onnxruntime import LEARNING_RATE, targets_of
     from edgepeft.methods.base import method_named
 
     backbone, model = load(job)
     everything = method_named(job.method or "").trains_everything
     logits, trained = (_everything if everything else _delta)(job, backbone, model)
     logits = wrap(logits)
-    optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
+    optimizer, kind = torch.optim.AdamW(trained, lr=LEARNING_RATE), job.task_kind()
 
     def step(batch: int) -> None:
         inputs = batch_tensors(job, batch)
-        outputs = logits(inputs)
-        labels = torch.from_numpy(labels_of(job, len(outputs)))
-        if job.n_labels == 1:
-            loss = functional.mse_loss(outputs.squeeze(-1), labels)
-        else:
-            loss = functional.cross_entropy(outputs, labels)
-        torch.autograd.backward(loss)
+        targets, beside = targets_of(job, inputs["attention_mask"].numpy(), backbone.architecture)
+        given = {name: torch.from_numpy(values) for name, values in beside.items()}
+        torch.autograd.backward(kind.loss(logits({**inputs, **given}), torch.from_numpy(targets)))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -66,10 +61,13 @@ def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits,
     from edgepeft.backbones.hooks import states_of
 
     model.train().requires_grad_(True)
-    head = nn.Linear(backbone.architecture.hidden_size, job.n_labels)
+    if job.new_tokens:
+        return lambda inputs: model(**inputs).logits, model.parameters()
+    head, per_token = nn.Linear(backbone.architecture.hidden_size, job.n_labels), job.task_kind().per_token
 
     def logits(inputs: dict[str, Tensor]) -> Tensor:
-        outputs: Tensor = head(states_of(model, inputs)[:, 0])
+        states = states_of(model, inputs)
+        outputs: Tensor = head(states if per_token else states[:, 0])
         return outputs
 
     return logits, [*model.parameters(), *head.parameters()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from edgepeft.graph.prompt import LENGTH
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.shapes import Spec, sized
 
 __all__ = ["measured", "specs_of"]
@@ -26,7 +26,7 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
 def specs_of(model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0) -> dict[str, Spec]:
     """The spec of every value for rows of these lengths and a longest target of so many, in tokens."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    prompt = next((tensor.int64_data or [0] for tensor in model.graph.initializer if tensor.name == LENGTH), [0])[0]
+    prompt = prompt_in(model.graph)
     tokens = sum(lengths) + prompt * len(lengths)
     sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
     return sized(model, sizes, {"attention_mask": mask})

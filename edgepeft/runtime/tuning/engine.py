@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.data.labels import NO_TARGET
 from edgepeft.errors import BundleError
-from edgepeft.graph.names import LABELS, LOGITS, SHARES, dropout
+from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.packed import packed, put, unpacked
+from edgepeft.runtime.packed import put, unpacked
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
@@ -126,12 +125,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
-            found = self._beside([chosen[i] for i in part], labels[part])
-            if not self._subject.facts.kind.per_token:
-                return found
-            mask, prompt = inputs["attention_mask"][part], self._subject.prompt_length
-            dropped = (each[part, : mask.shape[1]] for each in masks)
-            return {**found, **_of_tokens(mask, prompt, labels[part], shares[part], dropped)}
+            return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
         return {**rows, "shares": shares}
@@ -275,12 +269,3 @@ class OnnxRuntimeEngine(TrainingEngine):
     def _above(self) -> ort.InferenceSession:
         assert self._split is not None
         return open_session(self._split.deployed, self._bundle.folder, self._threads)
-
-
-def _of_tokens(
-    mask: NDArray[Any], prompt: int, labels: NDArray[Any], shares: NDArray[Any], dropped: Iterable[NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """Labels, shares and dropout of packed tokens, of rows [batch, length, ...]; shares are [batch]."""
-    each = {LABELS: (labels, NO_TARGET), SHARES: (np.broadcast_to(shares[:, None], mask.shape), 0.0)}
-    each |= {dropout(i): (values, 1.0) for i, values in enumerate(dropped)}
-    return {name: packed(values, mask, prompt, fill) for name, (values, fill) in each.items()}

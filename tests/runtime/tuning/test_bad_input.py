@@ -129,5 +129,7 @@ def test_a_head_without_a_loss_is_refused(bundle, moods):
         entry.value = json.dumps(json.loads(entry.value) | {"labels": ["bad", "good", "some"]})
 
     altered(bundle, third, labels=("bad", "good", "some"))
-    with pytest.raises(BundleError, match=r"logits \[batch, 2\], of which there is no loss for one of 3 labels"):
+    with pytest.raises(
+        BundleError, match=r"logits \[batch, 2\], and a classification \(3 labels\) has its loss of \[batch, 3\]"
+    ):
         tune(bundle, "mood", Files(moods), QUICK, threads=1)
