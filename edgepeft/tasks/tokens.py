@@ -32,7 +32,7 @@ from edgepeft.errors import DataError
 from edgepeft.tasks._entity_scores import ENTITY_SCORES, counts_of
 from edgepeft.tasks._tagged import tagged_label, tagged_row
 from edgepeft.tasks._tags import OUTSIDE, Entity, complete, entities, type_of
-from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric, same_best
+from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
 from edgepeft.tasks.classification import cross_entropy, require_few, say_what_is_odd
 
 if TYPE_CHECKING:
@@ -233,9 +233,9 @@ class Tokens(Kind):
         return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
 
     def off(self, targets: Values, outputs: Values) -> Values:
-        """How many entities are missed, or are none."""
-        pairs = self.both(targets, outputs)
-        return np.array([len({*entities(has)} ^ {*entities(given)}) for has, given in pairs])
+        """1 less each row's own F1, which is 1 where there is no entity and none is found."""
+        sets = [({*entities(has)}, {*entities(given)}) for has, given in self.both(targets, outputs)]
+        return np.array([1 - (2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0) for a, b in sets])
 
     def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
         """``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and the entities not read."""
@@ -305,9 +305,14 @@ class Tokens(Kind):
         return logits, targets
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """Of all tokens, [n, S, C]; padding is 0."""
-        real = (reference != 0).any(-1)
-        return same_best(reference[real], logits[real], tolerance or CLOSE)
+        """The share of a row's tokens that have the same best tag, [n, S, C], in the mean over rows; a row is undecided
+        where all of its tokens are.  Padding, 0 throughout, is."""
+        best = np.sort(reference, axis=-1)
+        decided = best[..., -1] - best[..., -2] > 2 * (tolerance or CLOSE)
+        same = decided & (reference.argmax(-1) == logits.argmax(-1))
+        counts = decided.sum(1)
+        shares = same.sum(1)[counts > 0] / counts[counts > 0]
+        return Agreement(float(shares.mean()) if len(shares) else 1.0, int((counts == 0).sum()))
 
 
 def _in_words(row: Row, found: Sequence[Entity]) -> list[str]:

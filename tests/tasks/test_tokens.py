@@ -289,6 +289,23 @@ def test_columns_of_conll_that_differ_are_named(tmp_path):
         list(read_rows(tmp_path / "a.conll", labels=True, label_of=Tokens.label_text))
 
 
+def test_a_row_is_as_far_off_as_its_f1_lacks():
+    kind, targets, outputs = Tokens(BIO), np.empty(4, object), np.empty(4, object)
+    told = [([1, 4, 1], [1, 4, 4]), ([1, 4, 4], [0, 4, 4]), ([4, 4, 4], [4, 4, 4]), ([4, 4, 4], [1, 4, 4])]
+    for i, (right, given) in enumerate(told):
+        targets[i], outputs[i] = np.array([right, [0, 1, 2]]), np.array(given)
+    assert kind.off(targets, outputs) == pytest.approx([1 / 3, 1, 0, 1])
+    most = np.broadcast_to(kind.majority(targets), outputs.shape)
+    assert kind.off(targets, most).tolist() == [1, 1, 0, 0]  # outside of all entities
+
+
+def test_two_models_agree_where_the_references_margin_decides():
+    reference = np.array([[[9, 0, 0], [0, 9, 0], [1, 1, 0], [0, 0, 0]], [[0, 0, 0]] * 4], np.float32)
+    other = reference.copy()
+    other[0, 1] = [9, 0, 0]
+    assert Tokens(("B-X", "I-X", "O")).agreement(reference, other, 1e-4) == (1 / 2, 1)
+
+
 def test_words_stay_words_through_pickling():
     again = pickle.loads(pickle.dumps(Words(["New York", "x"])))
     assert (str(again), again.spans) == ("New York x", ((0, 8), (9, 10)))
