@@ -334,6 +334,10 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
         if not kind.writes:
             raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
         return
+    if backbone.architecture.decoder is not None and head.per_token:
+        raise UsageError(
+            f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
+        )
     if backbone.architecture.decoder is not None and not head.decodes:
         raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
     if head.per_token != kind.per_token:

@@ -23,9 +23,9 @@ from edgepeft.cli._main import app
 from edgepeft.data.rows import read_rows
 from edgepeft.data.words import Words
 from edgepeft.delta import Delta
-from edgepeft.errors import DataError, UsageError
+from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.packed import packed, unpacked
+from edgepeft.runtime.packed import packed, put, unpacked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
@@ -197,7 +197,7 @@ def spans_of(text: str, told: list[str]) -> list[dict[str, Any]]:
     return spans
 
 
-def test_what_cannot_be_is_refused(made: Path, backbone: Path, tmp_path: Path):
+def test_what_cannot_be_is_refused(made: Path, backbone: Path, tiny: Callable[..., Path], tmp_path: Path):
     odd = tmp_path / "odd.jsonl"
     odd.write_text(json.dumps({"words": ["w5"], "tags": ["B-ORG"]}) + "\n")
     done = verb("eval", made / "bundle", "--task", "names", "--data", odd)
@@ -209,6 +209,8 @@ def test_what_cannot_be_is_refused(made: Path, backbone: Path, tmp_path: Path):
     assert isinstance(done.exception, UsageError) and "makes no tokens task" in str(done.exception)
     with pytest.raises(UsageError, match="answers for each token"):
         random_delta(open_backbone(str(backbone)), "linear", "x", ("a", "b"), head="tokens")
+    with pytest.raises(UsageError, match="has a decoder"):
+        random_delta(open_backbone(str(tiny("t5"))), "lora", "x", TAGS, kind="tokens")
     asked = ("--task", "t", "--kind", "tokens", "--method", "linear", "--head", "linear", "--out", tmp_path / "t")
     done = verb("train", "--backbone", backbone, *data, *asked)
     assert isinstance(done.exception, UsageError) and "needs the head 'tokens'" in str(done.exception)
@@ -299,6 +301,13 @@ def test_packing_drops_padding_on_any_side_and_unpacking_puts_it_back():
     prompted = packed(values, mask, 2, -1.0)
     assert prompted[:, 0].tolist() == [-1, -1, 2, 4, -1, -1, 8, 10, 12, 14, -1, -1, 16]
     assert (unpacked(prompted, mask) == values * mask[..., None]).all()
+
+
+def test_a_graph_that_gives_other_logits_than_the_kind_has_is_refused():
+    with pytest.raises(BundleError, match="logits of 4 tokens for 5 in 2 rows"):
+        unpacked(np.zeros((4, 3)), np.array([[1, 1, 1], [1, 1, 0]]))
+    with pytest.raises(BundleError, match="needs logits of each token, and its graph gives them of each row"):
+        put(np.zeros((2, 3, 5)), [0], np.zeros((1, 5)))
 
 
 @pytest.mark.slow
