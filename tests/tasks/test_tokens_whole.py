@@ -24,9 +24,13 @@ from edgepeft.data.rows import read_rows
 from edgepeft.data.words import Words
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, DataError, UsageError
+from edgepeft.exporting.delta import export_delta
+from edgepeft.graph.splice import splice
+from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.packed import packed, put, unpacked
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
@@ -308,6 +312,25 @@ def test_a_graph_that_gives_other_logits_than_the_kind_has_is_refused():
         unpacked(np.zeros((4, 3)), np.array([[1, 1, 1], [1, 1, 0]]))
     with pytest.raises(BundleError, match="needs logits of each token, and its graph gives them of each row"):
         put(np.zeros((2, 3, 5)), [0], np.zeros((1, 5)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spartan", "bitfit", "prompt-r"])
+def test_the_head_reads_what_a_method_makes_of_the_last_layer(backbone: Path, method: str):
+    """SPARTAN adapts the very value that the head reads."""
+    opened = open_backbone(str(backbone))
+    settings = {"length": 3} if method == "prompt-r" else {}
+    delta = random_delta(opened, method, "x", TAGS, kind="tokens", settings=settings)
+    family, architecture = opened.family, opened.architecture
+    graph = family.build_graph(architecture, opened.checkpoint)
+    model = splice(graph, export_delta(delta, opened), family.bindings(architecture), opened.checkpoint)
+    drop_unread_rows(model)
+    batch = opened.encoder().encode(TEXTS[:9], 40).inputs
+    given = {name: torch.from_numpy(values) for name, values in batch.items()}
+    with torch.no_grad():
+        expected = delta.logits(load_model(opened, "eager"), given).numpy() * batch["attention_mask"][..., None]
+    found = run_session(open_session(model, opened.folder, 1), "logits", batch)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.slow
