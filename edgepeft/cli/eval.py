@@ -94,7 +94,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
             if (odd := kind.strange(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
         answers = asked.runtime.predict(task, [row.readable for row in batch])
-        logits, wanted = np.array([answer.logits for answer in answers], np.float32), kind.targets(batch)
+        logits, wanted = kind.judged(answers, batch)
         losses = kind.losses(logits, wanted).tolist()
         worst = worst_of(
             [*worst, *map(_shown, batch, map(kind.expected, batch), (answer.value for answer in answers), losses)]

@@ -14,6 +14,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
+from edgepeft.data.words import at_tokens
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
 
@@ -38,7 +39,7 @@ class Encoded:
     """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n, ...] what the kind's loss takes.
 
     Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
-    right answers of each row.
+    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.
     """
 
     columns: dict[str, list[NDArray[np.int64]]]
@@ -48,6 +49,7 @@ class Encoded:
     writing: Writing | None = None
     references: tuple[tuple[str, ...], ...] = ()
     cut: int = 0
+    per_token: bool = False
 
     @property
     def lengths(self) -> list[int]:
@@ -67,6 +69,8 @@ class Encoded:
         }
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
+        if self.per_token:
+            return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
 
 
@@ -85,11 +89,13 @@ def encode(
         DataError: a text that is to be written has no tokens.
     """
     columns: dict[str, list[NDArray[np.int64]]] = {}
-    truncated = 0
+    truncated, targets = 0, list[NDArray[Any]]()
     for start in range(0, len(rows), CHUNK):
         texts = [Text(row.sentence1, row.sentence2) for row in rows[start : start + CHUNK]]
         tokens = encoder.encode(texts, max_length)
         truncated += tokens.truncated
+        if writing is None:
+            targets.append(kind.encoded(rows[start : start + CHUNK], tokens.encodings))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
@@ -98,7 +104,7 @@ def encode(
         references = tuple(row.references or (row.label or "",) for row in rows)
         written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
-    return Encoded(columns, kind.targets(rows), truncated, pad)
+    return Encoded(columns, np.concatenate(targets), truncated, pad, per_token=kind.per_token)
 
 
 def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:

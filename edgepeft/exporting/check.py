@@ -88,16 +88,17 @@ def data_check(
     columns = of_source(columns, delta.card.source, delta.card.step)
     rows = list(read_rows(path, labels=False, columns=columns))
     texts = fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
-    inputs = backbone.encoder().encode(texts, delta.card.max_length).inputs
+    batch = backbone.encoder().encode(texts, delta.card.max_length)
     kind = delta.card.task_kind
-    return DataCheck(inputs, _logits(delta, model, inputs), _targets(path, columns, kind), kind)
+    targets = _targets(path, columns, kind, batch.encodings)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind)
 
 
-def _targets(path: Path, columns: Columns, kind: Kind) -> NDArray[Any] | None:
+def _targets(path: Path, columns: Columns, kind: Kind, encodings: Sequence[Any]) -> NDArray[Any] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
         rows = list(read_rows(path, labels=True, columns=columns, label_of=kind.label_text))
-        return None if any(kind.strange(row) is not None for row in rows) else kind.targets(rows)
+        return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, encodings)
     except DataError:
         return None
 

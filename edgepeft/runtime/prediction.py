@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.answers import Answer, Prediction
+from edgepeft.data.words import Encoding, read_words
 from edgepeft.errors import BundleError
 from edgepeft.runtime.manifest import TaskEntry
 
@@ -41,19 +42,24 @@ class TextAnswer(Answer):
 
 
 def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``logits`` [batch, outputs] as they are, after a check that the manifest's entry has as many outputs.
+    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs.
 
     Raises:
         BundleError: more, or fewer.
     """
-    if logits.shape[1] != n_outputs:
-        raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
+    if logits.shape[-1] != n_outputs:
+        raise BundleError(f"task {task} gives {logits.shape[-1]} logits; its manifest entry names {n_outputs}.")
     return logits
 
 
-def predictions(task: str, entry: TaskEntry, texts: Sequence[Text], logits: NDArray[np.float32]) -> list[Prediction]:
-    """[batch, outputs] -> one answer for each of ``texts``, by the task's kind."""
-    return entry.task_kind.predictions(task, logits, [note_of(text, entry) for text in texts])
+def predictions(
+    task: str, entry: TaskEntry, texts: Sequence[Text], logits: NDArray[np.float32], encodings: Sequence[Encoding] = ()
+) -> list[Prediction]:
+    """[batch, outputs] -> one answer for each of ``texts``, by the task's kind; ``encodings`` are of these texts."""
+    kind = entry.task_kind
+    of_tokens = zip(texts, encodings, strict=True) if kind.per_token else ()
+    read = [read_words(text.first, encoding) for text, encoding in of_tokens]
+    return kind.predictions(task, logits, [note_of(text, entry) for text in texts], read)
 
 
 class Notes:

@@ -33,6 +33,7 @@ from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Read
 
 __all__ = ["Classification", "cross_entropy", "require_few", "say_what_is_odd"]
 
@@ -202,7 +203,9 @@ class Classification(Kind):
         """Bins and their error before and with the temperature, and how the promise is kept."""
         return {"calibration": self._softmax.calibration(targets, logits)}
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
         """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
         names, shares = self.labels or (), self._softmax.shares(logits)
         unsure = self._softmax.unsure(shares)

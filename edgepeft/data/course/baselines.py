@@ -31,7 +31,10 @@ __all__ = [
 ]
 
 MAJORITY, LINEAR = "majority", "linear head"
-MOST_ROWS = 5_000  # that the linear head learns from, and as many to choose its strength: each costs a forward pass
+MOST_ROWS = (
+    5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass
+)
+_TOKENS_A_ROW = 5  # of a short text
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
 
@@ -62,7 +65,8 @@ def compared_with(
     targets = {part: each.targets for part, each in rows.items()}
     answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
     if not head_alone:
-        chosen = {part: _spread(len(values), None if part == "test" else MOST_ROWS) for part, values in targets.items()}
+        most = MOST_ROWS // (_TOKENS_A_ROW if kind.per_token else 1)
+        chosen = {part: _spread(len(values), None if part == "test" else most) for part, values in targets.items()}
         states, total, done = {}, sum(map(len, chosen.values())), 0
         for part, places in chosen.items():
             values = [np.zeros(0, np.float32)] * len(places)
@@ -71,7 +75,7 @@ def compared_with(
                     values[place] = state
                 done += len(batch)
                 advance(done, total)
-            states[part] = np.stack(values)
+            states[part] = kind.read_by_head(values, targets[part][places])
         few = {part: targets[part][places] for part, places in chosen.items()}
         answers[LINEAR] = linear_head(states, few, kind, metric)
     of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
@@ -91,14 +95,14 @@ def linear_head(
 ) -> tuple[Kind, Values]:
     """The kind with what is chosen for a linear head, and its outputs for the test rows.
 
-    ``states`` [rows, d] are of the parts train, eval and test, ``targets`` [rows, ...] of the first two.
+    ``states`` [n, d] are of the parts train, eval and test, as the kind has them read, ``targets`` [rows, ...] too.
     """
     best: tuple[float, Kind, Values] | None = None
     for chosen, tested in _heads(states, kind, targets["train"]):
-        own = kind.with_chosen(targets["eval"], found := kind.outputs(chosen))
+        own = kind.with_chosen(targets["eval"], found := kind.outputs(kind.of_rows(chosen, targets["eval"])))
         score = own.score(metric, targets["eval"], found)
         if best is None or score > best[0]:
-            best = score, own, kind.outputs(tested)
+            best = score, own, kind.outputs(kind.of_rows(tested, targets["test"]))
     assert best is not None
     return best[1:]
 
@@ -108,12 +112,12 @@ def _heads(states: Mapping[str, Values], kind: Kind, targets: Values) -> Iterato
     x = states["train"].astype(np.float64)
     mean = x.mean(0)
     x -= mean
-    base, products = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs))
-    for start in range(0, len(x), SCORED_ROWS):  # in groups: very many labels' columns for all rows would be gigabytes
-        group = slice(start, start + SCORED_ROWS)
-        y = kind.regressed(targets[group])
+    base, products, done = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs)), 0
+    for start in range(0, len(targets), SCORED_ROWS):  # in groups: very many labels' columns would be gigabytes
+        y = kind.regressed(targets[start : start + SCORED_ROWS])
         base += y.sum(0) / len(x)
-        products += x[group].T @ y
+        products += x[done : done + len(y)].T @ y
+        done += len(y)
     values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
     rotated = vectors.T @ products
     for strength in _STRENGTHS:

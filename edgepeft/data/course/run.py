@@ -301,7 +301,8 @@ class Course:
         targets = rows.references or rows.targets
         sure = {} if test.logits is None else kind.calibration(rows.targets, test.logits)
         expected = map(kind.expected, self.data.test)
-        columns = zip(self.data.test, expected, kind.plain(test.outputs), test.losses.tolist(), strict=True)
+        answers = kind.answered(self.data.test, rows.targets, test.outputs)
+        columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
         worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
         return {**kind.errors(targets, test.outputs), **sure, "worst": worst_of(worst)}
 

@@ -20,7 +20,8 @@ __all__ = ["add_loss"]
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
 def add_loss(graph: onnx.GraphProto, element: int, kind: Kind) -> None:
-    """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch].
+    """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch], or
+    [tokens] where the kind's labels are.
 
     Its nodes may read the constants ``loss/zero``, ``loss/one`` and ``loss/last`` (-1), int64, and ``loss/nothing`` (0)
     of the logits' type.
@@ -37,7 +38,8 @@ def add_loss(graph: onnx.GraphProto, element: int, kind: Kind) -> None:
         ("ReduceSum", ["loss/parts"], LOSS, {"keepdims": 0}),
     ]
     graph.node.extend(helper.make_node(op, inputs, [out], name=out, **more) for op, inputs, out, more in nodes)
+    rows = loss.dims[0]  # or tokens, where each has a loss of its own
     of_labels = TensorProto.INT64 if loss.integers else element
     graph.input.append(helper.make_tensor_value_info(LABELS, of_labels, loss.dims))
-    graph.input.append(helper.make_tensor_value_info(SHARES, element, ["batch"]))
+    graph.input.append(helper.make_tensor_value_info(SHARES, element, [rows]))
     graph.output.append(helper.make_tensor_value_info(LOSS, element, []))

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 
 from edgepeft.backbones.windows import LONGEST
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.protos import constant
 from edgepeft.graph.shapes import Spec, sized
 
@@ -31,5 +32,7 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
 def specs_of(model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0) -> dict[str, Spec]:
     """The spec of every value for rows of these lengths and a longest target of so many, in tokens."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": sum(lengths), "target": target}
+    prompt = prompt_in(model.graph)
+    tokens = sum(lengths) + prompt * len(lengths)
+    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
     return sized(model, sizes, {"attention_mask": mask})

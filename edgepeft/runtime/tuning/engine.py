@@ -18,6 +18,7 @@ from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngi
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.packed import put, unpacked
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
@@ -94,8 +95,10 @@ class OnnxRuntimeEngine(TrainingEngine):
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW."""
         self._given = None
+        per_token, lengths = self._subject.facts.kind.per_token, self._rows["train"].lengths
+        shape = (len(chosen), max(lengths[i] for i in chosen)) if per_token else (len(chosen),)
         drawn = [
-            masks(index, probability if self._options.dropout else 0.0, (len(chosen), width))
+            masks(index, probability if self._options.dropout else 0.0, (*shape, width))
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
         ]
         result = self.gradients(chosen, drawn)
@@ -109,7 +112,8 @@ class OnnxRuntimeEngine(TrainingEngine):
         return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
 
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
-        """Mean loss and its gradients over these training rows; ``masks`` [batch, width], one for each dropout."""
+        """Mean loss and its gradients over these training rows; ``masks`` [batch, (length,) width], one for each
+        dropout."""
         self.prepare()
         back = partial(self._expansion.gradients, self.trained)
         return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
@@ -117,13 +121,14 @@ class OnnxRuntimeEngine(TrainingEngine):
     def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
         """What a step takes of these rows."""
         weights, (inputs, labels) = self._weights[list(chosen)], self._rows["train"].batch(chosen)
+        terms = self._subject.facts.kind.terms(labels)
+        shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
             return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
-        terms = self._subject.facts.kind.terms(labels)
-        return {**rows, "shares": (weights / (weights * terms).sum()).astype(np.float32)}
+        return {**rows, "shares": shares}
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
@@ -154,22 +159,27 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, outputs], as deployed: packed, from the hidden states on where they are kept, by what is stored."""
+        """[rows, (length,) outputs], as deployed: from the hidden states on where they are kept, by what is stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        logits = np.empty((len(chosen), self._subject.n_outputs), np.float32)
-        for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
+        batch, kind = rows.batch(chosen)[0], self._subject.facts.kind
+        shape = batch["input_ids"].shape if kind.per_token else (len(chosen),)
+        logits = np.zeros((*shape, kind.n_outputs), np.float32)
+        for place, inputs in passes(batch, prompt=self._subject.prompt_length):
             states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
-            logits[place] = run_session(session, LOGITS, {**self.given, **inputs, **states})
+            put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, d] of the bare backbone."""
-        states = np.empty((len(chosen), self._bundle.architecture.hidden_size), np.float32)
-        for place, inputs in passes(self._rows[part].batch(chosen)[0]):
-            states[place] = run_session(self._bare, self._subject.pooling.site, inputs)
+        """[rows, (length,) d] of the bare backbone."""
+        batch, per_token = self._rows[part].batch(chosen)[0], self._subject.facts.kind.per_token
+        shape = batch["input_ids"].shape if per_token else (len(chosen),)
+        states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
+        for place, inputs in passes(batch):
+            output = "last_hidden_state" if per_token else self._subject.pooling.site
+            put(states, place, run_session(self._bare, output, inputs))
         return states
 
     @property
@@ -230,7 +240,9 @@ class OnnxRuntimeEngine(TrainingEngine):
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             starts = range(0, len(given["input_ids"]), size)
             parts = ({n: values[i : i + size] for n, values in given.items()} for i in starts)
-            return np.concatenate([graph.run([LOGITS], self.given, part)[0] for part in parts])
+            found = ((graph.run([LOGITS], self.given, part)[0], part["attention_mask"]) for part in parts)
+            per_token = self._subject.facts.kind.per_token
+            return np.concatenate([unpacked(logits, mask) if per_token else logits for logits, mask in found])
 
         return run_in_groups(group, inputs)
 

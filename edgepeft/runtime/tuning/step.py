@@ -12,13 +12,17 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
+from edgepeft.data.labels import NO_TARGET
 from edgepeft.graph.names import LABELS, LOSS, SHARES, dropout, gradient
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.training import TrainingFacts
+from edgepeft.runtime.packed import packed
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.session import failing_as, session_options
 
 __all__ = ["StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
 
+Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
 
 # Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
@@ -61,14 +65,17 @@ def _parts(lengths: Sequence[int], most_rows: int) -> Iterator[list[int]]:
 
 
 def _cut(
-    inputs: Mapping[str, Any], by_row: Mapping[str, Any], most_rows: int | None, states: States
+    inputs: Mapping[str, Any], by_row: Mapping[str, Any], most_rows: int | None, states: States, told: Told
 ) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """The rows of each part, and what the graph takes of them; tokens no further than they go."""
+    """The rows of each part, and what the graph takes of them; tokens no further than they go.
+
+    ``told`` makes of (mask, what is by row) what the graph takes."""
     lengths = inputs["attention_mask"].sum(1).tolist()
     for part in _parts(lengths, most_rows or len(lengths)):
         longest = max(lengths[i] for i in part)
         given = {name: np.ascontiguousarray(values[part, :longest]) for name, values in inputs.items()}
-        yield part, {**given, **{name: values[part] for name, values in by_row.items()}, **states(part)}
+        of_rows = told(given["attention_mask"], {name: values[part] for name, values in by_row.items()})
+        yield part, {**given, **of_rows, **states(part)}
 
 
 def _by_row(labels: Any, masks: Sequence[Any], shares: Any) -> dict[str, Any]:
@@ -98,6 +105,7 @@ class TrainingStep:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=_COPIES_WEIGHTS,
             )
+        self._prompt = prompt_in(graph.graph)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = [LOSS, *map(gradient, self.facts.leaves)]
 
@@ -119,7 +127,7 @@ class TrainingStep:
             tensors: each that the graph gives a gradient of.
             inputs: token ids and masks [batch, length], int64.
             labels: [batch, ...].
-            masks: [batch, width], one for each dropout.
+            masks: [batch, width], one for each dropout; of tokens also [batch, length, width].
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
             states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
@@ -127,7 +135,7 @@ class TrainingStep:
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
         loss, total = 0.0, dict[str, NDArray[Any]]()
-        for _, given in _cut(inputs, _by_row(labels, masks, shares), most_rows, states):
+        for _, given in _cut(inputs, _by_row(labels, masks, shares), most_rows, states, self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -147,8 +155,21 @@ class TrainingStep:
         states: States = lambda _: {},
     ) -> float:
         """That of ``__call__`` without the way back."""
-        parts = _cut(inputs, _by_row(labels, masks, shares), most_rows, states)
+        parts = _cut(inputs, _by_row(labels, masks, shares), most_rows, states, self._told)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
+
+    def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
+        """As it is, or of each packed token where the task answers for these."""
+        if not self.facts.kind.per_token:
+            return by_row
+        fills, shape = {LABELS: NO_TARGET, SHARES: 0.0}, mask.shape
+        found = {}
+        for name, values in by_row.items():
+            width = values.shape[-1:] if name not in fills else ()  # of dropout
+            by_token = values if values.ndim == len(shape) + len(width) else values[:, None]
+            cut = by_token[:, : shape[1]]
+            found[name] = packed(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
+        return found
 
     def run(
         self,
