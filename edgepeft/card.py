@@ -23,6 +23,7 @@ READS = {
     "mean": Pooling.MEAN,
     "labels": Pooling.LABELS,
     "text": Pooling.LABELS,  # of every word, at each token of the target
+    "tokens": Pooling.TOKENS,
 }
 
 
@@ -58,7 +59,7 @@ class DeltaCard(BaseModel):
     chosen: dict[str, Any] = {}
     pairs: bool = False
     head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels", "text"]
+    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
     head_dropout: float = 0.1
     max_length: int
     source: str | None = None
@@ -100,8 +101,8 @@ class DeltaCard(BaseModel):
 
     @property
     def unpooled(self) -> int:
-        """Tokens at a row's start that the head's pooled value leaves out."""
-        return self.prompt_length if self.head_reads in ("first_token", "mean") else 0
+        """Tokens at a row's start that the head leaves out."""
+        return self.prompt_length if self.head_reads in ("first_token", "mean", "tokens") else 0
 
 
 def read_card(folder: Path) -> DeltaCard:

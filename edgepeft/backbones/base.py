@@ -96,10 +96,11 @@ class Pooling(StrEnum):
     FIRST = "first"
     MEAN = "mean"
     LABELS = "labels"
+    TOKENS = "tokens"  # not at all: each token's own state
 
     @property
     def site(self) -> str:
-        """The pooled site of that kind."""
+        """The pooled site of that kind; no site has the one of tokens, which are the last layer's."""
         return f"pooled.{self.value}"
 
     @property
@@ -109,8 +110,8 @@ class Pooling(StrEnum):
         Raises:
             UsageError: it makes none.
         """
-        if self is Pooling.LABELS:
-            raise UsageError("an embedding is pooled as first or mean; labels are what a task's decoder scores.")
+        if self not in (Pooling.FIRST, Pooling.MEAN):
+            raise UsageError(f"an embedding is pooled as first or mean; {self.value} are what a task's head reads.")
         return self.site
 
 

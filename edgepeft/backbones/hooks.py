@@ -98,7 +98,9 @@ def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], nam
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones."""
+    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones; tokens as they are."""
+    if pooling is Pooling.TOKENS:
+        return hidden
     if pooling is Pooling.FIRST:
         first = mask.to(torch.int64).argmax(dim=1)
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]

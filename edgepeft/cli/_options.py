@@ -34,7 +34,7 @@ Trainable = Annotated[
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
 
 # What rows are read from.
-_FORMATS = "jsonl, json, csv, tsv or parquet"
+_FORMATS = "jsonl, json, csv, tsv, parquet or conll"
 ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
 VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help=f"Texts to verify on: {_FORMATS}.")]
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]

@@ -27,10 +27,6 @@ from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from edgepeft.data.answers import Prediction
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.tasks.base import Kind
 
@@ -97,7 +93,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
             if (odd := kind.strange(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
         answers = asked.runtime.predict(task, [row.readable for row in batch])
-        logits, wanted = _logits_of(answers, kind), kind.targets(batch)
+        logits, wanted = kind.judged(answers, batch)
         losses = kind.losses(logits, wanted).tolist()
         worst = worst_of(
             [*worst, *map(_shown, batch, map(kind.expected, batch), (answer.value for answer in answers), losses)]
@@ -105,18 +101,6 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
         targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
         asked.advance(done)
     return _scores(kind, name, np.concatenate(targets), np.concatenate(outputs), worst)
-
-
-def _logits_of(answers: Sequence[Prediction], kind: Kind) -> NDArray[np.float32]:
-    """[rows, outputs], or [rows, most, outputs] where a row has several token rows."""
-    import numpy as np
-
-    from edgepeft.data.several import grouped, places_of
-
-    if not kind.several:
-        return np.array([answer.logits for answer in answers], np.float32)
-    flat = np.array([logit for answer in answers for logit in answer.logits], np.float32).reshape(-1, kind.n_outputs)
-    return grouped(flat, places_of([len(answer.logits) // kind.n_outputs for answer in answers]))
 
 
 def _of_texts(asked: _Asked, batches: Batches) -> Scores:

@@ -139,10 +139,24 @@ class MixedRequest(_Asked):
         return _texts(self.rows)
 
 
-class TuneRow(TextRow):
-    """A row to learn from; ``label`` is a number or a list of names where the task's answers are."""
+class SpanGiven(_Asked):
+    """What stands in a text from ``start`` to before ``end``, in Unicode characters (code points)."""
 
-    label: str | int | float | list[str]
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    label: str
+
+
+class TuneRow(TextRow):
+    """A row to learn from; ``label`` is a number, a list of names or a list of spans where the task's answers are."""
+
+    label: str | int | float | list[str] | list[SpanGiven]
+
+    @property
+    def plain_label(self) -> Any:
+        """As plain values of JSON."""
+        parts = self.label if isinstance(self.label, list) else []
+        return [each if isinstance(each, str) else each.model_dump() for each in parts] if parts else self.label
 
 
 class TuneRequest(_Asked):
@@ -158,6 +172,16 @@ class TuneRequest(_Asked):
     seed: int = Field(default=0, ge=0, lt=2**32)
 
 
+class SpanFound(BaseModel):
+    """``text`` stands from ``start`` to before ``end``, in Unicode characters (code points), an emoji being one."""
+
+    start: int
+    end: int
+    label: str
+    text: str
+    score: float
+
+
 class PredictionBody(BaseModel):
     """A label with its probability and those of all labels; ``value`` where the task is a number, ``text`` where it
     writes one, which has ``ended`` unless it is cut at the largest number of tokens.
@@ -169,6 +193,8 @@ class PredictionBody(BaseModel):
     label: str | None = None
     labels: list[str] | None = Field(default=None, description="All that hold, where several may.")
     index: int | None = Field(default=None, description="Of the candidate that is picked, from 0.")
+    spans: list[SpanFound] | None = Field(default=None, description="What stands in the text, in order.")
+    unread: int | None = Field(default=None, description="Where the text was cut, if it was: past that, no span is.")
     score: float | None = None
     scores: dict[str, float] | None = None
     value: float | None = None

@@ -142,7 +142,7 @@ class Jobs:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
         rows = (
-            {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.label}
+            {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.plain_label}
             | ({} if row.second is None else {"sentence2": row.second})
             | ({} if row.candidates is None else {CANDIDATES: row.candidates})
             for row in request.rows

@@ -27,6 +27,7 @@ from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Read
 
 __all__ = ["Classification", "cross_entropy", "require_few", "say_what_is_odd"]
 
@@ -166,7 +167,9 @@ class Classification(Kind):
         """1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
         """The likeliest label; probabilities are the softmax of the logits."""
         names = self.labels or ()
         shifted = np.exp(logits - logits.max(axis=1, keepdims=True))

@@ -217,3 +217,12 @@ def test_a_token_is_asked_for_once(browser, exported, tmp_path):
         browser.find_element(By.CSS_SELECTOR, "#token-form button").click()
         wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
         assert not browser.find_element(By.ID, "token-form").is_displayed()
+
+
+def test_spans_are_marked_by_characters_not_by_halves_of_them(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    spans = [{"start": 2, "end": 4, "label": "PER", "score": 0.5}, {"start": 5, "end": 6, "label": "<b>", "score": 0.5}]
+    script = "return markedText(arguments[0], {spans: arguments[1]}).innerHTML"
+    found = browser.execute_script(script, "😀 w5 𝛽", spans)
+    mark = '<mark title="{} 50.0 %">{}<b>{}</b></mark>'
+    assert found == "😀 " + mark.format("PER", "w5", "PER") + " " + mark.format("<b>", "𝛽", "&lt;b&gt;")

@@ -287,7 +287,7 @@ class Course:
     def _errors(self, test: Scored) -> dict[str, Any]:
         kind, rows = self.kind, self.rows["test"]
         expected = map(kind.expected, self.data.test)
-        answers = kind.answered(self.data.test, test.outputs)
+        answers = kind.answered(self.data.test, rows.targets, test.outputs)
         columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
         worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
         return {**kind.errors(rows.references or rows.targets, test.outputs), "worst": worst_of(worst)}

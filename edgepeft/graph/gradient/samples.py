@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.shapes import Spec, sized
 
 __all__ = ["measured", "specs_of"]
@@ -30,6 +31,8 @@ def specs_of(
     """The spec of every value for token rows of these lengths and a longest target of so many, in tokens; and where a
     row is several, for so many rows of at most so many."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": sum(lengths), "target": target}
+    prompt = prompt_in(model.graph)
+    tokens = sum(lengths) + prompt * len(lengths)
+    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
     sizes |= {"rows": rows or len(lengths), "most": most}
     return sized(model, sizes, {"attention_mask": mask})

@@ -80,7 +80,8 @@ class TuningSubject:
     @property
     def pooling(self) -> Pooling:
         """What of the backbone a linear head in place of the task's would read."""
-        return Pooling.MEAN if self.card.get("head_reads") == "mean" else Pooling.FIRST
+        known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS}
+        return known.get(self.card.get("head_reads", ""), Pooling.FIRST)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -250,7 +251,7 @@ def from_template(
     for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
         expect_hash(path, expected)
     asked = kind_asked(kind)
-    if asked.writes or (bundle.architecture.decoder is not None and not asked.one_label):
+    if asked.head is not None or (bundle.architecture.decoder is not None and not asked.one_label):
         raise UsageError(f"template {template} makes no {asked.name} task; train one with: edgepeft train.")
     data = files.load(None, options, asked)
     graph = read_graph(paths[GRAPH])
