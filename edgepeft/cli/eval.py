@@ -61,9 +61,8 @@ def command(
     entry = runtime.bundle.entry(task)
     names = Columns(text_column, pair_column, label_column, separator=label_separator)
     columns = of_source(names, entry.source, entry.step, entry.target)
-    rows = read_rows(
-        data, labels=True, columns=columns, keep=columns.source is not None, label_of=entry.task_kind.label_text
-    )
+    kind, keep = entry.task_kind, columns.source is not None
+    rows = read_rows(data, labels=True, columns=kind.columns(columns), keep=keep, label_of=kind.label_text)
     with shown_steps() as show:
         asked = _Asked(runtime, task, metric, lambda n: show(f"{task}: rows", n, None))
         found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, batch_size))
@@ -134,5 +133,5 @@ def _scores(kind: Kind, metric: str, targets: Any, outputs: Any, worst: list[dic
 
 def _shown(row: Row, label: Any, answer: Any, loss: float) -> dict[str, Any]:
     text = " ".join((row.sentence1 + (f" / {row.sentence2}" if row.sentence2 else "")).split())
-    known = label if isinstance(label, list) else row.label or ""
+    known = row.label or "" if isinstance(label, float) else label
     return {"row": row.short, "text": text[:_SHOWN], "label": known, "answer": answer, "loss": loss}

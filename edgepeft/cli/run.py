@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -41,6 +42,9 @@ def command(
     text: Annotated[list[str] | None, typer.Argument(help="Texts to classify; - for lines of standard input.")] = None,
     task: Annotated[list[str] | None, typer.Option(help="A task; may repeat. Without it: every task.")] = None,
     second: Annotated[list[str] | None, typer.Option(help="Second sentence of each TEXT, for pair tasks.")] = None,
+    candidate: Annotated[
+        list[str] | None, typer.Option(help="What tasks of --kind choice pick from, for each TEXT; repeats.")
+    ] = None,
     input_file: Annotated[
         Path | None, typer.Option("--input", help=f"{ROWS_HELP}; answers are printed as jsonl, with its other columns.")
     ] = None,
@@ -66,7 +70,7 @@ def command(
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     columns = Columns(text_column, pair_column)
-    asked = _Source(text, second, input_file, columns, task_column, skip_unknown, task)
+    asked = _Source(text, second, input_file, columns, task_column, skip_unknown, task, tuple(candidate or ()))
     if STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
         no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
@@ -115,12 +119,15 @@ class _Source:
     task_column: str | None
     skip_unknown: bool
     task: list[str] | None
+    candidates: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.file is None) == (not self.text):
             raise UsageError("give either texts or --input FILE.")
         if self.file is not None and self.second:
             raise UsageError("--second goes with texts; a file has its own column sentence2.")
+        if self.file is not None and self.candidates:
+            raise UsageError("--candidate goes with texts; a file has its own column candidates.")
         if self.file is None and self.columns != Columns():
             raise UsageError("--text-column and --pair-column name columns of --input FILE.")
         if self.task_column is not None and str(self.file) == STDIN:
@@ -135,12 +142,14 @@ class _Source:
             given = {"columns": self.columns, "task_column": self.task_column}
             return read_rows(self.file, labels=False, keep=True, **given)  # type: ignore[arg-type]
         if self.text == [STDIN] and not self.second:
-            return (Row(line.rstrip("\r\n"), None, None, STDIN, i) for i, line in enumerate(sys.stdin, start=1))
+            lines = enumerate(sys.stdin, start=1)
+            return (Row(line.rstrip("\r\n"), None, None, STDIN, i, candidates=self.candidates) for i, line in lines)
         firsts = self.text or []
         if self.second and len(self.second) != len(firsts):
             raise UsageError(f"{len(firsts)} texts and {len(self.second)} --second; each text needs its own.")
         seconds: list[str] | list[None] = self.second or [None] * len(firsts)
-        return (Row(*pair, None, "text", i) for i, pair in enumerate(zip(firsts, seconds, strict=True), start=1))
+        pairs = enumerate(zip(firsts, seconds, strict=True), start=1)
+        return (Row(*pair, None, "text", i, candidates=self.candidates) for i, pair in pairs)
 
 
 def _columns(runtime: Runtime, source: _Source) -> Columns:
@@ -148,9 +157,10 @@ def _columns(runtime: Runtime, source: _Source) -> Columns:
     if source.file is None:
         return source.columns
     chosen = [runtime.bundle.entry(name) for name in source.task or runtime.tasks]
+    source = replace(source, columns=functools.reduce(lambda c, e: e.task_kind.columns(c), chosen, source.columns))
     if not any(entry.source for entry in chosen):
         return source.columns
-    if source.columns != Columns():
+    if source.columns.text or source.columns.pair:
         raise UsageError("a task here names the columns that it reads; leave --text-column and --pair-column out.")
     if source.task_column is not None:
         return Columns(fields=())  # each row has its own task's
@@ -181,6 +191,9 @@ def _tasks(runtime: Runtime, asked: list[str] | None) -> list[str]:
 
 
 def _answers(runtime: Runtime, tasks: list[str], rows: list[Row], manner: Decoding) -> Iterator[dict[str, Any]]:
+    for kind in (kind for kind in (runtime.bundle.entry(name).task_kind for name in tasks) if kind.several):
+        for row in rows:
+            kind.token_rows(row.readable, row.where)  # refused by the row's place in the file
     by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
     for i, row in enumerate(rows):
         yield {**_shown(row), "predictions": [by_task[name][i].as_json() for name in tasks]}
@@ -239,8 +252,10 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
             cells = [prediction["task"], (", ".join(map(_part, said)) or "-") if isinstance(said, list) else str(said)]
-            doubt = " unsure" if prediction.get("unsure") else ""
-            cells += [f"{prediction['score']:.3f}{doubt}"] if "score" in prediction else []
+            if "index" in prediction:
+                cells += [str(prediction["index"]), " ".join(f"{each:.3f}" for each in prediction["scores"].values())]
+            elif "score" in prediction:
+                cells += [f"{prediction['score']:.3f}{' unsure' if prediction.get('unsure') else ''}"]
             typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
 
 

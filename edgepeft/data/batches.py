@@ -14,6 +14,7 @@ from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
+from edgepeft.data.several import members, places_of
 from edgepeft.data.words import at_tokens
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
@@ -39,7 +40,9 @@ class Encoded:
     """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n, ...] what the kind's loss takes.
 
     Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
-    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.
+    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.  Where the
+    kind reads a row as several token rows, ``columns`` hold those of all rows one after another, ``per_row`` [n] says
+    how many each has, and batches hold whole rows.
     """
 
     columns: dict[str, list[NDArray[np.int64]]]
@@ -50,11 +53,38 @@ class Encoded:
     references: tuple[tuple[str, ...], ...] = ()
     cut: int = 0
     per_token: bool = False
+    per_row: NDArray[np.int64] | None = None
+
+    @property
+    def token_lengths(self) -> list[int]:
+        """Tokens of each token row."""
+        return [len(row) for row in self.columns["input_ids"]]
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each row."""
-        return [len(row) for row in self.columns["input_ids"]]
+        """Tokens of each row: of its longest token row."""
+        if self.per_row is None:
+            return self.token_lengths
+        lengths, ends = self.token_lengths, np.cumsum(self.per_row)
+        return [max(lengths[end - n : end]) for n, end in zip(self.per_row, ends, strict=True)]
+
+    @property
+    def most(self) -> int:
+        """Token rows of the row that has most."""
+        return 1 if self.per_row is None else int(self.per_row.max())
+
+    def token_rows(self, chosen: Sequence[int]) -> list[int]:
+        """The places of those rows' token rows in ``columns``."""
+        return list(chosen) if self.per_row is None else members(self.per_row, chosen)
+
+    def counts(self, chosen: Sequence[int]) -> NDArray[np.int64]:
+        """[batch]: how many token rows each of those rows is."""
+        return np.ones(len(chosen), np.int64) if self.per_row is None else self.per_row[list(chosen)]
+
+    def places(self, chosen: Sequence[int]) -> NDArray[np.int64] | None:
+        """[batch, most]: where the token rows of each of those rows stand in their batch, -1 where one has none; None
+        where a row is one token row."""
+        return None if self.per_row is None else places_of(self.per_row[list(chosen)], self.most)
 
     @property
     def longest_target(self) -> int:
@@ -62,10 +92,10 @@ class Encoded:
         return 0 if self.writing is None else max(map(len, self.targets))
 
     def batch(self, chosen: Sequence[int]) -> tuple[dict[str, NDArray[np.int64]], NDArray[Any]]:
-        """The model's inputs [batch, longest] and targets [batch, ...] of those rows; of text [batch, longest one]."""
-        fill = {"input_ids": self.pad_token_id}
+        """The model's inputs [token rows, longest] and the targets [batch, ...] of those rows."""
+        fill, read = {"input_ids": self.pad_token_id}, self.token_rows(chosen)
         inputs = {
-            name: pad_rows([rows[i].tolist() for i in chosen], fill.get(name, 0)) for name, rows in self.columns.items()
+            name: pad_rows([rows[i].tolist() for i in read], fill.get(name, 0)) for name, rows in self.columns.items()
         }
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
@@ -90,11 +120,11 @@ def encode(
     """
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated, targets = 0, list[NDArray[Any]]()
-    for start in range(0, len(rows), CHUNK):
-        texts = [Text(row.sentence1, row.sentence2) for row in rows[start : start + CHUNK]]
-        tokens = encoder.encode(texts, max_length)
+    texts, per_row = _texts(rows, kind)
+    for start in range(0, len(texts), CHUNK):
+        tokens = encoder.encode(texts[start : start + CHUNK], max_length)
         truncated += tokens.truncated
-        if writing is None:
+        if kind.per_token:
             targets.append(kind.encoded(rows[start : start + CHUNK], tokens.encodings))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
@@ -104,7 +134,16 @@ def encode(
         references = tuple(row.references or (row.label or "",) for row in rows)
         written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
-    return Encoded(columns, np.concatenate(targets), truncated, pad, per_token=kind.per_token)
+    of_rows = np.concatenate(targets) if kind.per_token else kind.targets(rows)
+    return Encoded(columns, of_rows, truncated, pad, per_token=kind.per_token, per_row=per_row)
+
+
+def _texts(rows: Sequence[Row], kind: Kind) -> tuple[list[Text], NDArray[np.int64] | None]:
+    """What is tokenized, and how many of it are each row's, where a row is several."""
+    if not kind.several:
+        return [Text(row.sentence1, row.sentence2) for row in rows], None
+    found = [kind.token_rows(row.readable, row.where) for row in rows]
+    return [Text(*text) for of_row in found for text in of_row], np.array([*map(len, found)], np.int64)
 
 
 def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:

@@ -43,6 +43,8 @@ def class_rows(errors: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         return figure_rows(errors["texts"])
     if "residuals" in errors:
         return figure_rows(errors["residuals"], "residual")
+    if not errors.get("by_class"):  # a kind of task without labels
+        return figure_rows(errors["figures"])
     found, confusion = errors["by_class"], errors.get("confusion")
     matrix = len(found) <= _MOST_COLUMNS
     more = [] if not confusion else [f"as {name}" for name in found] if matrix else ["most often taken for"]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.several import grouped
 from edgepeft.tasks.base import Kind
 
 __all__ = ["SCORED_ROWS", "Scored", "score_rows"]
@@ -38,7 +39,7 @@ def score_rows(
     *,
     choose: bool = False,
 ) -> Scored:
-    """Score ``rows`` by ``logits_of`` [batch, outputs]; ``advance`` gets the number of rows after each batch.
+    """Score ``rows`` by ``logits_of`` [token rows, outputs]; ``advance`` gets the number of rows after each batch.
 
     With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.
     """
@@ -46,7 +47,8 @@ def score_rows(
     if kind.calibrates:
         kept = np.empty((len(losses), kind.n_outputs), np.float32)
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-        logits = logits_of(chosen)
+        logits, places = logits_of(chosen), rows.places(chosen)
+        logits = logits if places is None else grouped(logits, places)
         losses[chosen], found = kind.losses(logits, rows.targets[chosen]), kind.outputs(logits)
         if not outputs.size:
             outputs = np.empty((len(losses), *found.shape[1:]), found.dtype)

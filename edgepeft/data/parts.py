@@ -75,8 +75,13 @@ class TaskData:
 
     @property
     def pairs(self) -> bool:
-        """Whether rows are pairs of sentences."""
-        return self.train[0].sentence2 is not None
+        """Whether what is read of a row is a pair of texts."""
+        row, kind = self.train[0], self.task_kind
+        return (
+            row.sentence2 is not None
+            if not kind.several
+            else kind.token_rows(row.readable, row.where)[0][1] is not None
+        )
 
     @property
     def class_weights(self) -> dict[str, float]:
@@ -138,7 +143,7 @@ def load_data(
     short, written = division.pop("regression", False), columns.target is not None
     kind = kind_asked(division.get("kind"), regression=short, writes=written)
     division["kind"] = kind.name
-    reads = {"labels": True, "columns": columns, "label_of": kind.label_text}
+    reads = {"labels": True, "columns": kind.columns(columns), "label_of": kind.label_text}
     parts = {name: tuple(read_rows(path, **reads)) for name, path in given.items()}  # type: ignore[arg-type]
     _require_different(given, parts)
     chosen = parts["--eval"] if isinstance(eval, Path) else eval

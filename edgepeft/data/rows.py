@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgepeft.data.arrow import is_dataset, read_dataset
+from edgepeft.data.candidates import CANDIDATES, candidates_in
 from edgepeft.data.cleaning import nearest
 from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
@@ -34,6 +35,7 @@ class Columns(NamedTuple):
     With a ``source`` the text is made of the columns that it names, and with a ``target`` so is the label, which may be
     rounded to multiples of ``step``; ``remedy`` ends the error where a column is not there.  ``fields`` must be there
     and nothing else: rows are left to their tasks.  A label that is a list may be a text with its ``separator``.
+    Candidates are read, where a row has some, if they are asked for.
     """
 
     text: str | None = None
@@ -45,6 +47,7 @@ class Columns(NamedTuple):
     fields: tuple[str, ...] | None = None
     step: float | None = None
     separator: str | None = None
+    candidates: bool = False
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -72,7 +75,8 @@ class Columns(NamedTuple):
 
 class Row(NamedTuple):
     """One text or pair, its label as text and its task (None where none was asked for), where it stands, and the other
-    columns (None unless they are kept); all right answers as ``references``, and as ``fields`` what patterns read."""
+    columns (None unless they are kept); all right answers as ``references``, as ``fields`` what patterns read, and the
+    ``candidates`` of which one is right."""
 
     sentence1: str
     sentence2: str | None
@@ -83,10 +87,13 @@ class Row(NamedTuple):
     others: dict[str, Any] | None = None
     references: tuple[str, ...] = ()
     fields: Mapping[str, Any] | None = None
+    candidates: tuple[str, ...] = ()
 
     @property
     def readable(self) -> tuple[str, str | None] | Mapping[str, Any]:
         """What a task reads: text and second text, or columns."""
+        if self.candidates and self.fields is None:
+            return {FIRST: self.sentence1, SECOND: self.sentence2, CANDIDATES: self.candidates}
         return (self.sentence1, self.sentence2) if self.fields is None else self.fields
 
     @property
@@ -201,7 +208,8 @@ def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_
         if not isinstance(text, str) and not (name == pair_column and text is None):
             raise DataError(f"{path}:{line}: {name} must be a text; found {_shown(text)}.")
     label = label_of(columns.listed(record[label_column]), f"{path}:{line}") if label_of else None
-    return Row(first, second, label, str(path), line)
+    candidates = candidates_in(record, f"{path}:{line}") if columns.candidates else ()
+    return Row(first, second, label, str(path), line, candidates=candidates)
 
 
 def _posed(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:

@@ -58,5 +58,5 @@ def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) 
 
 def row_digest(row: Row, salt: str = "") -> bytes:
     """SHA-256 of the salt and the row's content, not of where it stands."""
-    content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or ""))
+    content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or "", *row.candidates))
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()

@@ -142,8 +142,11 @@ def _names(deltas: Sequence[Path]) -> list[str]:
 
 def _require_readable(checks: CheckTexts, deltas: Sequence[Path]) -> None:
     """Read what the tasks are verified on, before the work."""
-    for source in {read_card(path).source for path in deltas if path.suffix != ".onnx"} or {None}:
-        checks.of(source)
+    cards = [read_card(path) for path in deltas if path.suffix != ".onnx"]
+    for card in {(card.source, card.kind): card for card in cards}.values():
+        checks.of(card.source, card.task_kind)
+    if not cards:
+        checks.of(None)
 
 
 def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
@@ -238,7 +241,7 @@ class _Exporter:
             store_in_half(exported.graph)
             check_standard(exported)
         graph = exported.SerializeToString(deterministic=True)
-        check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source))
+        check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source, delta.card.task_kind))
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
         compared = quantised and not delta.card.writes  # of a text, the steps of its check
         rows = (self.checks.data, self.checks.columns) if compared and self.checks.data else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.pattern import pattern
 from edgepeft.data.posing import of_source
-from edgepeft.data.rows import SENTENCES, Columns, read_rows
+from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
@@ -37,16 +37,15 @@ def shipped_texts() -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
-def check_texts(path: Path | None, columns: Columns = SENTENCES) -> list[Text]:
-    """64 texts of mixed length from a data file, or the shipped ones.
+def check_texts(path: Path | None, columns: Columns = SENTENCES, kind: Kind | None = None) -> list[Text]:
+    """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones.
 
     Raises:
         DataError: the file's content.
     """
     if path is None:
         return shipped_texts()
-    found = read_rows(path, labels=columns.label is not None, columns=columns)
-    rows = [Text(row.sentence1, row.sentence2) for row in found]
+    rows = _read(read_rows(path, labels=columns.label is not None, columns=columns), kind)[0]
     # Spread over all lengths: the shortest and the longest are where padding goes wrong.
     rows.sort(key=lambda text: len(text.first) + len(text.second or ""))
     chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().astype(int)
@@ -61,14 +60,15 @@ class CheckTexts:
     data: Path | None
     columns: Columns
 
-    def of(self, source: str | None) -> list[Text]:
-        """The texts of a task with that source; where a text has no columns, it stands in each of them.
+    def of(self, source: str | None, kind: Kind | None = None) -> list[Text]:
+        """The texts of a task of that source and kind; where a text has no columns, it stands in each of them.
 
         Raises:
             UsageError, DataError: the file is missing, or lacks what the source reads.
         """
         if self.given is None and self.data is not None:
-            return check_texts(self.data, of_source(self.columns, source))
+            columns = of_source(self.columns, source)
+            return check_texts(self.data, columns if kind is None else kind.columns(columns), kind)
         texts = shipped_texts() if self.given is None else list(self.given)
         if source is None:
             return texts
@@ -85,13 +85,20 @@ def data_check(
     Raises:
         UsageError, DataError: the file is missing, or its texts cannot be read.
     """
-    columns = of_source(columns, delta.card.source, delta.card.step)
-    rows = list(read_rows(path, labels=False, columns=columns))
-    texts = fitted([Text(row.sentence1, row.sentence2) for row in rows], delta.card.pairs)
-    batch = backbone.encoder().encode(texts, delta.card.max_length)
     kind = delta.card.task_kind
+    columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
+    texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
+    batch = backbone.encoder().encode(fitted(texts, delta.card.pairs), delta.card.max_length)
     targets = _targets(path, columns, kind, batch.encodings)
-    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, per_row)
+
+
+def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int] | None]:
+    """What is tokenized, and how many of it are each row's, where a row is several."""
+    if kind is None or not kind.several:
+        return [Text(row.sentence1, row.sentence2) for row in rows], None
+    found = [kind.token_rows(row.readable, row.where) for row in rows]
+    return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
 
 
 def _targets(path: Path, columns: Columns, kind: Kind, encodings: Sequence[Any]) -> NDArray[Any] | None:

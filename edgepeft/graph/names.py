@@ -7,6 +7,7 @@ __all__ = [
     "LOGITS",
     "LOSS",
     "PLACEHOLDER_ID",
+    "PLACES",
     "PROMPT_LENGTH",
     "SHARES",
     "adapted",
@@ -23,6 +24,7 @@ __all__ = [
 
 LOGITS = "logits"
 LABELS, SHARES, LOSS = "labels", "shares", "loss"  # of a training graph
+PLACES = "places"  # of one whose rows have several token rows
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"

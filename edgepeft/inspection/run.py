@@ -85,7 +85,7 @@ def inspect_delta(
     kind = delta.card.task_kind
     metric = kind.metric_or_default(metric or delta.card.metrics.get("metric"))
     columns = of_source(columns, delta.card.source, delta.card.step)
-    every = tuple(read_rows(data, labels=True, columns=columns, label_of=kind.label_text))
+    every = tuple(read_rows(data, labels=True, columns=kind.columns(columns), label_of=kind.label_text))
     _check(every, delta.card)
     rows = part(every, limit, "inspect", strata=kind.strata(every)).taken
     with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
@@ -119,10 +119,10 @@ def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
 
 
 def _check(rows: Sequence[Row], card: DeltaCard) -> None:
-    if (rows[0].sentence2 is not None) != card.pairs:
+    kind = card.task_kind
+    if not kind.several and (rows[0].sentence2 is not None) != card.pairs:
         kinds = ("pairs", "single texts") if card.pairs else ("single texts", "pairs")
         raise DataError(f"{rows[0].file}: task {card.task} was trained on {kinds[0]}; these rows are {kinds[1]}.")
-    kind = card.task_kind
     for row in rows:
         if (odd := kind.strange(row)) is not None:
             raise DataError(f"{row.where}: task {card.task} has no label {odd!r}. Known: {kind.listed}.")

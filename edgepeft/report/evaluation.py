@@ -60,8 +60,9 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
     for number, (name, found) in enumerate(documents):
         text = f"{name}. {found.metric} {found.score:.4f} on {found.rows} rows ({found.averaged})."
         header, rows = class_rows(found.model_dump(exclude_none=True))
-        yield Section(f"classes-{number}", f"{found.task}: errors by class", text, tuple(header), rows)
-        if found.figures is not None:
+        title = "errors by class" if found.by_class or found.figures is None else "scores"
+        yield Section(f"classes-{number}", f"{found.task}: {title}", text, tuple(header), rows)
+        if found.figures is not None and found.by_class:
             columns_of, cells = figure_rows(found.figures)
             yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", tuple(columns_of), cells)
         if found.calibration is not None:

@@ -224,7 +224,7 @@ class _AnyRows(Files):
         promised: Promise | None = None,
     ) -> TaskData:
         label, own = kind.example(labels)
-        row = Row("a", "b" if self.pairs else None, label, "", 1)
+        row = Row("a", "b" if self.pairs else None, label, "", 1, candidates=("a", "b"))
         return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,19 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import SENTENCES
 from edgepeft.errors import DataError
+from edgepeft.tasks.base import Kind
 
-__all__ = ["Inputs", "Readable", "Truncation", "check_rows", "checked_inputs", "pad_together", "texts_of"]
+__all__ = [
+    "Inputs",
+    "ReadRows",
+    "Readable",
+    "Truncation",
+    "check_rows",
+    "checked_inputs",
+    "pad_together",
+    "read_by",
+    "texts_of",
+]
 
 Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
 Inputs = Mapping[str, NDArray[np.int64]]  # input_ids, attention_mask and perhaps token_type_ids, each [batch, length]
@@ -55,6 +67,39 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
     return batch
 
 
+class ReadRows(NamedTuple):
+    """Rows as a task reads them: as callers gave them, what is tokenized, and how many token rows each is, where the
+    kind of task reads several."""
+
+    given: list[Any]
+    texts: list[Text]
+    per_row: list[int] | None = None
+
+    @property
+    def first(self) -> list[Text]:
+        """Each row's first token row."""
+        if self.per_row is None:
+            return self.texts
+        return [self.texts[end - n] for n, end in zip(self.per_row, accumulate(self.per_row), strict=True)]
+
+
+def read_by(kind: Kind, texts: object, source: str | None = None) -> ReadRows:
+    """What callers give as rows, as ``texts_of`` has it, or as the kind of task reads them.
+
+    Raises:
+        DataError: something else, or a row lacks what the kind reads; names the first row.
+    """
+    given = _listed(texts)
+    if not kind.several:
+        return ReadRows(given, texts_of(given, source))
+    found = [kind.token_rows(one, f"row {row}") for row, one in enumerate(given)]
+    return ReadRows(given, [Text(*text) for of_row in found for text in of_row], [*map(len, found)])
+
+
+def _listed(texts: object) -> list[Any]:
+    return [texts] if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
+
+
 def texts_of(texts: object, source: str | None = None) -> list[Text]:
     """What callers give as texts; one text is a list of one, and the second of a pair may be None.
 
@@ -63,8 +108,7 @@ def texts_of(texts: object, source: str | None = None) -> list[Text]:
     Raises:
         DataError: something else, or a column is missing; names the first row.
     """
-    given = [texts] if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
-    return [_text(one, source, f"row {row}") for row, one in enumerate(given)]
+    return [_text(one, source, f"row {row}") for row, one in enumerate(_listed(texts))]
 
 
 def _text(one: object, source: str | None, where: str) -> Text:

@@ -15,6 +15,7 @@ from onnx.external_data_helper import load_external_data_for_model
 from tokenizers import Tokenizer
 
 from edgepeft.backbones.config import read_config
+from edgepeft.errors import UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.rows import logits_as_rows
 from edgepeft.resources import new_folder, write_json
@@ -40,11 +41,13 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
 
     Raises:
         UnknownName: no such task.
-        UsageError: ``out`` exists, and ``force`` is not given.
+        UsageError: ``out`` exists, and ``force`` is not given; or such a kind of task is no model of transformers'.
         BundleError: a file is damaged.
         VerificationFailed: the written model does not give PyTorch's logits; nothing is left.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
+    if (obstacle := entry.task_kind.unmerged) is not None:
+        raise UsageError(f"task {task} is {entry.task_kind.title}, which cannot be merged: {obstacle}.")
     with new_folder(out, force=force) as folder:
         write_json(folder / "config.json", config if entry.writes else _config(config, entry))
         write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))

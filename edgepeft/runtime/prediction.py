@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.answers import Answer, Prediction
+from edgepeft.data.several import grouped, places_of
 from edgepeft.data.words import Encoding, read_words
 from edgepeft.errors import BundleError
+from edgepeft.runtime.inputs import ReadRows
 from edgepeft.runtime.manifest import TaskEntry
 
 __all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions"]
@@ -53,13 +55,16 @@ def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[
 
 
 def predictions(
-    task: str, entry: TaskEntry, texts: Sequence[Text], logits: NDArray[np.float32], encodings: Sequence[Encoding] = ()
+    task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], encodings: Sequence[Encoding] = ()
 ) -> list[Prediction]:
-    """[batch, outputs] -> one answer for each of ``texts``, by the task's kind; ``encodings`` are of these texts."""
-    kind = entry.task_kind
-    of_tokens = zip(texts, encodings, strict=True) if kind.per_token else ()
-    read = [read_words(text.first, encoding) for text, encoding in of_tokens]
-    return kind.predictions(task, logits, [note_of(text, entry) for text in texts], read)
+    """[token rows, ...] -> one answer for each row, by the task's kind; ``encodings`` are of what was read."""
+    kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
+    if kind.per_token:
+        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, encodings, strict=True)]
+        return kind.predictions(task, logits, notes, words)
+    if read.per_row is not None:
+        logits = grouped(logits, places_of(read.per_row))
+    return kind.answers_to(read.given, task, logits, notes)
 
 
 class Notes:

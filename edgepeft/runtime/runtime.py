@@ -19,7 +19,16 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
-from edgepeft.runtime.inputs import Inputs, Readable, Truncation, check_rows, checked_inputs, pad_together, texts_of
+from edgepeft.runtime.inputs import (
+    Inputs,
+    Readable,
+    Truncation,
+    check_rows,
+    checked_inputs,
+    pad_together,
+    read_by,
+    texts_of,
+)
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.packed import put
 from edgepeft.runtime.passes import in_batches, passes
@@ -28,6 +37,7 @@ from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
 from edgepeft.runtime.text_tasks import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
+from edgepeft.tasks.base import Kind
 
 __all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
@@ -212,10 +222,10 @@ class Runtime(TextTasks):
             DataError: something that is neither text nor pair; a column is missing.
         """
         entry = self.bundle.entry(task)
-        read = texts_of(texts, entry.source)
-        if not read:
+        read = read_by(entry.task_kind, texts, entry.source)
+        if not read.given:
             return []
-        batch = self._tokens(read, entry.max_length)
+        batch = self._tokens(read.texts, entry.max_length)
         return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch.encodings))
 
     def predict_all(
@@ -227,15 +237,16 @@ class Runtime(TextTasks):
         """
         given = texts if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
-        forms: dict[tuple[int, str | None], list[str]] = {}
+        forms: dict[tuple[int, str | None, type[Kind] | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
             if entry.writes:
                 answers[task] = self.write(task, given, decoding)
             else:
-                forms.setdefault((entry.max_length, entry.source), []).append(task)
-        for (max_length, source), alike in forms.items():
-            read = texts_of(given, source)
-            batch = self._tokens(read, max_length, answers=len(alike))
+                own = type(entry.task_kind) if entry.task_kind.several else None
+                forms.setdefault((entry.max_length, entry.source, own), []).append(task)
+        for (max_length, source, _), alike in forms.items():
+            read = read_by(self.bundle.entry(alike[0]).task_kind, given, source)
+            batch = self._tokens(read.texts, max_length, answers=len(alike))
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
                 of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch.encodings)
@@ -297,11 +308,14 @@ class Runtime(TextTasks):
             return [answer for task, rows in named.items() for answer in self.predict_all([task], rows, decoding)[task]]
         if entries[0].writes:
             return self.writing(decoding).answers(named)
-        read = [texts_of(rows, entry.source) for rows, entry in zip(named.values(), entries, strict=True)]
-        encoded = [self._tokens(rows, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
+        kinds = [entry.task_kind for entry in entries]
+        given = zip(kinds, named.values(), entries, strict=True)
+        read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
+        encoded = [self._tokens(rows.texts, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
         inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
         sessions = {task: self.session(task) for task in named}
-        logits = self._mixer.logits(sessions, np.repeat(np.arange(len(named)), [*map(len, named.values())]), inputs)
+        slots = np.repeat(np.arange(len(named)), [len(rows.texts) for rows in read])
+        logits = self._mixer.logits(sessions, slots, inputs)
         of_tasks = zip(named, entries, read, logits, (batch.encodings for batch in encoded), strict=True)
         return [answer for of_task in of_tasks for answer in self._notes.told(predictions(*of_task))]
 

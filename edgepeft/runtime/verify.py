@@ -8,7 +8,7 @@ the batch make of them, so that decisions are counted, of which a few may change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from platform import machine
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from edgepeft.data.several import grouped, places_of
 from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.inputs import Inputs
@@ -184,13 +185,15 @@ class DataCheck:
     """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %.
 
     Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
-    ``targets`` are as the task's ``kind`` has them.
+    ``targets`` are as the task's ``kind`` has them; ``per_row`` says how many token rows each row is, where it may be
+    several.
     """
 
     inputs: Inputs
     reference: NDArray[np.float32]
     targets: NDArray[Any] | None
     kind: Kind
+    per_row: Sequence[int] | None = None
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
         """What ``run`` gives for these rows.
@@ -200,11 +203,14 @@ class DataCheck:
         """
         logits = run_in_groups(run, self.inputs)
         _require_one_shape(self.reference, logits)
-        agreement, undecided = self.kind.agreement(self.reference, logits, allowed.difference)
+        reference = self.reference
+        if self.per_row is not None:
+            reference, logits = (grouped(each, places_of(self.per_row)) for each in (reference, logits))
+        agreement, undecided = self.kind.agreement(reference, logits, allowed.difference)
         facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
         if self.targets is None:
             return OnData.model_validate(facts)
         name, kind = self.kind.default_metric, self.kind
-        by_engine = {"pytorch": self.reference, "onnxruntime": logits}
+        by_engine = {"pytorch": reference, "onnxruntime": logits}
         scores = {engine: kind.score(name, self.targets, kind.outputs(found)) for engine, found in by_engine.items()}
         return OnData.model_validate({**facts, "metric": name, **scores})

@@ -79,7 +79,20 @@ def explain(error: EdgepeftError, task: str | None) -> Refused:
 
 def _invalid(error: ValidationError) -> Refused:
     """The first thing that is wrong; what was sent is not repeated."""
-    known = {"rows", "text", "second", "fields", "task", "label", "template", "steps", "epochs", "lr", "head_lr"}
+    known = {
+        "rows",
+        "text",
+        "second",
+        "candidates",
+        "fields",
+        "task",
+        "label",
+        "template",
+        "steps",
+        "epochs",
+        "lr",
+        "head_lr",
+    }
     said = in_words(error, "the body", known | {"batch_size", "seed"})
     if error.errors(include_url=False, include_context=False, include_input=False)[0]["type"] == "json_invalid":
         return Refused(400, "not_json", f"{said}.")

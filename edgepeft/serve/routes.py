@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgepeft.data.candidates import CANDIDATES
 from edgepeft.data.pattern import pattern
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.runtime.prediction import Answer
@@ -115,6 +116,7 @@ async def tasks(request: Request) -> Response:
             "labels": entry.labels,
             "writes": entry.writes,
             "pairs": entry.pairs,
+            "candidates": entry.task_kind.picks,
             "fields": pattern(entry.source).fields if entry.source else None,
             "max_length": entry.max_length,
             "available": name not in serving.unavailable,
@@ -185,14 +187,21 @@ async def _answers(
 
 def _check_texts(serving: Serving, texts: Sequence[Readable]) -> None:
     limits = serving.settings.limits
-    if len(texts) > limits.rows:
-        raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {len(texts)}.")
+    held = sum(map(_rows_of, texts))
+    if held > limits.rows:
+        raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {held}.")
     for row, text in enumerate(texts):
         longest = _characters(text)
         if longest > limits.text_characters:
             raise Refused(
                 413, "text_too_long", f"row {row}: a text may have {limits.text_characters} characters, not {longest}."
             )
+
+
+def _rows_of(text: Readable) -> int:
+    """Each candidate is computed as a row."""
+    candidates = text.get(CANDIDATES) if isinstance(text, Mapping) else None
+    return max(1, len(candidates)) if isinstance(candidates, list) else 1
 
 
 def _characters(text: Readable) -> int:

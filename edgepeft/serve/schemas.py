@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
+from edgepeft.data.candidates import CANDIDATES
+from edgepeft.data.rows import SENTENCES
 from edgepeft.task_name import TASK_NAME
 
 __all__ = [
@@ -34,9 +36,10 @@ class _Asked(BaseModel):
 
 
 Fields = dict[str, str | int | float | list[str]]
+Candidates = list[str]
 Given = str | tuple[str, str | None] | Fields
 _NULL: dict[str, JsonValue] = {"type": "null"}
-_NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL}
+_NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL, "candidates": _NULL}
 _ONE_TEXT_OR_FIELDS: list[JsonValue] = [
     {"required": ["text"], "properties": {"text": {"type": "string"}, "fields": _NULL}},
     {"required": ["fields"], "properties": {"fields": {"type": "object"}, **_NO_TEXT}},
@@ -44,24 +47,36 @@ _ONE_TEXT_OR_FIELDS: list[JsonValue] = [
 
 
 class TextRow(_Asked):
-    """A text, or a pair of texts for a task that was trained on pairs; or ``fields``, the columns by name that a task
-    posed as text reads."""
+    """A text, or a pair of texts for a task that was trained on pairs, or a text with ``candidates`` for a task that
+    picks one; or ``fields``, the columns by name that a task posed as text reads."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_FIELDS})  # as the validator below
     text: str | None = None
     second: str | None = None
+    candidates: Candidates | None = None
     fields: Fields | None = None
 
     @model_validator(mode="after")
     def _text_or_fields(self) -> TextRow:
-        if (self.text is None) == (self.fields is None) or (self.fields is not None and self.second is not None):
-            raise ValueError("give text (and second for a pair), or fields")
+        if (self.text is None) == (self.fields is None) or (self.fields is not None and self._beside_text):
+            raise ValueError("give text (and second for a pair, or candidates), or fields")
         return self
+
+    @property
+    def _beside_text(self) -> bool:
+        return self.second is not None or self.candidates is not None
 
     @property
     def given(self) -> Given:
         """What a task reads."""
-        return (self.text or "", self.second) if self.fields is None else self.fields
+        return _given(self.text or "", self.second, self.candidates) if self.fields is None else self.fields
+
+
+def _given(text: str, second: str | None, candidates: Candidates | None) -> Given:
+    if candidates is None:
+        return text, second
+    pair: Fields = {} if second is None else {SENTENCES.names[1]: second}
+    return {SENTENCES.names[0]: text, CANDIDATES: candidates, **pair}
 
 
 def _texts(rows: Sequence[str | TextRow]) -> list[Given]:
@@ -76,19 +91,22 @@ _ONE_TEXT_OR_ROWS: list[JsonValue] = [
 
 
 class PredictRequest(_Asked):
-    """Either one text (with ``second``: a pair), or the ``fields`` of one row, or ``rows`` of any of these."""
+    """Either one text (with ``second``: a pair; with ``candidates``: of which one is picked), or the ``fields`` of one
+    row, or ``rows`` of any of these."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator below
     text: str | None = Field(default=None, examples=["We laughed all evening."])
     second: str | None = None
+    candidates: Candidates | None = Field(default=None, description="Of a task that picks one of them.")
     fields: Fields | None = Field(default=None, description="Of a task that is posed as text: its columns by name.")
     rows: list[str | TextRow] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> PredictRequest:
         given = [each is not None for each in (self.text, self.fields, self.rows)]
-        if sum(given) != 1 or (self.text is None and self.second is not None):
-            raise ValueError("give text (and second for a pair), or fields, or rows")
+        beside = self.second is not None or self.candidates is not None
+        if sum(given) != 1 or (self.text is None and beside):
+            raise ValueError("give text (and second for a pair, or candidates), or fields, or rows")
         return self
 
     @property
@@ -96,7 +114,7 @@ class PredictRequest(_Asked):
         """What to read, in order."""
         if self.rows is not None:
             return _texts(self.rows)
-        return [(self.text or "", self.second) if self.fields is None else self.fields]
+        return [_given(self.text or "", self.second, self.candidates) if self.fields is None else self.fields]
 
 
 class MixedRow(TextRow):
@@ -176,6 +194,7 @@ class PredictionBody(BaseModel):
     task: str
     label: str | None = None
     labels: list[str] | None = Field(default=None, description="All that hold, where several may.")
+    index: int | None = Field(default=None, description="Of the candidate that is picked, from 0.")
     spans: list[SpanFound] | None = Field(default=None, description="What stands in the text, in order.")
     unread: int | None = Field(default=None, description="Where the text was cut, if it was: past that, no span is.")
     score: float | None = None
@@ -230,6 +249,7 @@ class Task(BaseModel):
     labels: list[str] | None = Field(description="None where the task is a number, or writes text.")
     writes: bool = Field(description="Whether the answer is a text.")
     pairs: bool
+    candidates: bool = Field(description="Whether rows bring candidates, of which one is picked.")
     fields: list[str] | None = Field(default=None, description="The columns that it reads, where it is posed as text.")
     max_length: int = Field(description="In tokens; what is longer is cut.")
     available: bool = Field(description="False where its files cannot be opened; the service's log says why.")

@@ -151,8 +151,8 @@ def _main() -> None:
 
 def _outcome(runtime: Runtime, task: str | None) -> str:
     try:
-        pairs = task is not None and runtime.bundle.entry(task).pairs
-        runtime.predict_mixed([task], [("a", "a") if pairs else "a"])
+        entry = None if task is None else runtime.bundle.entry(task)
+        runtime.predict_mixed([task], ["a" if entry is None else entry.task_kind.readable(pairs=entry.pairs)])
     except Exception:  # whatever a file from elsewhere makes of the libraries that read it: the service will see it too
         return _REFUSED
     return _ANSWERED

@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgepeft.data.candidates import CANDIDATES
 from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.tuning.claim import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
@@ -143,6 +144,7 @@ class Jobs:
         rows = (
             {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.plain_label}
             | ({} if row.second is None else {"sentence2": row.second})
+            | ({} if row.candidates is None else {CANDIDATES: row.candidates})
             for row in request.rows
         )
         data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")

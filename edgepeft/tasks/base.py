@@ -4,7 +4,8 @@ A kind is a file of this package with one subclass of ``Kind``, found by its ``n
 nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and what
 was chosen for it on the evaluation rows.
 
-Letters: B rows of a batch, n rows, C columns of the logits.
+Letters: B rows of a batch, n rows, C columns of the logits; K token rows of the row that has most, where a row is
+read as several: logits are ``several.LOWEST`` then where a row has fewer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
-from edgepeft.data.rows import Row
+from edgepeft.data.rows import Columns, Row
 from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
 from edgepeft.tasks._certainty import Certainty
@@ -76,6 +77,9 @@ class Kind(Certainty, ABC):
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
+    unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
+    picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
+    several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
@@ -121,6 +125,11 @@ class Kind(Certainty, ABC):
         """
         return None
 
+    @classmethod
+    def columns(cls, given: Columns) -> Columns:
+        """What is read of its files' rows, by the names that are given."""
+        return given
+
     def strange(self, row: Row) -> str | None:
         """A label of the row that is not among this task's; None where all are.
 
@@ -128,6 +137,14 @@ class Kind(Certainty, ABC):
             DataError: what stands there is no label at all.
         """
         return None
+
+    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
+        """What is tokenized for a row, as ``Row.readable`` or a caller gives it: texts and pairs, if it is ``several``.
+
+        Raises:
+            DataError: the row lacks what the kind reads.
+        """
+        raise UsageError(f"{self.title} reads a row as one text or pair.")
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Rows of the same one are divided in proportion."""
@@ -141,6 +158,10 @@ class Kind(Certainty, ABC):
     def targets(self, rows: Sequence[Row]) -> Values:
         """[n, ...] what the loss takes of rows that were checked."""
 
+    def made_per_row(self, n: int) -> list[int] | None:
+        """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
+        return None
+
     def encoded(self, rows: Sequence[Row], encodings: Sequence[Encoding]) -> Values:
         """As ``targets``, of rows that are tokenized so."""
         return self.targets(rows)
@@ -148,6 +169,11 @@ class Kind(Certainty, ABC):
     @abstractmethod
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
         """[B, ...] what stands for the targets of rows with this mask [B, S], where only time matters."""
+
+    @classmethod
+    def readable(cls, *, pairs: bool) -> Any:
+        """A row that stands for any, as callers give it."""
+        return ("a", "a") if pairs else "a"
 
     @classmethod
     @abstractmethod
@@ -277,8 +303,15 @@ class Kind(Certainty, ABC):
         """(logits, targets) of answers to rows that were checked."""
         return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
+    def answers_to(
+        self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
+    ) -> list[Prediction]:
+        """The same where an answer is made of what callers gave for a row."""
+        return self.predictions(task, logits, notes)
+
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-        """How [n, C] stand to the reference's, which are held to that tolerance, or to none."""
+        """How [n, C] stand to the reference's, which are held to that tolerance, or to none; where a row is several,
+        [n, K, C], or [token rows, C] of which it is not known whose they are."""
         return same_best(reference, logits, tolerance)
 
 

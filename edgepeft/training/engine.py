@@ -17,6 +17,7 @@ from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.data.several import LOWEST
 from edgepeft.delta import Delta
 from edgepeft.heads.text import decoder_inputs
 from edgepeft.tasks.base import Kind
@@ -51,7 +52,7 @@ class PyTorchEngine(TrainingEngine):
         self.weights = None if weights is None else torch.tensor(weights, device=device)
         self.device, self.bf16 = device, bf16
         self.optimizer = _adamw(delta, rates)
-        self.kept: dict[str, list[Tensor]] = {}  # [d], or [length, d], by part: what a head that is trained alone reads
+        self.kept: dict[str, list[Tensor]] = {}  # of token rows [d], or [length, d], by part: what a lone head reads
 
     def prepare(self, advance: Callable[[int, int], None]) -> None:
         """Compute what a head reads that is trained alone; other steps share nothing."""
@@ -61,8 +62,9 @@ class PyTorchEngine(TrainingEngine):
         for part, rows in self.rows.items():
             kept: dict[int, Tensor] = {}
             for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-                for i, state in zip(chosen, torch.from_numpy(self.states(part, chosen)), strict=True):
-                    kept[i] = state[: rows.lengths[i]].clone() if self.kind.per_token else state
+                read = rows.token_rows(chosen)
+                for i, state in zip(read, torch.from_numpy(self.states(part, chosen)), strict=True):
+                    kept[i] = state[: rows.token_lengths[i]].clone() if self.kind.per_token else state
                 done += len(chosen)
                 advance(done, total)
             self.kept[part] = [kept[i] for i in range(len(kept))]
@@ -82,7 +84,8 @@ class PyTorchEngine(TrainingEngine):
         return StepOutcome(loss.item(), norm)
 
     def _loss(self, chosen: Sequence[int], masks: Masks) -> Tensor:
-        inputs, targets = torch_batch(self.rows["train"], chosen, self.device)
+        rows = self.rows["train"]
+        inputs, targets = torch_batch(rows, chosen, self.device)
         numbers = count()
 
         def drop(features: Tensor, probability: float) -> Tensor:
@@ -92,10 +95,10 @@ class PyTorchEngine(TrainingEngine):
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
         with replaced_dropout(self.delta, drop), precision:
             logits = self._logits("train", chosen, inputs)
-        return loss_of(self.kind, logits.float(), targets, self.weights)
+        return loss_of(self.kind, logits.float(), targets, self.weights, rows.places(chosen))
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, outputs]."""
+        """[token rows, outputs]."""
         with torch.inference_mode():
             inputs, _ = torch_batch(self.rows[part], chosen, self.device)
             logits: NDArray[np.float32] = self._logits(part, chosen, inputs).cpu().numpy()
@@ -103,12 +106,13 @@ class PyTorchEngine(TrainingEngine):
 
     def _logits(self, part: str, chosen: Sequence[int], inputs: Mapping[str, Tensor]) -> Tensor:
         if self.kept:
-            states = torch.nn.utils.rnn.pad_sequence([self.kept[part][i] for i in chosen], batch_first=True)
+            read = self.rows[part].token_rows(chosen)
+            states = torch.nn.utils.rnn.pad_sequence([self.kept[part][i] for i in read], batch_first=True)
             return self.delta.read_out(states.to(self.device))
         return self.delta.logits(self.model, inputs)
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, d], or [rows, length, d], of the bare backbone."""
+        """[token rows, d], or [token rows, length, d], of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
         with torch.inference_mode():
             hidden = states_of(self.model, inputs)
@@ -186,14 +190,27 @@ def torch_batch(rows: Encoded, chosen: Sequence[int], device: torch.device = CPU
 
 
 def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[int]) -> NDArray[np.float32]:
-    """[rows, outputs] of a delta in eval mode, without gradients."""
+    """[token rows, outputs] of a delta in eval mode, without gradients."""
     with torch.inference_mode():
         logits: NDArray[np.float32] = delta.logits(model, torch_batch(rows, chosen)[0]).numpy()
     return logits
 
 
-def loss_of(kind: Kind, logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one."""
+def loss_of(
+    kind: Kind,
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    places: NDArray[np.int64] | None = None,
+) -> Tensor:
+    """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one.
+
+    Where a row has several token rows, ``places`` [batch, most] says which logits are its own.
+    """
+    if places is not None:
+        of_rows = torch.from_numpy(places).to(logits.device)
+        missing = (of_rows < 0).unsqueeze(-1)
+        logits = logits[of_rows.clamp(min=0)].masked_fill(missing, LOWEST)
     loss: Tensor = kind.loss(logits, targets, weights)
     return loss
 

@@ -117,6 +117,22 @@ def test_an_answer_says_what_holds_and_whether_it_is_unsure(browser, served, pre
     assert [part.strip() for part in card.text.split("\n")] == ["t", "lora", *lines]
 
 
+def test_a_task_that_picks_is_asked_with_candidates(browser, picking):
+    browser.get(f"http://127.0.0.1:{picking.port}/")
+    wait(browser, lambda: len(find(browser, ".task")) == 1)
+    assert find(browser, ".task")[0].text.split("\n")[-1] == "texts: one of their candidates"
+    ask(browser, "w5")
+    wait(browser, lambda: "the row has no candidate" in browser.find_element(By.ID, "error").text)
+    browser.get_log("browser")  # of that answer's status
+    browser.find_element(By.CSS_SELECTOR, "#picks summary").click()
+    browser.find_element(By.ID, "candidates").send_keys("w6 w7\nw8\n\nw9 w10")
+    ask(browser, "w5")
+    wait(browser, lambda: len(find(browser, ".answer li")) == 3)
+    (told,) = picking.predict("pick", {"text": "w5", "candidates": ["w6 w7", "w8", "w9 w10"]})[2]["predictions"]
+    assert find(browser, ".answer li")[0].text.startswith(told["label"])
+    assert problems(browser) == []
+
+
 def test_throughput_and_memory_are_live(browser, served):
     browser.get(f"http://127.0.0.1:{served.port}/")
     wait(browser, lambda: "MiB" in browser.find_element(By.ID, "memory").text)

@@ -16,14 +16,17 @@ from pydantic import ValidationError
 
 import edgepeft
 from edgepeft.card import DeltaCard
+from edgepeft.data.several import grouped, places_of
 from edgepeft.errors import UnknownName, UsageError
 from edgepeft.graph.gradient.losses import add_loss
 from edgepeft.registry import names_of
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.tasks.base import Kind, kind_asked, kind_named, kinds, stated
+from edgepeft.training.engine import loss_of
 
 PACKAGE = Path(edgepeft.__file__).parent
 B, C, T = 5, 4, 6
+PER_ROW = [2, 5, 1, 3, 2]  # token rows, where a row is several
 NAMES = tuple("abcd")
 
 
@@ -40,6 +43,9 @@ def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
         targets[:, 0] = 1  # a target has a token
         return (9 * source.standard_normal((B, T, C))).astype(np.float32), targets
     graph = kind.loss_graph("logits", "labels")
+    if kind.several:
+        targets = np.stack([source.integers(0, PER_ROW), PER_ROW], axis=1)
+        return (9 * source.standard_normal((sum(PER_ROW), kind.n_outputs))).astype(np.float32), targets
     logits = (9 * source.standard_normal((B, kind.n_outputs))).astype(np.float32)
     if graph.integers:
         return logits, source.integers(0, C, B)
@@ -52,8 +58,10 @@ def test_numpy_pytorch_and_onnx_have_one_loss(name):
     kind = of(name)
     logits, targets = some(kind)
     terms = kind.terms(targets)
-    by_numpy = (kind.losses(logits, targets) * terms).sum() / terms.sum()
-    by_torch = kind.loss(torch.from_numpy(logits), torch.from_numpy(targets)).item()
+    places = places_of(PER_ROW) if kind.several else None
+    of_rows = logits if places is None else grouped(logits, places)
+    by_numpy = (kind.losses(of_rows, targets) * terms).sum() / terms.sum()
+    by_torch = loss_of(kind, torch.from_numpy(logits), torch.from_numpy(targets), None, places).item()
     assert by_torch == pytest.approx(by_numpy, rel=1e-5)
     if kind.per_token:  # a graph's are packed
         logits, targets = logits.reshape(-1, C), targets.reshape(-1)
@@ -79,7 +87,8 @@ def by_onnx(kind: Kind, logits: np.ndarray, targets: np.ndarray, shares: np.ndar
     add_loss(graph, TensorProto.FLOAT, kind)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model)
-    outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares})
+    places = {"places": places_of(PER_ROW)} if kind.several else {}
+    outputs = ReferenceEvaluator(model).run(["loss"], {"x": logits, "labels": targets, "shares": shares, **places})
     return float(np.asarray(outputs[0]))
 
 

@@ -31,6 +31,7 @@ async function loadTasks() {
   tasks = (await call("/v1/tasks")).tasks;
   $("summary").textContent = tasks.length === 1 ? "1 task" : `${tasks.length} tasks`;
   $("pair").hidden = !tasks.some((task) => task.pairs);
+  $("picks").hidden = !tasks.some((task) => task.candidates);
   if (!document.querySelector(".answer")) $("answers").replaceChildren(...tasks.map(taskCard));
 }
 
@@ -46,8 +47,9 @@ function titled(task, kind) {
 function taskCard(task) {
   const card = titled(task, "task");
   const more = task.labels && task.labels.length > SHOWN ? ` and ${task.labels.length - SHOWN} more` : "";
-  const answers = task.labels ? task.labels.slice(0, SHOWN).join(", ") + more : task.writes ? "a text" : "a number";
-  card.append(make("p", `${task.pairs ? "pairs of texts" : "texts"}: ${answers}`));
+  const other = task.candidates ? "one of their candidates" : task.writes ? "a text" : "a number";
+  const answers = task.labels ? task.labels.slice(0, SHOWN).join(", ") + more : other;
+  card.append(make("p", `${task.pairs && !task.candidates ? "pairs of texts" : "texts"}: ${answers}`));
   if (!task.available) {
     const problem = make("p", "cannot be opened; the service's log says why");
     problem.setAttribute("role", "alert");
@@ -115,10 +117,11 @@ function scoreList(scores) {
   return list;
 }
 
-async function ask(text, second) {
+async function ask(text, second, candidates) {
   const rows = tasks.map((task) => {
     const row = { text, task: task.name };
     if (task.pairs && second) row.second = second;
+    if (task.candidates) row.candidates = candidates;
     return row;
   });
   const answers = [];
@@ -141,7 +144,8 @@ $("ask").addEventListener("submit", async (event) => {
     await loadTasks();
     const begin = performance.now();
     const text = $("text").value;
-    const answers = await ask(text, $("second").value);
+    const candidates = $("candidates").value.split("\n").filter((line) => line.trim());
+    const answers = await ask(text, $("second").value, candidates);
     $("took").textContent = `${tasks.length === 1 ? "1 task" : `${tasks.length} tasks`} in ${(performance.now() - begin).toFixed(1)} ms`;
     $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i], text)));
   } catch (error) {

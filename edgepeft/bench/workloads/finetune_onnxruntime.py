@@ -53,9 +53,11 @@ def prepare(job: Job) -> Prepared:
             for p, width in facts.dropouts
         ]
         labels, beside = targets_of(job, inputs["attention_mask"], architecture)
-        shares = np.full(rows, 1 / kind.terms(labels).sum(), np.float32)
+        shares = np.full(len(labels), 1 / kind.terms(labels).sum(), np.float32)
+        counts = kind.made_per_row(rows)
+        per_row = None if counts is None else np.array(counts)
         given = expansion.inputs(tensors), inputs, labels, masks, shares
-        result = training(*given, most_rows=most, states=partial(_of_rows, beside))
+        result = training(*given, most_rows=most, per_row=per_row, states=partial(_of_rows, beside))
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
     return Prepared(step)

@@ -23,7 +23,9 @@ def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) 
 
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, load
     from edgepeft.bench.workloads.finetune_onnxruntime import LEARNING_RATE, targets_of
+    from edgepeft.data.several import places_of
     from edgepeft.methods.base import method_named
+    from edgepeft.training.engine import loss_of
 
     backbone, model = load(job)
     everything = method_named(job.method or "").trains_everything
@@ -35,7 +37,10 @@ def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) 
         inputs = batch_tensors(job, batch)
         targets, beside = targets_of(job, inputs["attention_mask"].numpy(), backbone.architecture)
         given = {name: torch.from_numpy(values) for name, values in beside.items()}
-        torch.autograd.backward(kind.loss(logits({**inputs, **given}), torch.from_numpy(targets)))
+        counts = kind.made_per_row(len(inputs["input_ids"]))
+        places = None if counts is None else places_of(counts)
+        found = logits({**inputs, **given})
+        torch.autograd.backward(loss_of(kind, found, torch.from_numpy(targets), places=places))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

@@ -69,10 +69,12 @@ def compared_with(
         chosen = {part: _spread(len(values), None if part == "test" else most) for part, values in targets.items()}
         states, total, done = {}, sum(map(len, chosen.values())), 0
         for part, places in chosen.items():
-            values = [np.zeros(0, np.float32)] * len(places)
-            for batch in sorted_batches([rows[part].lengths[i] for i in places], SCORED_ROWS):
-                for place, state in zip(batch, engine.states(part, [places[i] for i in batch]), strict=True):
-                    values[place] = state
+            values, lengths = [np.zeros(0, np.float32)] * len(places), rows[part].lengths
+            for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
+                found = engine.states(part, of := [places[i] for i in batch])
+                ends = np.cumsum(rows[part].counts(of))[:-1]
+                for place, state in zip(batch, np.split(found, ends), strict=True):
+                    values[place] = state if kind.several else state[0]
                 done += len(batch)
                 advance(done, total)
             states[part] = kind.read_by_head(values, targets[part][places])

@@ -53,11 +53,11 @@ class TrainingEngine(ABC):
 
     @abstractmethod
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, outputs] of rows of a part, by the tensors as they are and without dropout."""
+        """[token rows, outputs] of rows of a part, by the tensors as they are and without dropout."""
 
     @abstractmethod
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, d] of rows of a part: what the head would read of the bare backbone."""
+        """[token rows, d] of rows of a part: what the head would read of the bare backbone."""
 
     @abstractmethod
     def tensors(self) -> Arrays:

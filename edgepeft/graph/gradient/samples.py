@@ -14,6 +14,7 @@ __all__ = ["measured", "specs_of"]
 
 _LENGTHS = ((5, 2, 4), (11, 7, 3, 8, 1, 9, 6))  # of rows; neither counts nor sums nor products recur
 _TARGETS = (13, 17)  # tokens of the longest target, where text is taught
+_ROWS, _MOST = (19, 23), (29, 31)  # rows, and token rows of one, where a row is several: shapes alone, not whose
 
 
 def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
@@ -22,17 +23,22 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
     Raises:
         BundleError: an input has an open dimension that is no batch's, or a shape depends on values.
     """
-    samples = [specs_of(model, lengths, target) for lengths, target in zip(_LENGTHS, _TARGETS, strict=True)]
+    rows = zip(_LENGTHS, _TARGETS, _ROWS, _MOST, strict=True)
+    samples = [specs_of(model, lengths, *sizes) for lengths, *sizes in rows]
     longest = constant(model.graph, LONGEST)
     if longest is not None:  # else a block of a row would be taken for the row
-        samples.append(specs_of(model, (int(longest) + 23, 19), _TARGETS[0] + 10))
+        samples.append(specs_of(model, (int(longest) + 23, 19), _TARGETS[0] + 10, 37, 41))
     return tuple(samples)
 
 
-def specs_of(model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0) -> dict[str, Spec]:
-    """The spec of every value for rows of these lengths and a longest target of so many, in tokens."""
+def specs_of(
+    model: onnx.ModelProto, lengths: tuple[int, ...], target: int = 0, rows: int | None = None, most: int = 1
+) -> dict[str, Spec]:
+    """The spec of every value for token rows of these lengths and a longest target of so many, in tokens; and where a
+    row is several, for so many rows of at most so many."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
     prompt = prompt_in(model.graph)
     tokens = sum(lengths) + prompt * len(lengths)
     sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
+    sizes |= {"rows": rows or len(lengths), "most": most}
     return sized(model, sizes, {"attention_mask": mask})

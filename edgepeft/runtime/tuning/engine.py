@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -95,8 +95,9 @@ class OnnxRuntimeEngine(TrainingEngine):
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW."""
         self._given = None
-        per_token, lengths = self._subject.facts.kind.per_token, self._rows["train"].lengths
-        shape = (len(chosen), max(lengths[i] for i in chosen)) if per_token else (len(chosen),)
+        kind, train = self._subject.facts.kind, self._rows["train"]
+        read = train.token_rows(chosen)
+        shape = (len(read), max(train.lengths[i] for i in chosen)) if kind.per_token else (len(read),)
         drawn = [
             masks(index, probability if self._options.dropout else 0.0, (*shape, width))
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
@@ -107,12 +108,20 @@ class OnnxRuntimeEngine(TrainingEngine):
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
             return StepOutcome(result.loss, norm)
-        alone = (self.gradients([row], [mask[i : i + 1] for mask in drawn]) for i, row in enumerate(chosen))
+        alone = (self.gradients([row], [mask[own] for mask in drawn]) for row, own in self._own(chosen))
         finite = [math.isfinite(each.loss) and math.isfinite(clip(each.gradients, math.inf)) for each in alone]
         return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
 
+    def _own(self, chosen: Sequence[int]) -> Iterator[tuple[int, slice]]:
+        """Each row, and where its token rows stand in the batch."""
+        first = 0
+        for row in chosen:
+            n = len(self._rows["train"].token_rows([row]))
+            yield row, slice(first, first + n)
+            first += n
+
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
-        """Mean loss and its gradients over these training rows; ``masks`` [batch, (length,) width], one for each
+        """Mean loss and its gradients over these training rows; ``masks`` [token rows, (length,) width], one for each
         dropout."""
         self.prepare()
         back = partial(self._expansion.gradients, self.trained)
@@ -120,7 +129,8 @@ class OnnxRuntimeEngine(TrainingEngine):
 
     def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
         """What a step takes of these rows."""
-        weights, (inputs, labels) = self._weights[list(chosen)], self._rows["train"].batch(chosen)
+        train = self._rows["train"]
+        weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
         terms = self._subject.facts.kind.terms(labels)
         shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
@@ -128,11 +138,12 @@ class OnnxRuntimeEngine(TrainingEngine):
             return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
+        rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
         return {**rows, "shares": shares}
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
-        return self._hidden["train"].packed(chosen) if self._hidden else {}
+        return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
 
     def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
         """See that the loss of these rows changes along its gradient as that says, by the method's own tensors.
@@ -159,23 +170,23 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, (length,) outputs], as deployed: from the hidden states on where they are kept, by what is stored."""
+        """[token rows, (length,) outputs], as deployed: from the hidden states on where they are kept, as stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        batch, kind = rows.batch(chosen)[0], self._subject.facts.kind
-        shape = batch["input_ids"].shape if kind.per_token else (len(chosen),)
+        batch, kind, read = rows.batch(chosen)[0], self._subject.facts.kind, rows.token_rows(chosen)
+        shape = batch["input_ids"].shape if kind.per_token else (len(read),)
         logits = np.zeros((*shape, kind.n_outputs), np.float32)
         for place, inputs in passes(batch, prompt=self._subject.prompt_length):
-            states = {} if hidden is None else hidden.packed([chosen[i] for i in place])
+            states = {} if hidden is None else hidden.packed([read[i] for i in place])
             put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[rows, (length,) d] of the bare backbone."""
+        """[token rows, (length,) d] of the bare backbone."""
         batch, per_token = self._rows[part].batch(chosen)[0], self._subject.facts.kind.per_token
-        shape = batch["input_ids"].shape if per_token else (len(chosen),)
+        shape = batch["input_ids"].shape if per_token else batch["input_ids"].shape[:1]
         states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
         for place, inputs in passes(batch):
             output = "last_hidden_state" if per_token else self._subject.pooling.site

@@ -60,7 +60,8 @@ class SplitGraphs:
 
     def n_bytes(self, rows: Encoded) -> int:
         """What the states of these rows take."""
-        counts = {False: sum(rows.lengths), True: len(rows.lengths)}
+        lengths = rows.token_lengths
+        counts = {False: sum(lengths), True: len(lengths)}
         return sum(_FLOAT_BYTES * state.width * counts[state.by_row] for state in self.states)
 
 
@@ -107,10 +108,10 @@ def _several_a_row(counts: Sequence[int], rows: Sequence[int]) -> bool:
 
 
 class HiddenStates:
-    """Those of some rows; ``folder`` is where the file lies, None keeps them in memory."""
+    """Those of some token rows; ``folder`` is where the file lies, None keeps them in memory."""
 
     def __init__(self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None) -> None:
-        self._states, self._lengths = states, rows.lengths
+        self._states, self._lengths = states, rows.token_lengths
         self._starts = [0, *accumulate(self._lengths)]
         counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
         sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
@@ -125,10 +126,11 @@ class HiddenStates:
         """Compute them, packed, with ``below`` of the split; yields the number of rows after each batch."""
         session = open_session(model, bundle, threads)
         known, outputs = [value.name for value in session.get_inputs()], [state.name for state in self._states]
-        for chosen in sorted_batches(self._lengths, SCORED_ROWS):
+        for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
             inputs, _ = rows.batch(chosen)
+            read = rows.token_rows(chosen)
             for part, given in passes(inputs):
-                of = [chosen[i] for i in part]
+                of = [read[i] for i in part]
                 with failing_as("stops below the trained layers"):
                     computed = session.run(outputs, {name: given[name] for name in known})
                 for state, values, packed in zip(self._states, self._values, computed, strict=True):
@@ -136,7 +138,7 @@ class HiddenStates:
             yield len(chosen)
 
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
-        """[tokens, width], or [rows, width] of what a row has one of."""
+        """[tokens, width], or [token rows, width] of what a token row has one of."""
         return {
             state.name: values[np.r_[*(slice(*span) for span in self._spans(state, chosen))]]
             for state, values in zip(self._states, self._values, strict=True)

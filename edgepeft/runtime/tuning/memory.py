@@ -115,6 +115,7 @@ class Demand:
         target: int = 0,
         words: int = 0,
         generated: Sequence[int] = (),
+        each: int = 1,
     ) -> None:
         """Count what does not depend on the rows.
 
@@ -129,11 +130,13 @@ class Demand:
             target: tokens of the longest target, where text is taught.
             words: that its decoder knows.
             generated: numbers of each tensor that is generated from what is trained.
+            each: token rows of the row that has most: they are computed at once, however many.
         """
         self._training, self._longest, self._target = training, longest, target
         self._rows_at_once = rows_at_once(longest)
         if words:
             self._rows_at_once = min(self._rows_at_once, targets_at_once(target, words))
+        self._rows_at_once = max(self._rows_at_once, each)
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
@@ -244,8 +247,8 @@ def lay_out(
     if asked is not None and asked > batch_size:
         raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
     allowed = allowed_memory(options.profile, options.memory)
-    longest, target = max(rows["train"].lengths), rows["train"].longest_target
-    demand, training, split = demand_of(bundle, subject, longest, options, target)
+    longest, target, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
+    demand, training, split = demand_of(bundle, subject, longest, options, target, each=each)
     most = asked or batch_size
     if subject.writing is not None:
         most = min(most, targets_at_once(target, subject.writing.words))
@@ -255,28 +258,34 @@ def lay_out(
             "same from step to step, so none is kept."
         )
     states = sum(split.n_bytes(rows[part]) for part in ("train", "eval")) if split else 0
-    in_file = states > 0 and demand.n_bytes(most, states) > allowed.n_bytes
+    in_file = states > 0 and demand.n_bytes(most * each, states) > allowed.n_bytes
     if in_file:
         states = 0
         notes.append("hidden states are kept in a file: memory has no room for them.")
-    micro_batch = demand.most_rows(allowed.n_bytes, states, most)
+    micro_batch = demand.most_rows(allowed.n_bytes, states, most * each) // each
     least = 1 if asked is None else most
     if micro_batch < least:
-        raise DoesNotFit(_refusal(demand.n_bytes(least, states), least, micro_batch, longest, allowed))
+        raise DoesNotFit(_refusal(demand.n_bytes(least * each, states), least, micro_batch, longest, allowed))
     if micro_batch < most:
         notes.append(
             f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
         )
-    return StepLayout(micro_batch, training, split, in_file, demand.n_bytes(micro_batch, states), tuple(notes))
+    return StepLayout(micro_batch, training, split, in_file, demand.n_bytes(micro_batch * each, states), tuple(notes))
 
 
 def demand_of(
-    bundle: Bundle, subject: TuningSubject, longest: int, options: TuneOptions, target: int | None = None
+    bundle: Bundle,
+    subject: TuningSubject,
+    longest: int,
+    options: TuneOptions,
+    target: int | None = None,
+    *,
+    each: int = 1,
 ) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
     """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
 
     ``target`` are the tokens of the longest target, where text is taught, None as many as the task may write: of such a
-    task no hidden states are kept.
+    task no hidden states are kept.  ``each`` are the token rows of the row that has most.
 
     Raises:
         BundleError: an operator of the task has no gradient.
@@ -307,6 +316,7 @@ def demand_of(
         target=target,
         words=0 if writing is None else writing.words,
         generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
+        each=each,
     )
     return demand, training, split
 

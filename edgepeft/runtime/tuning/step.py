@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.labels import NO_TARGET
-from edgepeft.graph.names import LABELS, LOSS, SHARES, dropout, gradient
+from edgepeft.data.several import members, places_of
+from edgepeft.graph.names import LABELS, LOSS, PLACES, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.packed import packed
@@ -50,36 +52,53 @@ def targets_at_once(longest: int, words: int) -> int:
     return max(1, _WORDS // (longest * words))
 
 
-def _parts(lengths: Sequence[int], most_rows: int) -> Iterator[list[int]]:
-    """Rows that are computed at once: all, or those of like length."""
+def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Iterator[list[int]]:
+    """Rows that are computed at once, of so many token rows each, the longest of ``lengths``: all, or those of like
+    length."""
     order = list(range(len(lengths)))
-    if len(order) > min(most_rows, rows_at_once(max(lengths))):
+    if len(order) > most_rows or sum(counts) > rows_at_once(max(lengths)):
         order.sort(key=lambda i: lengths[i])
     part: list[int] = []
+    n_read = 0
     for i in order:
-        if part and len(part) + 1 > min(most_rows, rows_at_once(lengths[i])):
+        if part and (len(part) + 1 > most_rows or n_read + counts[i] > rows_at_once(lengths[i])):
             yield part
-            part = []
+            part, n_read = [], 0
         part.append(i)
+        n_read += counts[i]
     yield part
 
 
-def _cut(
-    inputs: Mapping[str, Any], by_row: Mapping[str, Any], most_rows: int | None, states: States, told: Told
-) -> Iterator[tuple[list[int], dict[str, Any]]]:
-    """The rows of each part, and what the graph takes of them; tokens no further than they go.
+@dataclass(frozen=True)
+class _Rows:
+    """What a step takes of its rows: ``inputs`` and ``masks`` of token rows, ``of_rows`` of rows; ``per_row`` says how
+    many token rows each is, None: one."""
 
-    ``told`` makes of (mask, what is by row) what the graph takes."""
-    lengths = inputs["attention_mask"].sum(1).tolist()
-    for part in _parts(lengths, most_rows or len(lengths)):
-        longest = max(lengths[i] for i in part)
-        given = {name: np.ascontiguousarray(values[part, :longest]) for name, values in inputs.items()}
-        of_rows = told(given["attention_mask"], {name: values[part] for name, values in by_row.items()})
-        yield part, {**given, **of_rows, **states(part)}
+    inputs: Mapping[str, Any]
+    masks: Mapping[str, Any]
+    of_rows: Mapping[str, Any]
+    per_row: NDArray[Any] | None
+
+    def cut(self, most_rows: int | None, states: States, told: Told) -> Iterator[dict[str, Any]]:
+        """What the graph takes of the rows of each part; tokens no further than they go.
+
+        ``told`` makes of (mask, what is by row) what the graph takes."""
+        lengths = self.inputs["attention_mask"].sum(1)
+        counts = np.ones(len(lengths), np.int64) if self.per_row is None else self.per_row
+        longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts).tolist()
+        for part in _parts(longest, most_rows or len(counts), counts.tolist()):
+            read, end = members(counts, part), max(longest[i] for i in part)
+            given = {name: np.ascontiguousarray(values[read, :end]) for name, values in self.inputs.items()}
+            by_row = {name: values[part] for name, values in self.of_rows.items()}
+            by_row |= {name: values[read] for name, values in self.masks.items()}
+            given |= told(given["attention_mask"], by_row)
+            given |= {} if self.per_row is None else {PLACES: places_of(counts[part])}
+            yield {**given, **states(part)}
 
 
-def _by_row(labels: Any, masks: Sequence[Any], shares: Any) -> dict[str, Any]:
-    return {LABELS: labels, SHARES: shares, **{dropout(i): mask for i, mask in enumerate(masks)}}
+def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any) -> _Rows:
+    named = {dropout(i): mask for i, mask in enumerate(masks)}
+    return _Rows(inputs, named, {LABELS: labels, SHARES: shares}, per_row)
 
 
 class TrainingStep:
@@ -118,6 +137,7 @@ class TrainingStep:
         shares: NDArray[np.float32] | None = None,
         *,
         most_rows: int | None = None,
+        per_row: NDArray[np.int64] | None = None,
         states: States = lambda _: {},
         back: Callable[[Arrays], Arrays] = lambda found: found,
     ) -> StepResult:
@@ -125,17 +145,18 @@ class TrainingStep:
 
         Args:
             tensors: each that the graph gives a gradient of.
-            inputs: token ids and masks [batch, length], int64.
+            inputs: token ids and masks [token rows, length], int64.
             labels: [batch, ...].
-            masks: [batch, width], one for each dropout; of tokens also [batch, length, width].
+            masks: [token rows, width], one for each dropout; of tokens also [token rows, length, width].
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
+            per_row: [batch], how many token rows each row is, where it may be several.
             states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
             back: what to sum of a part's gradients.
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
         loss, total = 0.0, dict[str, NDArray[Any]]()
-        for _, given in _cut(inputs, _by_row(labels, masks, shares), most_rows, states, self._told):
+        for given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states, self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -152,11 +173,12 @@ class TrainingStep:
         shares: NDArray[np.float32],
         *,
         most_rows: int | None = None,
+        per_row: NDArray[np.int64] | None = None,
         states: States = lambda _: {},
     ) -> float:
         """That of ``__call__`` without the way back."""
-        parts = _cut(inputs, _by_row(labels, masks, shares), most_rows, states, self._told)
-        return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
+        parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states, self._told)
+        return sum(float(self.run([LOSS], tensors, given)[0]) for given in parts)
 
     def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
         """As it is, or of each packed token where the task answers for these."""

@@ -1,0 +1,266 @@
+"""One of several candidates, whose number may differ from row to row: one score for each, a softmax over a row's.
+
+As transformers' ``ForMultipleChoice`` (and Radford et al., 2018, section 3.3), each candidate is read with the row's
+text as a pair; a second text is the beginning of every candidate, as SWAG's.  The right one is its text, or its index
+from 0.  Where several may be right, as MultiRC's answers, each is a row of its own: a classification of pairs.
+
+Letters: B rows of a batch, n rows, K candidates of the row that has most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.candidates import CANDIDATES, distinct_candidates
+from edgepeft.data.labels import label_text, shown
+from edgepeft.data.pattern import UnreadableRow
+from edgepeft.data.rows import SENTENCES, Columns, Row
+from edgepeft.data.several import LOWEST, grouped, places_of
+from edgepeft.errors import DataError
+from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric, Nodes, same_best
+from edgepeft.tasks.classification import cross_entropy
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Choice", "ChoicePrediction"]
+
+Values = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class ChoicePrediction(Prediction):
+    """The candidate that is picked, as ``label``, and its ``index``; the probability of each, in their order."""
+
+    index: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON; ``note`` where there is one."""
+        note = {"note": self.note} if self.note else {}
+        facts = {"label": self.label, "index": self.index, "score": self.score, "scores": self.scores}
+        return {"task": self.task, **facts, **note}
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """loss = -log softmax(logits of a row's candidates)[right]; targets are int64 [n, 2]: the index, and how many."""
+
+    name: ClassVar[str] = "choice"
+    title: ClassVar[str] = "a choice among candidates"
+    answers: ClassVar[str] = "candidate"
+    default_metric: ClassVar[str] = "accuracy"
+    unmerged: ClassVar[str] = (
+        "transformers' models for multiple choice take [batch, choices, length], and what is written takes rows of "
+        "tokens; edgepeft run and serve answer it"
+    )
+    picks: ClassVar[bool] = True
+    several: ClassVar[bool] = True
+
+    @property
+    def listed(self) -> str:
+        """Each row has its own."""
+        return "each row's candidates"
+
+    @classmethod
+    def columns(cls, given: Columns) -> Columns:
+        """With candidates."""
+        return given._replace(candidates=True)
+
+    @classmethod
+    def label_text(cls, value: Any, where: str) -> str:
+        """A number, the index, or a text, which may be either; as JSON."""
+        label = label_text(value, where)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return json.dumps(value if isinstance(value, int) else label, ensure_ascii=False)
+
+    def strange(self, row: Row) -> str | None:
+        """None: each row has candidates of its own, and a label that is none of them is an error."""
+        _right(row)
+        return None
+
+    def expected(self, row: Row) -> str:
+        """The candidate's text."""
+        return row.candidates[_right(row)]
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """int64 [n, 2]."""
+        return np.array([(_right(row), len(row.candidates)) for row in rows], np.int64)
+
+    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
+        """The text with each candidate."""
+        text, begin, candidates = _parts(given, where)
+        return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
+
+    def made_per_row(self, n: int) -> list[int]:
+        """Two candidates each; the last row has what is left."""
+        return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The first of them."""
+        return np.array([(0, n) for n in self.made_per_row(len(mask))], np.int64)
+
+    @classmethod
+    def readable(cls, *, pairs: bool) -> Any:
+        """A text with two candidates."""
+        return {SENTENCES.names[0]: "a", CANDIDATES: ("a", "b")}
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        """The first candidate."""
+        return "0", None
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """[B, K, 1]: cross entropies over a row's candidates."""
+        exact = logits[..., 0].astype(np.float64)
+        shifted = exact - exact.max(1, keepdims=True)
+        losses: NDArray[np.float64] = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(targets)), targets[:, 0]]
+        return losses
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """Their mean."""
+        return -logits.squeeze(-1).log_softmax(-1).gather(-1, targets[:, :1]).mean()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """(B, K, 1) and (B, 2)."""
+        nodes: Nodes = [
+            ("Squeeze", [logits, "loss/last"], "loss/scores", {}),
+            ("Gather", [labels, "loss/zero"], "loss/right", {"axis": 1}),
+            *cross_entropy("loss/scores", "loss/right", 1, "loss/of_rows"),
+        ]
+        return LossGraph(nodes, integers=True, dims=("batch", 2))
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of equal probabilities for a row's candidates."""
+        return float(np.log(rows.targets[:, 1]).mean())
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """[B]: the index of the best."""
+        best: Values = logits[..., 0].argmax(1)
+        return best
+
+    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
+        """The candidates' texts."""
+        return [row.candidates[i] for row, i in zip(rows, outputs, strict=True)]
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """1 where another is picked."""
+        wrong: Values = (outputs != targets[:, 0]).astype(int)
+        return wrong
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``figures``: the accuracy, and what picking any candidate has in the mean."""
+        chance = float((1 / np.asarray(targets)[:, 1]).mean())
+        return {"figures": {"accuracy": self.score("accuracy", targets, outputs), "chance": chance}}
+
+    def majority(self, targets: Values) -> Values:
+        """The place that is right most often."""
+        return np.asarray(np.bincount(targets[:, 0]).argmax())
+
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """[token rows, 1]: what the right candidate has more than the mean of its row's: no head tells rows apart."""
+        each = [(np.arange(n) == right) - 1 / n for right, n in targets]
+        return np.concatenate(each)[:, None]
+
+    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+        """[token rows, d]."""
+        return np.concatenate(states)
+
+    def of_rows(self, logits: Values, targets: Values) -> Values:
+        """[token rows, 1] -> [n, K, 1]."""
+        return grouped(logits, places_of(targets[:, 1]))
+
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """[n, K, 1] of the rows' candidates, and which is right."""
+        targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
+        return self.of_rows(np.array(flat, np.float32)[:, None], targets), targets
+
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
+    ) -> list[Prediction]:
+        """Of rows whose candidates are not known, by their indices."""
+        counts = (logits[..., 0] > LOWEST).sum(1)
+        given = ({SENTENCES.names[0]: "", CANDIDATES: [*map(str, range(n))]} for n in counts)
+        return self.answers_to(list(given), task, logits, notes)
+
+    def answers_to(
+        self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
+    ) -> list[Prediction]:
+        """The best candidate; probabilities are the softmax over its row's."""
+        answers: list[Prediction] = []
+        for i, (row, raw, note) in enumerate(zip(given, logits[..., 0], notes, strict=True)):
+            _, _, candidates = _parts(row, f"row {i}")
+            own = raw[: len(candidates)]
+            shares = np.exp(own - own.max())
+            shares /= shares.sum()
+            scores = {text: round(float(p), 6) for text, p in zip(candidates, shares, strict=True)}
+            best = int(own.argmax())
+            found = candidates[best]
+            answers.append(
+                ChoicePrediction(task, found, scores[found], scores, tuple(map(float, own)), note, None, best)
+            )
+        return answers
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """Whether the same candidate is best.  Of a check file's token rows, [n, 1], each two that follow each other
+        stand for a row."""
+        if reference.ndim == 2:
+            reference, logits = (each[: len(each) // 2 * 2].reshape(-1, 2, 1) for each in (reference, logits))
+        return same_best(reference[..., 0], logits[..., 0], tolerance)
+
+
+def _right(row: Row) -> int:
+    """The index of the right candidate.
+
+    Raises:
+        DataError: there are no candidates, or the label is none.
+    """
+    candidates = row.candidates
+    if not candidates:
+        raise _no_candidates(row.where)
+    label = json.loads(row.label or "null")
+    texts = [candidate.strip() for candidate in candidates]
+    if isinstance(label, str) and label in texts:
+        return texts.index(label)
+    index = int(label) if isinstance(label, int) or re.fullmatch(r"[0-9]{1,9}", str(label), re.ASCII) else -1
+    if 0 <= index < len(candidates):
+        return index
+    n, listed = len(candidates), shown(candidates)
+    raise DataError(
+        f"{row.where}: the label {shown(label)} is none of the row's {n} candidates, {listed}; it is the text of one, "
+        f"or its index: 0 to {n - 1}."
+    )
+
+
+def _parts(given: Any, where: str) -> tuple[str, str, tuple[str, ...]]:
+    """Text, beginning of the candidates, and candidates."""
+    first, second, _ = SENTENCES.names
+    if not isinstance(given, Mapping) or CANDIDATES not in given:
+        raise _no_candidates(where)
+    text, begin = given.get(first), given.get(second) or ""
+    if not isinstance(text, str) or not isinstance(begin, str):
+        name, part = (second, begin) if isinstance(text, str) else (first, text)
+        raise UnreadableRow(f"{where}: {name} must be a text; found {shown(part)}.")
+    return text, begin, distinct_candidates(given[CANDIDATES], where)
+
+
+def _no_candidates(where: str) -> UnreadableRow:
+    return UnreadableRow(
+        f"{where}: no candidates to pick from. A row has a list of texts, two or more, as {CANDIDATES!r}, or columns "
+        "choice1, choice2 and so on."
+    )
+
+
+def _accuracy(_: Choice, targets: Values, outputs: Values) -> float:
+    return float((targets[:, 0] == outputs).mean())
+
+
+Choice.metrics = {"accuracy": Metric(_accuracy, "share of rows whose right candidate is picked")}
