@@ -12,10 +12,11 @@ from edgepeft.errors import BundleError, UsageError
 from edgepeft.mistakes import in_words
 from edgepeft.tasks.base import Kind, stated
 
-__all__ = ["CARD_FILE", "ERRORS", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
+__all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
 
 ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
 CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
+EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which promises are made
 # Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
 READS = {
     "first_token": Pooling.FIRST,
@@ -23,6 +24,7 @@ READS = {
     "mean": Pooling.MEAN,
     "labels": Pooling.LABELS,
     "text": Pooling.LABELS,  # of every word, at each token of the target
+    "tokens": Pooling.TOKENS,
 }
 
 
@@ -58,7 +60,7 @@ class DeltaCard(BaseModel):
     chosen: dict[str, Any] = {}
     pairs: bool = False
     head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels", "text"]
+    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
     head_dropout: float = 0.1
     max_length: int
     source: str | None = None
@@ -100,8 +102,8 @@ class DeltaCard(BaseModel):
 
     @property
     def unpooled(self) -> int:
-        """Tokens at a row's start that the head's pooled value leaves out."""
-        return self.prompt_length if self.head_reads in ("first_token", "mean") else 0
+        """Tokens at a row's start that the head leaves out."""
+        return self.prompt_length if self.head_reads in ("first_token", "mean", "tokens") else 0
 
 
 def read_card(folder: Path) -> DeltaCard:

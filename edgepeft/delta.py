@@ -113,7 +113,8 @@ class Delta(nn.Module):
         return {"delta": sum(p.numel() for p in self.parameters()) - head, "head": head}
 
     def logits(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words].
+        """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words],
+        of tokens [batch, length, outputs].
 
         ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].  Where
         text is written, decoder_input_ids [batch, target length] are what stands there already (teacher forcing).
@@ -138,6 +139,7 @@ class Delta(nn.Module):
             else:
                 hidden, mask, skip = run(**inputs).last_hidden_state, inputs["attention_mask"], self.card.unpooled
                 pooled = pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
+                pooled = pooled[:, skip:] if self.head.per_token else pooled
         module = self.site_modules.get(self.card.pooling.site)
         if module is None:
             return pooled
@@ -269,7 +271,7 @@ def new_delta(
         task: its name.
         labels: None where the kind of task has none.
         pairs: whether texts come in pairs.
-        head: its kind; None takes the backbone's own.
+        head: its kind; None takes the one that the kind of task needs, or the backbone's own.
         max_length: tokens kept of a text.
         head_dropout: the probability.
         posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
@@ -278,7 +280,8 @@ def new_delta(
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
     """
-    read_by = head_named(head or (kind and kind_named(kind).head) or backbone.head)
+    of_kind = None if kind is None else kind_named(kind).head
+    read_by = head_named(head or of_kind or backbone.head)
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
@@ -320,6 +323,8 @@ def new_delta(
 def _reads(head: type[Head], backbone: Backbone) -> Any:
     if head.decodes:
         return "text" if head.writes else "labels"
+    if head.per_token:
+        return "tokens"
     return "mean" if backbone.pooling is Pooling.MEAN else "first_token"
 
 
@@ -330,12 +335,17 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
         if not kind.writes:
             raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
         return
+    if backbone.architecture.decoder is not None and (head.per_token or head.bare):
+        raise UsageError(
+            f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
+        )
+    if backbone.architecture.decoder is not None and not head.decodes:
+        raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
     if head.bare != kind.gives_vectors:
         raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")
-    if backbone.architecture.decoder is not None and not head.decodes:
-        raise UsageError(
-            f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}; use a BERT."
-        )
+    if head.per_token != kind.per_token:
+        one, other = ("each token", "a text") if head.per_token else ("a text", "each token")
+        raise UsageError(f"the head {head.kind!r} answers for {one}, and {kind.title} has an answer for {other}.")
     if head.decodes and not kind.one_label:
         raise UsageError(
             f"{backbone.source} scores labels with its decoder, of which one is right; {kind.title} has none such. "

@@ -19,6 +19,7 @@ __all__ = [
     "OUTPUT",
     "Sizes",
     "absent_biases",
+    "aliases_of",
     "decoder_of",
     "is_tied",
     "linear_layers",
@@ -122,6 +123,12 @@ def is_tied(config: Mapping[str, Any]) -> bool:
     """Whether logits are products with the embeddings; transformers 5 writes other models' as tied, but not scaled."""
     tied = config.get("tie_word_embeddings", {**_DEFAULTS, **MODEL_TYPES[config["model_type"]]}["tie_word_embeddings"])
     return bool(tied and config.get("scale_decoder_outputs") is not False)
+
+
+def aliases_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The output layer, where transformers 5 says that it is tied and not scaled: the file has both, or one."""
+    written_so = bool(config.get("tie_word_embeddings")) and not is_tied(config)
+    return {"lm_head.weight": "shared.weight"} if written_so else {}
 
 
 def decoder_of(config: Mapping[str, Any], sizes: Sizes) -> Decoder:

@@ -27,6 +27,7 @@ __all__ = [
     "LINEAR_ROLES",
     "NO_HEAD",
     "Architecture",
+    "Attention",
     "Decoder",
     "Family",
     "Helper",
@@ -96,10 +97,11 @@ class Pooling(StrEnum):
     FIRST = "first"
     MEAN = "mean"
     LABELS = "labels"
+    TOKENS = "tokens"  # not at all: each token's own state
 
     @property
     def site(self) -> str:
-        """The pooled site of that kind."""
+        """The pooled site of that kind; no site has the one of tokens, which are the last layer's."""
         return f"pooled.{self.value}"
 
     @property
@@ -109,8 +111,8 @@ class Pooling(StrEnum):
         Raises:
             UsageError: it makes none.
         """
-        if self is Pooling.LABELS:
-            raise UsageError("an embedding is pooled as first or mean; labels are what a task's decoder scores.")
+        if self not in (Pooling.FIRST, Pooling.MEAN):
+            raise UsageError(f"an embedding is pooled as first or mean; {self.value} are what a task's head reads.")
         return self.site
 
 
@@ -122,6 +124,7 @@ class Site:
     projection); ``reads`` the module whose first input is ``x``; ``residual`` says where the value
     that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
     LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
+    ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
     """
 
     name: str
@@ -134,6 +137,21 @@ class Site:
     residual: tuple[str, int] | None = None
     norm: str | None = None
     enters: bool = False
+    columns: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """How a layer attends: ``reach`` tokens to each side, None for all, and RoPE's base ``theta``."""
+
+    theta: float
+    reach: int | None
+
+    def pairs(self, tokens: int) -> int:
+        """How many pairs of a row's tokens attend to each other."""
+        if self.reach is None or self.reach >= tokens:
+            return tokens * tokens
+        return tokens * (2 * self.reach + 1) - self.reach * (self.reach + 1)  # less what is beyond both ends
 
 
 @dataclass(frozen=True)
@@ -158,7 +176,10 @@ class Architecture:
     ``pooler`` likewise for the pooler that some checkpoints carry (a head may read it).
     ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
     are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
-    task gets, ``words`` the table of word embeddings.
+    task gets, ``pooling`` what its authors pool by, ``words`` the table of word embeddings.  ``attention``
+    is each layer's, empty where all see everything and learn positions otherwise.  ``foreign_head`` is what
+    transformers' classifier has where no head of ours does.  ``aliases`` are tensors that a file may hold under
+    another's name alone.
     """
 
     family: str
@@ -181,6 +202,10 @@ class Architecture:
     absent_biases: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     words: str = "embeddings.word_embeddings.weight"
     decoder: Decoder | None = None
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    pooling: Pooling = Pooling.FIRST
+    attention: tuple[Attention, ...] = ()
+    foreign_head: str = ""
 
     @property
     def placeholder_token_id(self) -> int:
@@ -196,7 +221,7 @@ class Architecture:
     def n_norm_parameters(self) -> int:
         """Parameters of all LayerNorms, the embeddings' one included."""
         parts = (f"{norm}.{part}" for norm in self.norms for part in ("weight", "bias"))
-        return sum(math.prod(self.tensors[part]) for part in parts if part in self.tensors)  # T5's have no bias
+        return sum(math.prod(self.tensors[part]) for part in parts if part in self.tensors)  # some have no bias
 
     def site(self, name: str) -> Site:
         """The site of that name.

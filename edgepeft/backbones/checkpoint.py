@@ -113,6 +113,12 @@ class Checkpoint:
                 )
         return cls(path, {entry.name: entry for entry in entries})
 
+    def with_aliases(self, aliases: Mapping[str, str]) -> Checkpoint:
+        """The same index, in which a tensor that is not stored is the one that it is an alias of."""
+        known = {name: other for name, other in aliases.items() if other in self.tensors and not self.holds(name)}
+        new = {name: replace(self.tensors[other], name=name) for name, other in known.items()}
+        return replace(self, tensors={**self.tensors, **new})
+
     def with_prefix_for(self, canonical: Iterable[str], prefixes: Iterable[str]) -> Checkpoint:
         """The same index, knowing under which prefix the base model's tensors stand.
 

@@ -57,14 +57,20 @@ class Emitter:
         return self.constant("ints_" + "_".join(str(value).replace("-", "m") for value in values), values, np.int64)
 
     def linear(self, module: str, value: str, output: str = "") -> str:
-        """x W^T + b; the bias by a node of its own, for ``Gemm`` would add it on one thread."""
-        weight, bias = self.weight(f"{module}.weight"), self.weight(f"{module}.bias")
-        return self.op("Add", self.op("Gemm", value, weight, transB=1), bias, output=output)
+        """x W^T, + b where there is one; by a node of its own, for ``Gemm`` would add it on one thread."""
+        weight, bias = self.weight(f"{module}.weight"), self._bias(module)
+        product = self.op("Gemm", value, weight, output="" if bias else output, transB=1)
+        return self.op("Add", product, *bias, output=output) if bias else product
 
     def norm(self, module: str, value: str, epsilon: float, output: str) -> str:
         """LayerNorm over the last axis."""
-        weight, bias = self.weight(f"{module}.weight"), self.weight(f"{module}.bias")
-        return self.op("LayerNormalization", value, weight, bias, output=output, axis=-1, epsilon=epsilon)
+        inputs = (value, self.weight(f"{module}.weight"), *self._bias(module))
+        return self.op("LayerNormalization", *inputs, output=output, axis=-1, epsilon=epsilon)
+
+    def _bias(self, module: str) -> tuple[str, ...]:
+        """One, or none."""
+        name = f"{module}.bias"
+        return (self.weight(name),) if name in self.shapes else ()
 
     def weight(self, canonical: str) -> str:
         """A tensor of the checkpoint as external data: same name, same bytes, [out, in] layout.

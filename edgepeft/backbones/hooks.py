@@ -74,11 +74,15 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
         handles.append(_remember(model, *site.residual, seen, "residual"))
 
     def adapted(values: Any) -> Any:
-        y, *rest = values if isinstance(values, tuple) else (values,)
+        whole, *rest = values if isinstance(values, tuple) else (values,)
+        first, end = site.columns or (0, whole.shape[-1])
+        y = whole[..., first:end]
         if "token" in wanted:  # of a decoder's logits: every word
             seen["token"] = torch.arange(y.shape[-1], device=y.device)
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
         y = module(y, **{name: seen[name] for name in wanted if name != "y"})
+        if site.columns:
+            y = torch.cat([whole[..., :first], y, whole[..., end:]], dim=-1)
         return (y, *rest) if isinstance(values, tuple) else y
 
     place = model.get_submodule(site.module)
@@ -98,7 +102,9 @@ def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], nam
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones."""
+    """[batch, length, d] -> [batch, d]: the first real token, or the mean of the real ones; tokens as they are."""
+    if pooling is Pooling.TOKENS:
+        return hidden
     if pooling is Pooling.FIRST:
         first = mask.to(torch.int64).argmax(dim=1)
         return hidden[torch.arange(hidden.shape[0], device=hidden.device), first]

@@ -8,6 +8,8 @@ Letters: B batch, S padded length, T real tokens, d hidden, h heads, e = d / h.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -15,7 +17,7 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import Helper
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["ATTENTION", "HELPERS", "MERGE", "REAL", "SPLIT", "Packing"]
+__all__ = ["ATTENTION", "HELPERS", "MERGE", "REAL", "SPLIT", "Lookups", "Packing"]
 
 # What a delta may read of the packing -> the value that ``Packing`` gives it.
 HELPERS = {Helper.FIRST_TOKEN: "row.start", Helper.POSITION: "token.position", Helper.ROW: "token.row"}
@@ -24,6 +26,17 @@ SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see
 # ``edgepeft.graph.unread``.
 ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather", "Reshape")
+
+
+class Lookups(NamedTuple):
+    """Which tokens attend to which: indices of the heads of ``queries``, and of ``keys`` and values, the way back
+    (``merge``), and the ``bias`` of what is looked up but not seen.
+    """
+
+    queries: str
+    keys: str
+    merge: str
+    bias: str
 
 
 class Packing:
@@ -42,7 +55,8 @@ class Packing:
         self.zero, self.one = zero, one
 
         self.shape = op("Shape", "input_ids")
-        self.batch, length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
+        self.batch, self.length = op("Gather", self.shape, zero), op("Gather", self.shape, one)
+        length = self.length
         mask = op("Cast", "attention_mask", to=TensorProto.BOOL)
         self.real = op("Cast", mask, to=TensorProto.INT64, output=REAL)  # (B, S) of 0, 1
         flat = op("Reshape", self.real, ints(-1))  # (B S)
@@ -56,8 +70,7 @@ class Packing:
         tokens = op("Range", zero, op("Squeeze", op("Shape", self.index)), one)
         op("Sub", tokens, op("Gather", self.starts, self.row), output=HELPERS[Helper.POSITION])  # (T)
 
-        split = op("Unsqueeze", op("Mul", op("Reshape", self.place, self.shape), count), ints(1))  # (B, 1, S)
-        self.split = op("Add", split, op("Unsqueeze", heads, ints(1)), output=SPLIT)  # (B, h, S) into (T h)
+        self.split = self.of_heads(op("Reshape", self.place, self.shape), output=SPLIT)  # (B, h, S) into (T h)
         merge = op("Add", op("Unsqueeze", op("Mul", self.row, count), ints(1)), heads)  # (T, h)
         column = op("Unsqueeze", self.column, ints(1))
         self.merge = op("Add", op("Mul", merge, length), column, output=MERGE)  # (T, h) into (B h S)
@@ -72,27 +85,45 @@ class Packing:
 
     def distances(self) -> str:
         """(S, S): how far on the places of a padded row are from each of them."""
-        op, length = self.emit.op, self.emit.op("Gather", self.shape, self.one)
-        columns = op("Range", self.zero, length, self.one)
+        op = self.emit.op
+        columns = op("Range", self.zero, self.length, self.one)
         return op("Sub", *(op("Unsqueeze", columns, self.emit.ints(axis)) for axis in (0, 1)))
 
-    def attend(self, query: str, key: str, value: str, width: int, output: str, *, bias: str = "") -> str:
+    def of_heads(self, tokens: str, output: str) -> str:
+        """Packed tokens, (., places) into (T) -> their heads, (., h, places) into (T h)."""
+        op, ints = self.emit.op, self.emit.ints
+        first = op("Unsqueeze", op("Mul", tokens, "n_heads"), ints(1))
+        return op("Add", first, op("Unsqueeze", "head_range", ints(1)), output=output)
+
+    def attend(
+        self,
+        query: str,
+        key: str,
+        value: str,
+        width: int,
+        output: str,
+        *,
+        bias: str = "",
+        within: Lookups | None = None,
+    ) -> str:
         """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d.
 
-        ``bias`` is added to them, (B, h, S, S); where none is given, what leaves padding out.
+        ``bias`` is added to them, (B, h, S, S); where none is given, what leaves padding out.  ``within`` says which
+        tokens see which, all of a row where it is not given.
         """
         op, ints, e = self.emit.op, self.emit.ints, width // self.n_heads
-        query = self.split_heads(query, width)
-        key = op("Transpose", self.split_heads(key, width), perm=[0, 1, 3, 2])  # (B, h, e, S)
-        scores = op("Add", op("MatMul", query, key), bias or self.mask_bias)  # (B, h, S, S)
-        context = op("MatMul", op("Softmax", scores, axis=-1), self.split_heads(value, width))  # (B, h, S, e)
-        merged = op("Gather", op("Reshape", context, ints(-1, e)), self.merge)  # (T, h, e)
+        within = within or Lookups(self.split, self.split, self.merge, self.mask_bias)
+        query = self.split_heads(query, width, within.queries)
+        key = op("Transpose", self.split_heads(key, width, within.keys), perm=[0, 1, 3, 2])  # (B, h, e, S)
+        scores = op("Add", op("MatMul", query, key), bias or within.bias)  # (B, h, S, S)
+        context = op("MatMul", op("Softmax", scores, axis=-1), self.split_heads(value, width, within.keys))
+        merged = op("Gather", op("Reshape", context, ints(-1, e)), within.merge)  # (T, h, e)
         return op("Reshape", merged, ints(-1, width), output=output)
 
-    def split_heads(self, value: str, width: int) -> str:
-        """(T, d) -> (B, h, S, e) in one copy; ``width`` is d."""
+    def split_heads(self, value: str, width: int, places: str = "") -> str:
+        """(T, d) -> (B, h, S, e) in one copy, or by other ``places`` than a row's; ``width`` is d."""
         rows = self.emit.op("Reshape", value, self.emit.ints(-1, width // self.n_heads))
-        return self.emit.op("Gather", rows, self.split)
+        return self.emit.op("Gather", rows, places or self.split)
 
     def outputs(self, hidden: str, width: int) -> list[onnx.ValueInfoProto]:
         """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""

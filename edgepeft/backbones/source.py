@@ -57,11 +57,11 @@ class Backbone:
 
     @cached_property
     def pooling(self) -> Pooling:
-        """Mean where a sentence-transformers folder says so, else the first token."""
+        """Mean where a sentence-transformers folder says so, else what the model's own config says."""
         path = self.folder / "1_Pooling" / "config.json"
         if path.is_file() and read_config(path).get("pooling_mode_mean_tokens"):
             return Pooling.MEAN
-        return Pooling.FIRST
+        return self.architecture.pooling
 
     @cached_property
     def head(self) -> str:

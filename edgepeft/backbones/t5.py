@@ -18,6 +18,7 @@ import onnx
 from edgepeft.backbones._t5 import (
     MODEL_TYPES,
     absent_biases,
+    aliases_of,
     decoder_of,
     is_tied,
     linear_layers,
@@ -73,6 +74,7 @@ class T5(Family):
             words="shared.weight",
             absent_biases=absent_biases(sizes, linear, norms),
             decoder=decoder_of(config, sizes),
+            aliases=aliases_of(config),
         )
 
     def bindings(self, architecture: Architecture) -> dict[str, str]:
@@ -94,7 +96,7 @@ class T5(Family):
         Raises:
             BundleError: not safetensors, truncated, or of another model.
         """
-        return Checkpoint.open(weights).with_prefix_for(architecture.tensors, ("",))
+        return Checkpoint.open(weights).with_aliases(architecture.aliases).with_prefix_for(architecture.tensors, ("",))
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],

@@ -13,7 +13,7 @@ from tokenizers import Encoding, Tokenizer
 
 from edgepeft.errors import BundleError
 
-__all__ = ["Text", "TextEncoder", "TokenBatch", "pad_rows"]
+__all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows"]
 
 
 class Text(NamedTuple):
@@ -25,10 +25,14 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens."""
+    """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens.
+
+    ``encodings`` say where in its text each token of a row stands.
+    """
 
     inputs: dict[str, NDArray[Any]]
     truncated: int = 0
+    encodings: tuple[Encoding, ...] = ()
 
 
 class TextEncoder:
@@ -51,7 +55,7 @@ class TextEncoder:
             BundleError: the tokenizer's own parts contradict each other.
         """
         self._tokenizer.enable_truncation(max_length)
-        pairs = [_clean(t.first) if t.second is None else (_clean(t.first), _clean(t.second)) for t in texts]
+        pairs = [cleaned(t.first) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
         try:
             encodings: list[Encoding] = self._tokenizer.encode_batch(pairs)
         except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
@@ -64,7 +68,7 @@ class TextEncoder:
             "token_type_ids": ([e.type_ids for e in encodings], 0),
         }
         inputs = {name: pad_rows(*columns[name]) for name in self._inputs}
-        return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings))
+        return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings), tuple(encodings))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""
@@ -74,7 +78,7 @@ class TextEncoder:
     def plain_ids(self, text: str) -> list[int]:
         """The text's own tokens, no special ones."""
         self._tokenizer.no_truncation()
-        return list(self._tokenizer.encode(_clean(text), add_special_tokens=False).ids)
+        return list(self._tokenizer.encode(cleaned(text), add_special_tokens=False).ids)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
@@ -85,6 +89,6 @@ def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:
     return padded
 
 
-def _clean(text: str) -> str:
+def cleaned(text: str) -> str:
     """Lone surrogates, which JSON can carry and UTF-8 cannot, become the replacement character."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -32,9 +32,17 @@ Trainable = Annotated[
     bool, typer.Option("--trainable", help="Kept for older commands; every task can be tuned without it.")
 ]
 DeltaWeights = Annotated[Literal["fp32", "fp16"], typer.Option(help="How the deltas are stored.")]
+_SET = "the set of labels that has the true one in this share of rows"
+Coverage = Annotated[
+    float | None, typer.Option(metavar="SHARE", help=f"An answer is unsure unless it stands alone in {_SET}.")
+]
+Risk = Annotated[
+    float | None,
+    typer.Option(metavar="SHARE", help="Of the answers that are not unsure, at most this share is to be wrong."),
+]
 
 # What rows are read from.
-_FORMATS = "jsonl, json, csv, tsv or parquet"
+_FORMATS = "jsonl, json, csv, tsv, parquet or conll"
 ROWS_HELP = f"{_FORMATS}, - for standard input, or a dataset's name or folder"
 VerifyRows = Annotated[Path | None, typer.Option("--verify-data", help=f"Texts to verify on: {_FORMATS}.")]
 TextColumn = Annotated[str | None, typer.Option(help="The column of texts. Default: sentence1.", metavar="NAME")]

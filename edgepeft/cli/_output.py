@@ -87,11 +87,12 @@ def plain_table(
 
 def show_errors(errors: Mapping[str, Any]) -> None:
     """Print a table of the classes or the residuals, and one of the worst rows."""
-    from edgepeft.data.by_class import class_rows, figure_rows, in_words
+    from edgepeft.data.by_class import certainty_figures, class_rows, figure_rows, in_words
 
     tables = [class_rows(errors)]
     if "figures" in errors and "by_class" in errors:
         tables.append(figure_rows(errors["figures"]))
+    tables += [certainty_figures(errors["calibration"])] if "calibration" in errors else []
     shown_tables = []
     for (first, *numbers), rows in tables:
         shown_tables.append(plain_table(first, numbers=numbers))

@@ -18,7 +18,7 @@ from edgepeft.cli._progress import bars
 if TYPE_CHECKING:
     from edgepeft.data.course.run import CourseResult, Progress
 
-__all__ = ["interruptible", "progress_bar", "say_unbeaten", "stopping", "use_threads"]
+__all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "stopping", "use_threads"]
 
 
 def use_threads(threads: int | None) -> None:
@@ -28,6 +28,22 @@ def use_threads(threads: int | None) -> None:
     from edgepeft.host.cores import thread_count
 
     torch.set_num_threads(threads or thread_count())
+
+
+def say_temperature(result: CourseResult) -> None:
+    """Where the evaluation rows cannot say how sure answers are."""
+    bound = result.chosen.get("temperature_bound")
+    if bound is not None:
+        why = (
+            "almost all of them are right, and cannot say how sure an answer may be; it stays 1"
+            if bound < 1
+            else "what is more probable is not more often right"
+        )
+        messages().print(
+            f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.",
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def say_unbeaten(result: CourseResult, other: str) -> None:

@@ -9,9 +9,11 @@ import typer
 
 from edgepeft.cli._options import (
     BundleFolder,
+    Coverage,
     DeltaWeights,
     LabelColumn,
     PairColumn,
+    Risk,
     TextColumn,
     Trainable,
     VerifyRows,
@@ -37,6 +39,8 @@ def command(
     ] = None,
     delta_weights: DeltaWeights = "fp32",
     trainable: Trainable = False,
+    coverage: Coverage = None,
+    risk: Risk = None,
     force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
@@ -44,10 +48,12 @@ def command(
     from edgepeft.backbones.source import open_backbone
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
+    from edgepeft.tasks._certainty import promise_of
 
     note_trainable(trainable)
+    promise = promise_of(coverage, risk)
     columns = columns_of(verify_data, text_column, pair_column, label_column)
-    if all(path.suffix == ".onnx" for path in delta):
+    if not promise and all(path.suffix == ".onnx" for path in delta):
         opened = Bundle(bundle)
         require_addable([path.stem for path in delta], opened.manifest.tasks, replace=force)
         manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
@@ -69,6 +75,7 @@ def command(
                 delta_weights=delta_weights,
                 data=verify_data,
                 columns=columns,
+                promise=promise,
             )
     if as_json:
         print_json(manifest.model_dump(mode="json"))

@@ -27,10 +27,6 @@ from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from edgepeft.data.answers import Prediction
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.tasks.base import Kind
 
@@ -92,7 +88,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
 
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     kind.check_metric(asked.metric or kind.default_metric)
-    targets, outputs, together, done = list[Any](), list[Any](), list[Row](), 0
+    targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
     for batch in batches:
         kind = kind if done else kind.seen(batch)
         name = kind.metric_or_default(asked.metric)
@@ -100,31 +96,21 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
             if (odd := kind.strange(row)) is not None:
                 raise DataError(f"{row.where}: task {task} has no label {odd!r}. Known: {kind.listed}.")
         answers = asked.runtime.predict(task, [row.readable for row in batch])
-        logits, wanted = _logits_of(answers, kind), kind.targets(batch)
+        logits, wanted = kind.judged(answers, batch)
         if kind.whole_batch:
             together += batch
         else:
             losses, said = kind.losses(logits, wanted).tolist(), (answer.value for answer in answers)
             worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), said, losses)])
         targets, outputs, done = [*targets, wanted], [*outputs, kind.outputs(logits)], done + len(batch)
+        kept += [logits] if kind.calibrates else []
         asked.advance(done)
-    known, found = np.concatenate(targets), np.concatenate(outputs)
+    known, given = np.concatenate(targets), np.concatenate(outputs)
     if together:
-        losses, answered = kind.losses(found, known).tolist(), kind.answered(together, found)
+        losses, answered = kind.losses(given, known).tolist(), kind.answered(together, given)
         worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
-    return _scores(kind, name, known, found, worst)
-
-
-def _logits_of(answers: Sequence[Prediction], kind: Kind) -> NDArray[np.float32]:
-    """[rows, outputs], or [rows, most, outputs] where a row has several token rows."""
-    import numpy as np
-
-    from edgepeft.data.several import grouped, places_of
-
-    if not kind.several:
-        return np.array([answer.logits for answer in answers], np.float32)
-    flat = np.array([logit for answer in answers for logit in answer.logits], np.float32).reshape(-1, kind.n_outputs)
-    return grouped(flat, places_of([len(answer.logits) // kind.n_outputs for answer in answers]))
+    found = _scores(kind, name, known, given, worst)
+    return {**found, **(kind.calibration(known, np.concatenate(kept)) if kept else {})}
 
 
 def _of_texts(asked: _Asked, batches: Batches) -> Scores:

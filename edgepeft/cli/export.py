@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from edgepeft.cli._options import (
+    Coverage,
     DeltaWeights,
     LabelColumn,
     PairColumn,
     Replace,
+    Risk,
     TextColumn,
     Trainable,
     VerifyRows,
@@ -50,6 +52,8 @@ def command(
         Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")
     ] = "fp32",
     delta_weights: DeltaWeights = "fp32",
+    coverage: Coverage = None,
+    risk: Risk = None,
     profile: Annotated[
         str | None, typer.Option(help="A device that the bundle is for: what int8 or fp16 costs there is said.")
     ] = None,
@@ -79,15 +83,17 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
     """Export as the command's options say, with progress and notes on standard error."""
     with requiring("train", "export"):
         from edgepeft.exporting.bundle import export_bundle
+        from edgepeft.tasks._certainty import promise_of
 
     backbone, out, templates = options["backbone"], options["out"], options["template"] or []
     deltas = [*(options["delta"] or []), *(options["more"] or [])]
     kinds = {name: options[name] for name in ("weights", "delta_weights")}
     verified = options["verify_data"]
     columns = columns_of(verified, *(options[f"{name}_column"] for name in ("text", "pair", "label")))
+    promise = promise_of(options["coverage"], options["risk"])
     if options["to_peft"] is not None:
         stored = (kinds["weights"], kinds["delta_weights"]) != ("fp32", "fp32")
-        if out or len(deltas) != 1 or verified or options["trainable"] or templates or stored:
+        if out or len(deltas) != 1 or verified or options["trainable"] or templates or stored or promise:
             raise _no_bundle()
         _to_peft(backbone, deltas[0], options["to_peft"], options["force"])
         return Path(options["to_peft"])
@@ -98,6 +104,7 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
     note_trainable(options["trainable"])
     _say_costs(options["profile"], kinds["weights"], kinds["delta_weights"])
     more = {"templates": templates, "data": verified, "columns": columns, "force": options["force"], **kinds}
+    more |= {"promise": promise}
     with stages(1 + len(deltas) + len(templates)) as stage:
         return export_bundle(backbone, deltas, out, stage=stage, **more)
 

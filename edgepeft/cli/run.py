@@ -276,12 +276,19 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
     for answer in answers:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
-            cells = [prediction["task"], (", ".join(map(str, said)) or "-") if isinstance(said, list) else str(said)]
+            cells = [prediction["task"], (", ".join(map(_part, said)) or "-") if isinstance(said, list) else str(said)]
             if "index" in prediction:
                 cells += [str(prediction["index"]), " ".join(f"{each:.3f}" for each in prediction["scores"].values())]
             elif "score" in prediction:
-                cells += [f"{prediction['score']:.3f}"]
+                cells += [f"{prediction['score']:.3f}{' unsure' if prediction.get('unsure') else ''}"]
             typer.echo("\t".join(printable(cell, keep="") for cell in [*cells, _one_line(answer["text"])]))
+
+
+def _part(said: Any) -> str:
+    """One of several answers: a label, a number, or a span with its place in the text."""
+    return (
+        str(said) if not isinstance(said, dict) else f"{said['text']} ({said['label']}, {said['start']}-{said['end']})"
+    )
 
 
 def _print_stream(answers: Iterator[dict[str, Any]], *, as_document: bool) -> None:

@@ -34,7 +34,7 @@ from edgepeft.cli._options import (
     settings_of,
 )
 from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
-from edgepeft.cli._run import interruptible, say_unbeaten, use_threads
+from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, use_threads
 from edgepeft.data.posing import Posing, posing
 from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
@@ -181,6 +181,7 @@ def _say_what_to_know(result: TrainResult) -> None:
     if result.cut:
         most = result.delta.card.max_target_length
         messages().print(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
+    say_temperature(result)
     say_unbeaten(result, "another --method")
 
 

@@ -10,6 +10,7 @@ import typer
 from edgepeft.cli._options import (
     Balanced,
     BundleFolder,
+    Coverage,
     Epochs,
     EvalRows,
     FewShot,
@@ -18,6 +19,7 @@ from edgepeft.cli._options import (
     MetricName,
     PairColumn,
     Patience,
+    Risk,
     Steps,
     TaskKind,
     TestRows,
@@ -27,7 +29,7 @@ from edgepeft.cli._options import (
     rows_or_share,
 )
 from edgepeft.cli._output import messages, print_json
-from edgepeft.cli._run import interruptible, say_unbeaten
+from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten
 from edgepeft.data.rows import Columns
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ def command(
     batch_size: Annotated[int | None, typer.Option(help="Rows of a step. Default: 16, or all if fewer.")] = None,
     dropout: Annotated[bool, typer.Option("--dropout/--no-dropout", help="The head's, as it was exported.")] = True,
     metric: MetricName = None,
+    coverage: Coverage = None,
+    risk: Risk = None,
     seed: Annotated[int, typer.Option(help="Of a new head, the order, the dropout, the few shots.")] = 0,
     micro_batch: Annotated[int | None, typer.Option(help="Rows computed at once. Default: what memory allows.")] = None,
     prefix_cache: _PrefixCache = True,
@@ -93,6 +97,8 @@ def command(
         **length,
         batch_size=batch_size,
         metric=metric,
+        coverage=coverage,
+        risk=risk,
         seed=seed,
         few_shot=few_shot,
         balanced=balanced,
@@ -121,6 +127,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         messages().print(
             f"note: {tuned.truncated} texts were longer than the task's maximal length and lost their ends."
         )
+    say_temperature(tuned)
     say_unbeaten(tuned, "another --template")
     if as_json:
         kept = None if entry is None else entry.model_dump(mode="json")

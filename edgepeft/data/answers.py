@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,8 @@ class Prediction(Answer):
     """One row's answer: a label with its probability, or a number (``label`` None) for regression; and its logits.
 
     ``note`` says what speaks against it: a text of another kind than those that the task was trained on.  ``expected``
-    is the mean of labels that are numbers, each as probable as its score.
+    is the mean of labels that are numbers, each as probable as its score.  ``unsure`` says that the answer is not one
+    of those that the task makes a promise of; None where it makes none.
     """
 
     task: str
@@ -43,6 +44,7 @@ class Prediction(Answer):
     logits: tuple[float, ...]
     note: str = ""
     expected: float | None = None
+    unsure: bool | None = field(default=None, kw_only=True)
 
     @property
     def value(self) -> Any:
@@ -55,7 +57,9 @@ class Prediction(Answer):
         if self.label is None:
             return {"task": self.task, "value": self.score, **note}
         mean = {} if self.expected is None else {"expected": self.expected}
-        return {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores, **mean, **note}
+        doubt = {} if self.unsure is None else {"unsure": self.unsure}
+        found = {"task": self.task, "label": self.label, "score": self.score, "scores": self.scores}
+        return {**found, **mean, **doubt, **note}
 
 
 @dataclass(frozen=True)

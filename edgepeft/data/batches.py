@@ -15,6 +15,7 @@ from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
 from edgepeft.data.several import members, places_of
+from edgepeft.data.words import at_tokens
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
 
@@ -39,8 +40,9 @@ class Encoded:
     """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n, ...] what the kind's loss takes.
 
     Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
-    right answers of each row.  Where the kind reads a row as several token rows, ``columns`` hold those of all rows one
-    after another, ``per_row`` [n] says how many each has, and batches hold whole rows.
+    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.  Where the
+    kind reads a row as several token rows, ``columns`` hold those of all rows one after another, ``per_row`` [n] says
+    how many each has, and batches hold whole rows.
     """
 
     columns: dict[str, list[NDArray[np.int64]]]
@@ -50,6 +52,7 @@ class Encoded:
     writing: Writing | None = None
     references: tuple[tuple[str, ...], ...] = ()
     cut: int = 0
+    per_token: bool = False
     per_row: NDArray[np.int64] | None = None
 
     @property
@@ -96,6 +99,8 @@ class Encoded:
         }
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
+        if self.per_token:
+            return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
 
 
@@ -114,11 +119,13 @@ def encode(
         DataError: a text that is to be written has no tokens.
     """
     columns: dict[str, list[NDArray[np.int64]]] = {}
-    truncated = 0
+    truncated, targets = 0, list[NDArray[Any]]()
     texts, per_row = _texts(rows, kind)
     for start in range(0, len(texts), CHUNK):
         tokens = encoder.encode(texts[start : start + CHUNK], max_length)
         truncated += tokens.truncated
+        if kind.per_token:
+            targets.append(kind.encoded(rows[start : start + CHUNK], tokens.encodings))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
@@ -127,7 +134,8 @@ def encode(
         references = tuple(row.references or (row.label or "",) for row in rows)
         written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
-    return Encoded(columns, kind.targets(rows), truncated, pad, per_row=per_row)
+    of_rows = np.concatenate(targets) if kind.per_token else kind.targets(rows)
+    return Encoded(columns, of_rows, truncated, pad, per_token=kind.per_token, per_row=per_row)
 
 
 def _texts(rows: Sequence[Row], kind: Kind) -> tuple[list[Text], NDArray[np.int64] | None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["WORST", "by_class", "class_rows", "figure_rows", "in_words", "worst_of"]
+__all__ = ["WORST", "by_class", "certainty_figures", "class_rows", "figure_rows", "in_words", "worst_of"]
 
 WORST = 10  # rows listed
 _MOST_COLUMNS = 8  # of a matrix in a table
@@ -60,6 +60,14 @@ def class_rows(errors: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def figure_rows(figures: Mapping[str, float], head: str = "score") -> tuple[list[str], list[list[str]]]:
     """Head and rows of a table of figures that are not of classes."""
     return [head, ""], [[name.replace("_", " "), f"{value:.4f}"] for name, value in figures.items()]
+
+
+def certainty_figures(calibration: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The same of how far probabilities can be believed, and of what is promised of the answers that are sure."""
+    error, kept = calibration["ece"], dict(calibration.get("promise") or {})
+    figures = {"temperature": calibration["temperature"], "calibration error without it": error["before"]}
+    figures |= {"calibration error with it": error["after"]}
+    return figure_rows(figures | {name: value for name, value in kept.items() if value is not None}, "certainty")
 
 
 def in_words(value: Any) -> str:

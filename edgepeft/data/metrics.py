@@ -19,13 +19,15 @@ SCORED_ROWS = 64  # at once: no gradients are kept, so more rows fit than in tra
 
 class Scored(NamedTuple):
     """The metric (higher is better) and the mean loss; of each row what is answered, as the kind's ``outputs`` are, and
-    its loss; and the kind with what was chosen on these rows, where it was to be."""
+    its loss; the kind with what was chosen on these rows, where it was to be; and logits [n, C], where the kind says
+    with them how far probabilities can be believed."""
 
     score: float
     loss: float
     outputs: NDArray[Any]
     losses: NDArray[np.float64]
     kind: Kind
+    logits: NDArray[np.float32] | None = None
 
 
 def score_rows(
@@ -42,7 +44,9 @@ def score_rows(
     With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.  A loss of a whole batch is
     that of all these.
     """
-    losses, outputs = np.empty(len(rows.targets)), np.empty(0)
+    losses, outputs, kept = np.empty(len(rows.targets)), np.empty(0), None
+    if kind.calibrates:
+        kept = np.empty((len(losses), kind.n_outputs), np.float32)
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
         logits, places = logits_of(chosen), rows.places(chosen)
         logits = logits if places is None else grouped(logits, places)
@@ -52,8 +56,10 @@ def score_rows(
         if not outputs.size:
             outputs = np.empty((len(losses), *found.shape[1:]), found.dtype)
         outputs[chosen] = found
+        if kept is not None:
+            kept[chosen] = logits
         advance(len(chosen))
     if kind.whole_batch:
         losses = kind.losses(np.asarray(outputs, np.float32), rows.targets)
     kind = kind.with_chosen(rows.targets, outputs) if choose else kind
-    return Scored(kind.score(metric, rows.targets, outputs), float(losses.mean()), outputs, losses, kind)
+    return Scored(kind.score(metric, rows.targets, outputs), float(losses.mean()), outputs, losses, kind, kept)

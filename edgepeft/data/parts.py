@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
@@ -22,6 +22,7 @@ from edgepeft.data.arrow import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.errors import DataError, UsageError
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import Kind, kind_asked, listed, stated
 
 __all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "task_data"]
@@ -37,7 +38,7 @@ Given = Path | float | None
 class TaskData:
     """Rows by part; ``labels`` are sorted by name, None where the ``kind`` of task has none, of which that is the name
     (None: by what is there); ``split`` says where each part is from and how many rows two parts share, ``few_shot`` how
-    many rows were asked to train.
+    many rows were asked to train, ``promise`` what is promised of the answers.
 
     Where the task is posed as text, ``source`` is the pattern that its texts were made by.  ``targets`` are what is
     written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels.
@@ -55,11 +56,13 @@ class TaskData:
     targets: tuple[str, ...] | None = None
     step: float | None = None
     kind: str | None = None
+    promise: Promise = field(default_factory=dict)
 
     @property
     def task_kind(self) -> Kind:
         """The kind of task, with these labels."""
-        return stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step).seen(self.train)
+        kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step)
+        return kind.seen(self.train).promising(self.promise, len(self.eval))
 
     def of_each_answer(self, *, everywhere: bool) -> TaskData:
         """A row for each of a row's answers: of those that train, or of all."""

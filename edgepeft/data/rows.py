@@ -1,42 +1,32 @@
 """Rows of text from files, standard input and datasets: one at a time, each knowing the line it came from.
 
 Columns: ``sentence1``, optionally ``sentence2``, where one is wanted ``label`` or a task's, unless ``Columns`` names
-others.  jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says, tsv has no quoting (as
-GLUE's files: a quotation mark is a character of the text).  Files are UTF-8, with or without a byte order mark.  ``-``
-is standard input, in any of these formats, told by its first character; parquet and datasets are of ``arrow``.
+others.  Files are read by ``readers``; parquet and datasets are of ``arrow``.
 A task posed as text reads the columns that its source names; see ``pattern``.
+
+Where there is no ``sentence1``, a row may have a list of ``words`` in its place, with ``tags`` or ``spans`` as its
+label, or a ``text`` with ``spans``.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from edgepeft.data.arrow import is_dataset, read_dataset, read_parquet
+from edgepeft.data.arrow import is_dataset, read_dataset
 from edgepeft.data.candidates import CANDIDATES, candidates_in
 from edgepeft.data.cleaning import nearest
 from edgepeft.data.labels import LabelReader, label_text
 from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern
+from edgepeft.data.readers import FORMATS, STDIN, Reader, read_stdin
+from edgepeft.data.words import Words
 from edgepeft.errors import DataError, UsageError
-
-if TYPE_CHECKING:
-    import io
 
 __all__ = ["FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "read_rows"]
 
-STDIN = "-"
-
 FIRST, SECOND, LABEL = "sentence1", "sentence2", "label"
-LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
-
-Lines = Iterator[tuple[int, str]]
-Record = tuple[int, dict[str, Any]]
-Reader = Callable[[Path], Iterator[Record]]
 
 
 class Columns(NamedTuple):
@@ -144,7 +134,7 @@ def read_rows(
     """
     wanted = _Wanted(columns, label_of if labels else None, task_column, keep, optional and columns.label is None)
     if str(path) == STDIN:
-        return _rows(path, _read_stdin, wanted)
+        return _rows(path, read_stdin, wanted)
     if path.suffix.lower() not in FORMATS and is_dataset(path):
         return _rows(path, read_dataset, wanted)
     if path.suffix.lower() not in FORMATS:
@@ -174,7 +164,8 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
     columns, label_of, task_column, keep, optional = wanted
     labels = label_of is not None and not optional
     pairs: bool | None = None
-    for line, record in read(path):
+    for line, found in read(path):
+        record = _tagged(found, columns, f"{path}:{line}", labels=labels)
         _require_columns(path, line, record, columns, labels)
         there = not optional or record.get(columns.names[2]) is not None
         row = _row(path, line, record, columns, label_of if there else None)
@@ -192,6 +183,22 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
         yield row
     if pairs is None:
         raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
+
+
+def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:
+    """A row of words, or of a text with spans, by the usual names of its columns."""
+    if columns.text is not None or FIRST in record or not ("words" in record or {"text", "spans"} <= {*record}):
+        return record
+    words = record.get("words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise DataError(f"{where}: words are a list of texts; found {_shown(words)}.")
+    if any(not word.strip() for word in words or ()):
+        raise DataError(f"{where}: a word is empty or blank: {_shown(words)}; leave it and its tag out.")
+    found = {**record, FIRST: record["text"] if words is None else Words(words)}
+    told = next((name for name in ("tags", "spans") if name in record), None)
+    if told is None or not labels or columns.label is not None:
+        return found
+    return {**found, LABEL: {told: record[told]}}
 
 
 def _row(path: Path, line: int, record: dict[str, Any], columns: Columns, label_of: LabelReader | None) -> Row:
@@ -263,86 +270,3 @@ def _expected(columns: Columns, labels: bool) -> str:
     if columns.source is not None or columns.fields is not None:
         return ", ".join(columns.needed(labels))
     return f"{first}, optionally {second}, and {label}" if labels else f"{first}, optionally {second}"
-
-
-def _lines(path: Path) -> Lines:
-    """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
-    with sys.stdin.buffer if str(path) == STDIN else path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
-
-
-def _read_jsonl(path: Path) -> Iterator[Record]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.") from error
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
-        yield number, record
-
-
-def _read_json(path: Path) -> Iterator[Record]:
-    """An array of objects; a row's line is its number."""
-    try:
-        records = json.loads("".join(line for _, line in _lines(path)))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
-    for number, record in enumerate(records if isinstance(records, list) else [records], start=1):
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
-        yield number, record
-
-
-def _read_stdin(path: Path) -> Iterator[Record]:
-    """jsonl, json, tsv or csv, by how it begins."""
-    start = cast("io.BufferedReader", sys.stdin.buffer).peek().decode("utf-8-sig", "replace").lstrip()
-    if start[:1] in ("{", "["):
-        return _read_jsonl(path) if start[0] == "{" else _read_json(path)
-    return _read_tsv(path) if "\t" in start.partition("\n")[0] else _read_csv(path)
-
-
-def _read_table(path: Path, **form: Any) -> Iterator[Record]:
-    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
-    reader = csv.reader((line for _, line in _lines(path)), strict=True, **form)
-    header: list[str] = []
-    line = 1
-    try:
-        for cells in reader:
-            if cells and not header:
-                header = [name.strip() for name in cells]
-            elif cells:
-                yield line, _record(path, line, header, cells)
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
-
-
-def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, str]:
-    if len(cells) != len(header):
-        raise DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
-    return dict(zip(header, cells, strict=True))
-
-
-def _read_csv(path: Path) -> Iterator[Record]:
-    return _read_table(path)
-
-
-def _read_tsv(path: Path) -> Iterator[Record]:
-    return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-FORMATS: dict[str, Reader] = {
-    ".jsonl": _read_jsonl,
-    ".csv": _read_csv,
-    ".tsv": _read_tsv,
-    ".json": _read_json,
-    ".parquet": read_parquet,
-}
-"""Extension -> reader."""

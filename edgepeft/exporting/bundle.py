@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import nn
 
@@ -18,12 +19,13 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.card import read_card
+from edgepeft.card import DeltaCard, read_card
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.exporting.delta import export_delta
+from edgepeft.exporting.promise import promising_cards
 from edgepeft.exporting.template import write_template
 from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.half import store_in_half
@@ -40,6 +42,7 @@ from edgepeft.runtime.manifest import (
     WeightsDtype,
 )
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
+from edgepeft.tasks._certainty import Promise
 
 __all__ = ["add_deltas", "export_bundle", "write_backbone"]
 
@@ -63,6 +66,7 @@ def export_bundle(
     delta_weights: DeltaDtype = "fp32",
     data: Path | str | None = None,
     columns: Columns = SENTENCES,
+    promise: Promise = MappingProxyType({}),
 ) -> Manifest:
     """Write a bundle that appears whole or not at all.
 
@@ -70,10 +74,12 @@ def export_bundle(
     is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``templates`` are methods to start
     tasks from on a board; ``stage`` is entered around each step by name; ``weights`` is how the backbone is stored,
     ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``, whose
-    columns may have other names, is compared too, and its metric where its labels are the task's.
+    columns may have other names, is compared too, and its metric where its labels are the task's.  ``promise`` is a
+    ``coverage`` or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given, or two deltas have one task name.
+        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or a promise cannot be
+            made of one.
         BundleError: a delta is damaged or of another backbone.
         VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
     """
@@ -85,9 +91,10 @@ def export_bundle(
         backbone = open_backbone(backbone)
         require_addable(_names(paths), ())
         _require_readable(checks, paths)
+        cards = promising_cards(paths, promise)
         with stage("backbone"):
             write_backbone(backbone, new, weights)
-        exporter = _Exporter(Bundle(new), backbone, checks, delta_weights)
+        exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards)
         commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
         for method in methods:
             with stage(method.name):
@@ -106,11 +113,12 @@ def add_deltas(
     delta_weights: DeltaDtype = "fp32",
     data: Path | None = None,
     columns: Columns = SENTENCES,
+    promise: Promise = MappingProxyType({}),
 ) -> Manifest:
     """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
 
     A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.  ``backbone`` is the float32
-    checkpoint, which a bundle of 8-bit weights does not hold.
+    checkpoint, which a bundle of 8-bit weights does not hold.  ``promise`` is as in ``export_bundle``.
 
     Raises:
         UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another.
@@ -120,9 +128,10 @@ def add_deltas(
     require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
     checks = CheckTexts(texts, data, columns)
     _require_readable(checks, deltas)
+    cards = promising_cards(deltas, promise)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    tasks = _Exporter(bundle, original, checks, delta_weights).prepare(deltas, stage)
+    tasks = _Exporter(bundle, original, checks, delta_weights, cards).prepare(deltas, stage)
     return commit_tasks(bundle, tasks, replace=replace)
 
 
@@ -209,6 +218,7 @@ class _Exporter:
     backbone: Backbone
     checks: CheckTexts
     delta_weights: DeltaDtype
+    cards: Mapping[Path, DeltaCard]  # of deltas whose answers promise something
 
     @cached_property
     def model(self) -> nn.Module:
@@ -225,6 +235,7 @@ class _Exporter:
         if path.suffix == ".onnx":
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
+        delta.card = self.cards.get(path, delta.card)
         exported = export_delta(delta, self.backbone)
         if self.delta_weights == "fp16":
             store_in_half(exported.graph)

@@ -88,8 +88,9 @@ def data_check(
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
     texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
-    inputs = backbone.encoder().encode(fitted(texts, delta.card.pairs), delta.card.max_length).inputs
-    return DataCheck(inputs, _logits(delta, model, inputs), _targets(path, columns, kind), kind, per_row)
+    batch = backbone.encoder().encode(fitted(texts, delta.card.pairs), delta.card.max_length)
+    targets = _targets(path, columns, kind, batch.encodings)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, per_row)
 
 
 def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int] | None]:
@@ -100,12 +101,12 @@ def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int]
     return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
 
 
-def _targets(path: Path, columns: Columns, kind: Kind) -> NDArray[Any] | None:
+def _targets(path: Path, columns: Columns, kind: Kind, encodings: Sequence[Any]) -> NDArray[Any] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
         rows = list(read_rows(path, labels=True, columns=columns, **how))
-        return None if any(kind.strange(row) is not None for row in rows) else kind.targets(rows)
+        return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, encodings)
     except DataError:
         return None
 

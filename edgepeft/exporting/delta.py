@@ -37,7 +37,8 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
     ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
-    ``logits`` [batch, outputs], but not where text is written: there they are the backbone's own.  Labels that a
+    ``logits`` [batch, outputs], or [tokens, outputs], but not where text is written: there they are the backbone's own.
+    Labels that a
     decoder scores are adapted values too, int64 constants.
     """
     delta = delta.eval()
@@ -50,7 +51,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
             helper.make_graph([], "delta", [], []), opset_imports=[helper.make_opsetid("", OPSET)]
         )
     rename_values(model.graph, _renamer(parts, stored))
-    _name_dims(model.graph)
+    _name_dims(model.graph, per_token=delta.head.per_token)
     number_nodes(model.graph)
     for name, tensor in delta.override_tensors.items():
         source = f"override/{stored[name]}"
@@ -92,6 +93,9 @@ class _Parts(nn.Module):
     def _declare_pooled(self) -> None:
         """The backbone's pooled value, or what makes one that leaves a prompt out."""
         hidden = self.delta.architecture.hidden_size
+        if self.delta.card.pooling is Pooling.TOKENS:
+            self._read(self.last, torch.zeros(_TOKENS, hidden), self.owners.get(self.last))
+            return
         if self.delta.card.unpooled == 0:
             trie = self.delta.trie
             width = self.delta.architecture.vocab_size if self.delta.card.writes else hidden
@@ -111,7 +115,8 @@ class _Parts(nn.Module):
     @property
     def last(self) -> str:
         """The site that the backbone pools."""
-        return self.delta.architecture.sites_of(Role.LAYER_OUTPUT)[-1].name
+        of = self.delta.architecture.sites_of
+        return (of(Role.STACK_OUTPUT) or of(Role.LAYER_OUTPUT))[-1].name
 
     def _declare(self, site: Site, module: nn.Module) -> None:
         rows = _TOKENS if site.module else _BATCH
@@ -145,13 +150,15 @@ class _Parts(nn.Module):
         if self.delta.card.writes:
             return tuple(adapted.values())
         site = self.delta.card.pooling.site
-        pooled = adapted[site] if site in adapted else self._pooled(given)
+        pooled = adapted[site] if site in adapted else self._pooled({**given, **adapted})
         weights = (given[names.weight(tensor)] for tensor in self.delta.head.reads)
         return (*adapted.values(), self.delta.head(pooled, *weights))
 
     def _pooled(self, given: dict[str, Tensor]) -> Tensor:
-        """[batch, d]; of packed tokens, where the prompt's are to be left out."""
+        """[batch, d]; of packed tokens, where the prompt's are to be left out.  Or [tokens, d] of them all."""
         card, skip = self.delta.card, self.delta.card.unpooled
+        if card.pooling is Pooling.TOKENS:
+            return given[self.last]
         if skip == 0:
             return given[card.pooling.site]
         hidden, first = given[self.last], given[Helper.FIRST_TOKEN]
@@ -194,9 +201,10 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
     return (tuple({0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs),)
 
 
-def _name_dims(graph: onnx.GraphProto) -> None:
+def _name_dims(graph: onnx.GraphProto, *, per_token: bool) -> None:
+    by_row = {Helper.FIRST_TOKEN} if per_token else {Helper.FIRST_TOKEN, names.LOGITS}
     for value in (*graph.input, *graph.output):
-        of_rows = value.name in (names.LOGITS, Helper.FIRST_TOKEN) or value.name.startswith("pooled.")
+        of_rows = value.name in by_row or value.name.startswith("pooled.")
         rows = "batch" if of_rows else "tokens"
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:

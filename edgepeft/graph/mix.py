@@ -56,7 +56,7 @@ def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, st
     """
     of_labels = frozenset(value for site, value in sites.items() if _is_of_labels(site))
     mixer = _Mixer(structure.graph, frozenset(feeds), sites, n, of_labels)
-    if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) != _Axis.ROWS:
+    if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) is None:
         return None
     return _slotted_graph(structure, mixer, [_of_slot(structure.graph.output[0], i) for i in range(n)])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.errors import BundleError
 from edgepeft.graph.contract import Contract
@@ -17,7 +17,7 @@ from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 from edgepeft.graph.predicates import closed, one_writer, same_interface, values_stay
 from edgepeft.graph.protos import properties, read_instead
 
-__all__ = ["LENGTH", "prepend_placeholders", "prompt_of"]
+__all__ = ["LENGTH", "prepend_placeholders", "prompt_in", "prompt_of"]
 
 LENGTH = "prompted/length"  # the constant of that many columns
 
@@ -39,6 +39,11 @@ def prompt_of(delta: onnx.ModelProto) -> tuple[int, int]:
             f"the delta graph's prompt is of length {length!r:.60} and token {token!r:.60}; two counts are due."
         )
     return int(length), int(token)
+
+
+def prompt_in(graph: onnx.GraphProto) -> int:
+    """How many columns ``prepend_placeholders`` put in front; 0 of most graphs."""
+    return next((int(numpy_helper.to_array(t)[0]) for t in graph.initializer if t.name == LENGTH), 0)
 
 
 @Contract(

@@ -100,6 +100,12 @@ def _joined(at: _At) -> bool:
     return all(_spare_rows([attributes(at.node)["axis"]], size) for size in at.operands)
 
 
+def _picked(at: _At) -> bool:
+    """By indices that are the same for every row."""
+    first, index = at.operands
+    return _spare_rows([attributes(at.node).get("axis", 0)], first) and not _is_open(index) and None not in index
+
+
 def _turned(at: _At) -> bool:
     return list(attributes(at.node).get("perm", ())[:1]) == [0]
 
@@ -128,6 +134,7 @@ _RULES: Mapping[str, Callable[[_At], bool]] = {
     **dict.fromkeys(("LayerNormalization", "Softmax"), _along_axis),
     **dict.fromkeys(("ReduceMax", "ReduceMin", "ReduceSum", "Squeeze", "Unsqueeze"), _along_axes(1)),
     "Concat": _joined,
+    "Gather": _picked,
     "Slice": _along_axes(3),
     "Transpose": _turned,
 }

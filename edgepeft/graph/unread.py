@@ -156,8 +156,8 @@ class _Mover:
             return self._in_integers(node.output[0])
         if node.op_type == "Reshape":
             return self._reshaped(node)
-        if node.op_type == "Gather":
-            return self._attended(node) if node.input[1] == MERGE else None
+        if node.op_type == "Gather" and node.input[1] == MERGE:
+            return self._attended(node)
         operands = row_operands(node, self.graph, self._sizes)
         return _Part([_of_rows(node, operands)], operands) if operands else None
 

@@ -25,7 +25,8 @@ class Head(nn.Module):
     ``places`` says where transformers' class for sequence classification keeps what: module of the head ->
     theirs, the one that gives the logits last.  Each reads what dropout leaves; the first does not where
     ``drops_first`` is false.  One that ``decodes`` reads what a decoder gives; if it ``writes``, that is every word
-    at each token of a target, and there are no labels.  One that is ``bare`` gives the pooled value itself.
+    at each token of a target, and there are no labels.  One that is ``per_token`` reads each token's last state, one
+    that is ``bare`` gives the pooled value itself.
     """
 
     kind: ClassVar[str]
@@ -36,6 +37,7 @@ class Head(nn.Module):
     decodes: ClassVar[bool] = False
     writes: ClassVar[bool] = False
     bare: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False
 
     def __init__(self, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()

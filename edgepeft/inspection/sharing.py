@@ -45,11 +45,12 @@ def _stage_of_site(architecture: Architecture, name: str) -> int:
     if architecture.site(name).layer is not None:  # which counts from 0 in each stack
         ends = [site.name for site in architecture.sites_of(Role.LAYER_OUTPUT)]
         return 1 + ends.index(f"{name.rpartition('.')[0]}.{Role.LAYER_OUTPUT}")
-    return 1 + architecture.n_layers if name.startswith("pooled.") else 0
+    return 1 + architecture.n_layers if name.startswith(("pooled.", Role.STACK_OUTPUT)) else 0
 
 
 def _stage_of_tensor(architecture: Architecture, name: str) -> int:
-    if name not in architecture.tensors:  # the pooler's
+    ends = [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT) if architecture.decoder is None]
+    if name not in architecture.tensors or name.startswith(tuple(ends)):  # the pooler's, or the norm's after the layers
         return 1 + architecture.n_layers
     paths = (architecture.layer_path(layer) for layer in range(architecture.n_layers))
     return next((1 + layer for layer, path in enumerate(paths) if name.startswith(path)), 0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from edgepeft.backbones.base import Architecture, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
+from edgepeft.errors import UsageError
 from edgepeft.heads.base import head_named
 
 __all__ = ["Classifier"]
@@ -23,9 +24,21 @@ __all__ = ["Classifier"]
 
 @dataclass(frozen=True)
 class Classifier:
-    """The names in that class for one backbone."""
+    """The names in that class for one backbone.
+
+    Raises:
+        UsageError: its head is none of ours.
+    """
 
     backbone: Backbone
+
+    def __post_init__(self) -> None:
+        if self.architecture.foreign_head:
+            raise UsageError(
+                f"transformers' classifier of a {self.architecture.model_type} has {self.architecture.foreign_head} "
+                "before its last layer, which no head of edgepeft's has: deltas neither come from other libraries nor "
+                "go there. Train the task here."
+            )
 
     @property
     def architecture(self) -> Architecture:

@@ -278,7 +278,7 @@ def method_of(method: Method | str) -> Method:
 
 
 def norm_tensors(architecture: Architecture) -> tuple[str, ...]:
-    """Weight of every LayerNorm, and its bias where it has one (T5's have none)."""
+    """Weight of every LayerNorm, and its bias where it has one (T5's and ModernBERT's have none)."""
     named = (f"{norm}.{part}" for norm in architecture.norms for part in ("weight", "bias"))
     return tuple(name for name in named if name in architecture.tensors)
 

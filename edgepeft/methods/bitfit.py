@@ -1,7 +1,8 @@
 """BitFit (Ben Zaken et al., 2022, arXiv:2106.10199): every bias of the encoder is trained, nothing else is.
 
 T5 has none.  As in the Compacter paper's code, linear layers and norms get zeros to be trained: y' = y + b, the stacks'
-last norms left out; the output layer's is added to the logits of what is scored.
+last norms left out; the output layer's is added to the logits of what is scored.  ModernBERT has none either, and no
+paper says where they would go: it is refused there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods.base import Method
+from edgepeft.methods.base import Method, require
 
 __all__ = ["AddedBias", "BitFit", "OutputBias"]
 
@@ -55,7 +56,16 @@ class BitFit(Method):
     learning_rate_source: ClassVar[str] = "Ben Zaken et al., appendix A (grid 1e-4 to 1e-3)"
 
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """What a linear layer or a norm without a bias gives."""
+        """What a linear layer or a norm without a bias gives.
+
+        Raises:
+            UsageError: the backbone has no bias, and none that were ever added.
+        """
+        require(
+            bool(architecture.absent_biases) or any(name.endswith(".bias") for name in architecture.tensors),
+            f"bitfit trains biases, and {architecture.model_type} has none. "
+            "To train its norms, use the method layernorm.",
+        )
         return tuple(site for site in architecture.sites if f"{site.reads}.bias" in architecture.absent_biases)
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:

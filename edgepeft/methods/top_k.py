@@ -7,9 +7,10 @@ feed-forward matrices of k layers are the task's own.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar, Self
 
-from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.base import Architecture, Role
 from edgepeft.methods.base import Method, option, require
 
 __all__ = ["TopK"]
@@ -33,13 +34,14 @@ class TopK(Method):
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """Every tensor of those layers, and of what lies above them."""
-        prefixes = tuple(architecture.layer_path(layer) for layer in self._trained(architecture))
-        return (*(name for name in architecture.tensors if name.startswith(prefixes)), *architecture.pooler)
+        paths = [architecture.layer_path(layer) for layer in self._trained(architecture)]
+        paths += [f"{site.module}." for site in architecture.sites_of(Role.STACK_OUTPUT)]
+        return (*(name for name in architecture.tensors if name.startswith(tuple(paths))), *architecture.pooler)
 
     def n_parameters(self, architecture: Architecture) -> int:
-        """k (4 d^2 + 2 d f + 9 d + f): four square matrices, two of the feed-forward, biases, two LayerNorms."""
-        d, f = architecture.hidden_size, architecture.intermediate_size
-        return len(self._trained(architecture)) * (4 * d * d + 2 * d * f + 9 * d + f)
+        """In BERT k (4 d^2 + 2 d f + 9 d + f): square matrices, two of the feed-forward, biases, two LayerNorms."""
+        own = self.overrides(architecture)
+        return sum(math.prod(architecture.tensors[name]) for name in own if name in architecture.tensors)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:

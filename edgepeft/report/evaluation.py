@@ -9,6 +9,7 @@ from pydantic import Field
 
 from edgepeft.bench.result.parts import Part
 from edgepeft.data.by_class import class_rows, figure_rows, in_words
+from edgepeft.report.calibration import Calibration, reliability
 from edgepeft.report.pictures import Section
 
 __all__ = ["EVAL_SCHEMA", "ClassFigures", "EvalSummary", "WorstRow", "evaluations"]
@@ -37,7 +38,7 @@ class WorstRow(Part):
 
 class EvalSummary(Part):
     """The whole document; ``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers, or
-    scores of ``texts``."""
+    scores of ``texts``; ``calibration`` of probabilities."""
 
     schema_name: Literal["edgepeft.eval/1"] = Field(default="edgepeft.eval/1", alias="schema")
     task: str
@@ -50,6 +51,7 @@ class EvalSummary(Part):
     residuals: dict[str, float] | None = None
     texts: dict[str, float] | None = None
     figures: dict[str, float] | None = None
+    calibration: Calibration | None = None
     worst: tuple[WorstRow, ...] = ()
 
 
@@ -63,6 +65,8 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
         if found.figures is not None and found.by_class:
             columns_of, cells = figure_rows(found.figures)
             yield Section(f"figures-{number}", f"{found.task}: scores", f"{name}.", tuple(columns_of), cells)
+        if found.calibration is not None:
+            yield from reliability(f"reliability-{number}", name, found.task, found.calibration)
         texts = any(each.text for each in found.worst)
         columns = [(e.row, *([e.text] if texts else []), in_words(e.label), in_words(e.answer)) for e in found.worst]
         listed = [(*cells, f"{each.loss:.3f}") for cells, each in zip(columns, found.worst, strict=True)]

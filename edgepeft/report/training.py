@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from edgepeft.bench.result.parts import Part
+from edgepeft.report.calibration import Calibration
 from edgepeft.report.evaluation import EVAL_SCHEMA, ClassFigures, EvalSummary, WorstRow
 from edgepeft.report.pictures import Cell, Section
 from edgepeft.tasks.base import stated
@@ -45,6 +46,7 @@ class TrainingErrors(Part):
     residuals: dict[str, float] | None = None
     texts: dict[str, float] | None = None
     figures: dict[str, float] | None = None
+    calibration: Calibration | None = None
     worst: list[WorstRow] = Field(default_factory=list)
 
 

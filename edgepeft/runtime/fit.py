@@ -28,6 +28,7 @@ from edgepeft.runtime.tuning.memory import demand_of, matrices_read, most_within
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import Kind
 
 __all__ = ["Fit", "Inference", "Need", "bundle_fit"]
@@ -215,7 +216,13 @@ class _AnyRows(Files):
 
     pairs: bool = False
 
-    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, kind: type[Kind]) -> TaskData:
+    def load(
+        self,
+        labels: tuple[str, ...] | None,
+        options: TuneOptions,
+        kind: type[Kind],
+        promised: Promise | None = None,
+    ) -> TaskData:
         label, own = kind.example(labels)
         row = Row("a", "b" if self.pairs else None, label, "", 1, candidates=("a", "b"))
         return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)

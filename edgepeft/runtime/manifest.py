@@ -144,7 +144,7 @@ class TaskEntry(_Model):
     pairs: bool = False
     level: Literal["sentence"] = "sentence"
     head: str
-    head_reads: Literal["first_token", "first_position", "mean", "labels", "text"]
+    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
     max_length: int = Field(gt=0)
     source: str | None = None
     target: str | None = None
@@ -179,6 +179,10 @@ class TaskEntry(_Model):
     def n_outputs(self) -> int:
         """Logits of a row; a text has others."""
         return self.task_kind.n_outputs
+
+    def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:
+        """Of so many rows of so many tokens."""
+        return (batch, length, self.n_outputs) if self.task_kind.per_token else (batch, self.n_outputs)
 
     @model_validator(mode="after")
     def _is_of_a_kind(self) -> TaskEntry:

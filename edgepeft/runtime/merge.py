@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from edgepeft.backbones.config import read_config
 from edgepeft.errors import UsageError
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.rows import logits_as_rows
 from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle, expect_hash
 from edgepeft.runtime.manifest import TaskEntry, Verification
@@ -35,8 +36,8 @@ _MOST_INLINE = 1_900_000_000  # protobuf ends at 2 GiB; above, the weights lie b
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
     """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
 
-    Inputs are the backbone's, ``logits`` [batch, outputs] the only output.  The task's check file is
-    replayed on the file that was written.  A task that writes text: as ``write_text_model``.
+    Inputs are the backbone's, ``logits`` [batch, outputs], or [batch, length, outputs], the only output.  The
+    task's check file is replayed on the file that was written.  A task that writes text: as ``write_text_model``.
 
     Raises:
         UnknownName: no such task.
@@ -59,7 +60,7 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
 
 
 def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
-    model = bundle.graph(task)
+    model = logits_as_rows(bundle.graph(task))
     load_external_data_for_model(model, str(bundle.folder))
     inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
     onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, location=f"{MODEL_FILE}_data")
@@ -67,12 +68,12 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
 
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
-    """The backbone's config as that of a model for sequence classification."""
+    """The backbone's config as that of a model for the task's kind."""
     labels = entry.labels or ("LABEL_0",)
     classes = {name: re.sub(r"(Model|For[A-Z]\w*)$", "", name) for name in config.get("architectures") or ()}
     return {
         **config,
-        "architectures": [f"{name}ForSequenceClassification" for name in classes.values()],
+        "architectures": [f"{name}{entry.task_kind.model}" for name in classes.values()],
         "id2label": {str(index): label for index, label in enumerate(labels)},
         "label2id": {label: index for index, label in enumerate(labels)},
         "problem_type": entry.task_kind.problem_type,

@@ -19,6 +19,7 @@ from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.packed import put, unpacked
 from edgepeft.runtime.passes import in_batches, passes
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.slots import Slots
@@ -99,7 +100,8 @@ class Mixer:
     def logits(
         self, tasks: Mapping[str, TaskSession], slots: NDArray[np.intp], inputs: Inputs
     ) -> list[NDArray[np.float32]]:
-        """[its rows, its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``, ascending.
+        """[its rows, (length,) its outputs] of each task; ``slots`` [batch] holds each row's index into ``tasks``,
+        ascending.
 
         Raises:
             DataError: a row has no token.
@@ -108,13 +110,17 @@ class Mixer:
         check_rows(inputs["attention_mask"])
         sessions, entries = list(tasks.items()), [self._bundle.entry(task) for task in tasks]
         counts, prompt = np.bincount(slots, minlength=len(tasks)), entries[0].prompt_length
-        logits = [np.empty((n, entry.n_outputs), np.float32) for n, entry in zip(counts, entries, strict=True)]
+        length = inputs["attention_mask"].shape[1]
+        shapes = (entry.logits_shape(n, length) for n, entry in zip(counts.tolist(), entries, strict=True))
+        logits = [np.zeros(shape, np.float32) for shape in shapes]
         within = np.arange(len(slots)) - (np.cumsum(counts) - counts)[slots]
         for rows, part in passes(inputs, prompt=prompt):
             present, slot = np.unique(slots[rows], return_inverse=True)
             for k, outputs in enumerate(self.run([sessions[i] for i in present], slot, part, prompt)):
-                i = present[k]
-                logits[i][within[rows[slot == k]]] = of_width(entries[i].n_outputs, sessions[i][0], outputs)
+                i, own = present[k], slot == k
+                per_token = entries[i].task_kind.per_token
+                found = unpacked(outputs, part["attention_mask"][own]) if per_token else outputs
+                put(logits[i], within[rows[own]], of_width(entries[i].n_outputs, sessions[i][0], found))
         return logits
 
     def run(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.data.several import grouped, places_of
+from edgepeft.data.words import Encoding, read_words
 from edgepeft.errors import BundleError
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.runtime.manifest import TaskEntry
@@ -43,21 +44,27 @@ class TextAnswer(Answer):
 
 
 def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """``logits`` [batch, outputs] as they are, after a check that the manifest's entry has as many outputs.
+    """``logits`` [batch, ..., outputs] as they are, after a check that the manifest's entry has as many outputs.
 
     Raises:
         BundleError: more, or fewer.
     """
-    if logits.shape[1] != n_outputs:
-        raise BundleError(f"task {task} gives {logits.shape[1]} logits; its manifest entry names {n_outputs}.")
+    if logits.shape[-1] != n_outputs:
+        raise BundleError(f"task {task} gives {logits.shape[-1]} logits; its manifest entry names {n_outputs}.")
     return logits
 
 
-def predictions(task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32]) -> list[Prediction]:
-    """[token rows, outputs] -> one answer for each row, by the task's kind."""
+def predictions(
+    task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], encodings: Sequence[Encoding] = ()
+) -> list[Prediction]:
+    """[token rows, ...] -> one answer for each row, by the task's kind; ``encodings`` are of what was read."""
+    kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
+    if kind.per_token:
+        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, encodings, strict=True)]
+        return kind.predictions(task, logits, notes, words)
     if read.per_row is not None:
         logits = grouped(logits, places_of(read.per_row))
-    return entry.task_kind.answers_to(read.given, task, logits, [note_of(text, entry) for text in read.first])
+    return kind.answers_to(read.given, task, logits, notes)
 
 
 class Notes:

@@ -14,6 +14,7 @@ from edgepeft.graph.cut import above, below, untouched_values
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.packed import put
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.session import run_session
@@ -49,18 +50,17 @@ class Prefix:
 
     def logits(self, shared: PrefixPlan, inputs: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[np.float32]]:
         """[batch, outputs] of each task of ``shared.shared``."""
-        cut, rows_of_all = shared.layers, len(inputs["input_ids"])
+        cut, shape = shared.layers, inputs["input_ids"].shape
         value = self._values[cut - 1]
         entries = {task: self._bundle.entry(task) for task in shared.shared}
-        answers = {task: np.empty((rows_of_all, entry.n_outputs), np.float32) for task, entry in entries.items()}
+        answers = {task: np.zeros(entry.logits_shape(*shape), np.float32) for task, entry in entries.items()}
         known = self._bundle.architecture.inputs
         for rows, part in passes({name: inputs[name] for name in known}):
             hidden = run_session(self._session(cut, None), value, part)
             with_hidden: dict[str, NDArray[Any]] = {**part, value: hidden}
             for task, logits in answers.items():
-                logits[rows] = of_width(
-                    logits.shape[1], task, run_session(self._session(cut, task), LOGITS, with_hidden)
-                )
+                part_of = run_session(self._session(cut, task), LOGITS, with_hidden)
+                put(logits, rows, of_width(logits.shape[-1], task, part_of))
         return answers
 
     def close(self) -> None:

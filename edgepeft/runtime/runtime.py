@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
-from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.backbones.tokens import TextEncoder, TokenBatch
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
@@ -30,6 +30,7 @@ from edgepeft.runtime.inputs import (
     texts_of,
 )
 from edgepeft.runtime.mixed import Mixer
+from edgepeft.runtime.packed import put
 from edgepeft.runtime.passes import in_batches, passes
 from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
@@ -172,7 +173,8 @@ class Runtime(TextTasks):
             return session
 
     def logits(self, task: str, inputs: Inputs) -> NDArray[np.float32]:
-        """A task's raw outputs, [batch, outputs] in the order of the rows; [0, outputs] for no rows.
+        """A task's raw outputs, [batch, outputs] in the order of the rows; [0, outputs] for no rows.  Of a task that
+        tags tokens [batch, length, outputs], 0 where there is no token.
 
         ``inputs`` are int64 [batch, length], as Hugging Face's tokenizers give them: ``input_ids``, ``attention_mask``
         (0 for padding, on any side) and, where the backbone has token types, ``token_type_ids``.  Others are ignored.
@@ -183,11 +185,11 @@ class Runtime(TextTasks):
                 vocabulary; a row has no token.
             BundleError: a file is damaged; ONNX Runtime stops within the model, as for rows longer than it takes.
         """
-        n_outputs = self.bundle.entry(task).n_outputs
+        entry = self.bundle.entry(task)
         batch = checked_inputs(inputs, self.bundle.architecture)
-        logits = np.empty((len(batch["input_ids"]), n_outputs), np.float32)
+        logits = np.zeros(entry.logits_shape(*batch["input_ids"].shape), np.float32)
         for rows, part in self._run(task, LOGITS, batch):
-            logits[rows] = of_width(n_outputs, task, part)
+            put(logits, rows, of_width(entry.n_outputs, task, part))
         return logits
 
     def last_hidden_state(self, inputs: Inputs) -> NDArray[np.float32]:
@@ -223,8 +225,8 @@ class Runtime(TextTasks):
         read = read_by(entry.task_kind, texts, entry.source)
         if not read.given:
             return []
-        logits = self.logits(task, self._encode(read.texts, entry.max_length))
-        return self._notes.told(predictions(task, entry, read, logits))
+        batch = self._tokens(read.texts, entry.max_length)
+        return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch.encodings))
 
     def predict_all(
         self, tasks: Sequence[str], texts: str | Sequence[Readable], decoding: Decoding = GREEDY
@@ -244,9 +246,11 @@ class Runtime(TextTasks):
                 forms.setdefault((entry.max_length, entry.source, own), []).append(task)
         for (max_length, source, _), alike in forms.items():
             read = read_by(self.bundle.entry(alike[0]).task_kind, given, source)
-            logits = self._logits_of_all(alike, self._encode(read.texts, max_length, answers=len(alike)))
+            batch = self._tokens(read.texts, max_length, answers=len(alike))
+            logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
-                answers[task] = self._notes.told(predictions(task, self.bundle.entry(task), read, logits[task]))
+                of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch.encodings)
+                answers[task] = self._notes.told(of_task)
         return answers
 
     def _logits_of_all(self, tasks: Sequence[str], inputs: Inputs) -> dict[str, NDArray[np.float32]]:
@@ -307,12 +311,12 @@ class Runtime(TextTasks):
         kinds = [entry.task_kind for entry in entries]
         given = zip(kinds, named.values(), entries, strict=True)
         read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
-        encoded = [self._encode(rows.texts, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
-        inputs = pad_together(encoded, self.bundle.architecture.pad_token_id)
+        encoded = [self._tokens(rows.texts, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
+        inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
         sessions = {task: self.session(task) for task in named}
         slots = np.repeat(np.arange(len(named)), [len(rows.texts) for rows in read])
         logits = self._mixer.logits(sessions, slots, inputs)
-        of_tasks = zip(named, entries, read, logits, strict=True)
+        of_tasks = zip(named, entries, read, logits, (batch.encodings for batch in encoded), strict=True)
         return [answer for of_task in of_tasks for answer in self._notes.told(predictions(*of_task))]
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
@@ -325,11 +329,14 @@ class Runtime(TextTasks):
         return list(pooled)
 
     def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
+        return self._tokens(texts, max_length, answers).inputs
+
+    def _tokens(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> TokenBatch:
         read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
             batch = self._tokenizer().encode(read, max_length)
             self.truncation.rows += batch.truncated * answers
-        return batch.inputs
+        return batch
 
     def n_tokens(self, task: str, texts: Sequence[str]) -> int:
         """How many tokens the task reads of these texts, cut ones as far as it reads them.

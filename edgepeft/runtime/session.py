@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.graph.names import LOGITS
 from edgepeft.host.cores import cpu_quota, thread_count
 from edgepeft.host.machine import isa_flags
+from edgepeft.runtime.packed import unpacked
 
 if TYPE_CHECKING:
     from edgepeft.runtime.weights import TaskSession
@@ -124,7 +126,8 @@ def failing_as(what: str) -> Iterator[None]:
 def run_session(
     session: ort.InferenceSession | TaskSession, output: str, inputs: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.float32]:
-    """One output for a batch; of ``inputs``, those that the model reads.
+    """One output for a batch; of ``inputs``, those that the model reads.  Logits of packed tokens come as rows,
+    [batch, length, outputs].
 
     Raises:
         BundleError: ONNX Runtime stops within the model.
@@ -132,7 +135,10 @@ def run_session(
     known = [value.name for value in session.get_inputs()]
     with failing_as(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens"):
         values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in known})[0]
-        return values
+    described = next(each for each in session.get_outputs() if each.name == output)
+    if output == LOGITS and described.shape[0] == "tokens":
+        return unpacked(values, inputs["attention_mask"])
+    return values
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import OnData, Verification
+from edgepeft.runtime.packed import put
 from edgepeft.tasks.base import Agreement, Kind, same_best
 
 __all__ = [
@@ -69,12 +70,13 @@ def allowed_for(backbone: str, delta: str) -> Tolerance:
 
 
 def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
-    """Logits [rows, outputs] in the rows' own order."""
+    """Logits [rows, outputs] in the rows' own order; of tokens [rows, length, outputs], 0 where there is none."""
     parts = [(rows, run(part)) for rows, part in in_groups(inputs)]
-    logits = np.empty((len(inputs["input_ids"]), parts[0][1].shape[1]), np.float32)
+    mask, of_first = inputs["attention_mask"], parts[0][1].shape
+    logits = np.zeros((*mask.shape[: len(of_first) - 1], of_first[-1]), np.float32)
     for rows, part in parts:
-        logits[rows] = part
-    return logits
+        put(logits, rows, part)
+    return logits if logits.ndim == 2 else logits * (mask != 0)[..., None]
 
 
 def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
@@ -88,7 +90,8 @@ def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
 
 
 def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
-    """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, outputs]."""
+    """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, outputs], or of tokens
+    [rows, length, outputs]."""
     return save({**inputs, "logits": np.ascontiguousarray(logits, np.float32)}, metadata={"format": "edgepeft.check/1"})
 
 
@@ -104,8 +107,9 @@ def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]]
         raise BundleError(f"{where} is not a check file ({error}).") from error
     logits = tensors.pop("logits", None)
     shapes = {value.shape for value in tensors.values()}
-    sound = logits is not None and logits.ndim == 2 and "input_ids" in tensors and "attention_mask" in tensors
-    if not sound or len(shapes) != 1 or len(logits) != len(tensors["input_ids"]) or not len(logits):
+    sound = logits is not None and logits.ndim in (2, 3) and "input_ids" in tensors and "attention_mask" in tensors
+    leading = () if logits is None else logits.shape[:-1]  # those of the rows, or of their tokens
+    if not sound or len(shapes) != 1 or leading != next(iter(shapes))[: len(leading)] or not len(tensors["input_ids"]):
         raise BundleError(f"{where} is not a check file: it needs input_ids, attention_mask and logits of equal rows.")
     return tensors, logits
 

@@ -45,6 +45,10 @@ class TaskSession:
         """ONNX Runtime's description of what ``run`` takes."""
         return [value for value in self.shared.get_inputs() if value.name not in self.feeds]
 
+    def get_outputs(self) -> list[Any]:
+        """ONNX Runtime's description of what ``run`` gives."""
+        return list(self.shared.get_outputs())
+
     def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[np.float32]]:
         """The named outputs for a batch."""
         tokens = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for name, v in inputs.items()}

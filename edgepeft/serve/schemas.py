@@ -139,10 +139,24 @@ class MixedRequest(_Asked):
         return _texts(self.rows)
 
 
-class TuneRow(TextRow):
-    """A row to learn from; ``label`` is a number or a list of names where the task's answers are."""
+class SpanGiven(_Asked):
+    """What stands in a text from ``start`` to before ``end``, in Unicode characters (code points)."""
 
-    label: str | int | float | list[str]
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    label: str
+
+
+class TuneRow(TextRow):
+    """A row to learn from; ``label`` is a number, a list of names or a list of spans where the task's answers are."""
+
+    label: str | int | float | list[str] | list[SpanGiven]
+
+    @property
+    def plain_label(self) -> Any:
+        """As plain values of JSON."""
+        parts = self.label if isinstance(self.label, list) else []
+        return [each if isinstance(each, str) else each.model_dump() for each in parts] if parts else self.label
 
 
 class TuneRequest(_Asked):
@@ -156,6 +170,18 @@ class TuneRequest(_Asked):
     head_lr: float | None = Field(default=None, gt=0, le=10)
     batch_size: int | None = Field(default=None, ge=1, le=1024)
     seed: int = Field(default=0, ge=0, lt=2**32)
+    coverage: float | None = Field(default=None, gt=0, lt=1)
+    risk: float | None = Field(default=None, gt=0, lt=1)
+
+
+class SpanFound(BaseModel):
+    """``text`` stands from ``start`` to before ``end``, in Unicode characters (code points), an emoji being one."""
+
+    start: int
+    end: int
+    label: str
+    text: str
+    score: float
 
 
 class PredictionBody(BaseModel):
@@ -169,12 +195,15 @@ class PredictionBody(BaseModel):
     label: str | None = None
     labels: list[str] | None = Field(default=None, description="All that hold, where several may.")
     index: int | None = Field(default=None, description="Of the candidate that is picked, from 0.")
+    spans: list[SpanFound] | None = Field(default=None, description="What stands in the text, in order.")
+    unread: int | None = Field(default=None, description="Where the text was cut, if it was: past that, no span is.")
     score: float | None = None
     scores: dict[str, float] | None = None
     value: float | None = None
     vector: list[float] | None = Field(default=None, description="Where the task is an embedding.")
     cosine: float | None = Field(default=None, description="Of a pair's vectors.")
     expected: float | None = Field(default=None, description="The mean of labels that are numbers.")
+    unsure: bool | None = Field(default=None, description="There where the task promises a coverage or a risk.")
     text: str | None = None
     ended: bool | None = None
     note: str | None = None

@@ -142,7 +142,7 @@ class Jobs:
         """Start its process and follow it: how it ended, shown when the process is gone and the next may start."""
         data = folder / _ROWS_FILE
         rows = (
-            {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.label}
+            {**({"sentence1": row.text} if row.fields is None else row.fields), "label": row.plain_label}
             | ({} if row.second is None else {"sentence2": row.second})
             | ({} if row.candidates is None else {CANDIDATES: row.candidates})
             for row in request.rows
@@ -223,6 +223,8 @@ def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], ro
             head_learning_rate=asked["head_lr"],
             batch_size=asked["batch_size"],
             seed=asked["seed"],
+            coverage=asked["coverage"],
+            risk=asked["risk"],
         )
         result = tune(
             Path(bundle),

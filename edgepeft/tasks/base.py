@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +25,12 @@ from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
 from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
+from edgepeft.tasks._certainty import Certainty
+from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, listed, same_best
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Encoding, Read
 
 __all__ = [
     "CLOSE",
@@ -45,39 +48,12 @@ __all__ = [
 ]
 
 _USUAL = "classification"
-CLOSE = 1e-4  # of two logits: what one that is held to no tolerance is taken for rounding up to
 
 Values = NDArray[Any]
-Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
-"""ONNX operators: type, inputs, output, attributes."""
-
-
-class LossGraph(NamedTuple):
-    """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.losses``, and give
-    ``loss/of_rows`` [batch], the sum of each row's terms.  ``labels`` are int64 or numbers of these dimensions."""
-
-    nodes: Nodes
-    integers: bool
-    dims: tuple[str | int, ...] = ("batch",)
-
-
-class Metric(NamedTuple):
-    """A function of (the bound kind, targets [n, ...], outputs [n, ...]), higher is better; and how it comes to one
-    number."""
-
-    function: Callable[[Any, Any, Any], float]
-    averaged: str = "over all rows"
-
-
-class Agreement(NamedTuple):
-    """The share of decided rows that have the reference's decision, and the number of undecided rows."""
-
-    share: float
-    undecided: int
 
 
 @dataclass(frozen=True)
-class Kind(ABC):
+class Kind(Certainty, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -97,6 +73,7 @@ class Kind(ABC):
     has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
     chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows
     writes: ClassVar[bool] = False  # answers are texts, token by token
+    per_token: ClassVar[bool] = False  # logits are of a row's tokens, [B, S, C]
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
@@ -106,6 +83,7 @@ class Kind(ABC):
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
     optional_labels: ClassVar[bool] = False  # rows may have none
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
+    model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
     older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
     # What a card says, and what is said of it.
@@ -203,6 +181,10 @@ class Kind(ABC):
     def made_per_row(self, n: int) -> list[int] | None:
         """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
         return None
+
+    def encoded(self, rows: Sequence[Row], encodings: Sequence[Encoding]) -> Values:
+        """As ``targets``, of rows that are tokenized so."""
+        return self.targets(rows)
 
     @abstractmethod
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
@@ -307,8 +289,8 @@ class Kind(ABC):
         found: list[Any] = outputs.tolist()
         return found
 
-    def answered(self, rows: Sequence[Row], outputs: Values) -> list[Any]:
-        """The same of rows that are there."""
+    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
+        """As ``plain``, where it takes the rows to say it."""
         return self.plain(outputs)
 
     @abstractmethod
@@ -333,11 +315,26 @@ class Kind(ABC):
         """The outputs of [n, K, hidden size], of the bare backbone."""
         raise UsageError(f"{self.title} takes a head on the backbone's states.")
 
+    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+        """[n, d] that a linear head reads of each row's state [d]."""
+        return np.stack(states)
+
+    def of_rows(self, logits: Values, targets: Values) -> Values:
+        """Logits as this kind has them, of what a linear head gives for ``read_by_head``."""
+        return logits
+
     # Answers of a deployed task.
 
     @abstractmethod
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
-        """[n, C] and what speaks against each answer -> answers."""
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
+        """[n, C] and what speaks against each answer -> answers; ``read`` are the texts' words where logits are of
+        tokens."""
+
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """(logits, targets) of answers to rows that were checked."""
+        return np.array([answer.logits for answer in answers], np.float32), self.targets(rows)
 
     def answers_to(
         self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
@@ -349,19 +346,6 @@ class Kind(ABC):
         """How [n, C] stand to the reference's, which are held to that tolerance, or to none; where a row is several,
         [n, K, C], or [token rows, C] of which it is not known whose they are."""
         return same_best(reference, logits, tolerance)
-
-
-def same_best(reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
-    """Whether the largest of each row is the same; undecided where the reference's two largest are too near."""
-    best = np.sort(reference, axis=1)
-    decided = best[:, -1] - best[:, -2] > 2 * (tolerance or CLOSE)
-    equal = reference.argmax(axis=1) == logits.argmax(axis=1)
-    return Agreement(float(equal[decided].mean()) if decided.any() else 1.0, int((~decided).sum()))
-
-
-def listed(labels: Sequence[str]) -> str:
-    """The first of them."""
-    return ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
 
 
 @cache

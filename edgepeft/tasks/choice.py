@@ -23,7 +23,7 @@ from edgepeft.data.candidates import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.data.several import LOWEST
+from edgepeft.data.several import LOWEST, grouped, places_of
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric, Nodes, same_best
 from edgepeft.tasks.classification import cross_entropy
@@ -147,7 +147,7 @@ class Choice(Kind):
         best: Values = logits[..., 0].argmax(1)
         return best
 
-    def answered(self, rows: Sequence[Row], outputs: Values) -> list[Any]:
+    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[Any]:
         """The candidates' texts."""
         return [row.candidates[i] for row, i in zip(rows, outputs, strict=True)]
 
@@ -166,12 +166,26 @@ class Choice(Kind):
         return np.asarray(np.bincount(targets[:, 0]).argmax())
 
     def regressed(self, targets: Values) -> NDArray[np.float64]:
-        """[n, K, 1]: what the right candidate has more than the mean of its row's, which no head can tell apart."""
-        right, counts = targets.T[..., None]
-        each: NDArray[np.float64] = (np.arange(counts.max()) == right) - 1 / counts
-        return each[..., None]
+        """[token rows, 1]: what the right candidate has more than the mean of its row's: no head tells rows apart."""
+        each = [(np.arange(n) == right) - 1 / n for right, n in targets]
+        return np.concatenate(each)[:, None]
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+        """[token rows, d]."""
+        return np.concatenate(states)
+
+    def of_rows(self, logits: Values, targets: Values) -> Values:
+        """[token rows, 1] -> [n, K, 1]."""
+        return grouped(logits, places_of(targets[:, 1]))
+
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """[n, K, 1] of the rows' candidates, and which is right."""
+        targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
+        return self.of_rows(np.array(flat, np.float32)[:, None], targets), targets
+
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
+    ) -> list[Prediction]:
         """Of rows whose candidates are not known, by their indices."""
         counts = (logits[..., 0] > LOWEST).sum(1)
         given = ({SENTENCES.names[0]: "", CANDIDATES: [*map(str, range(n))]} for n in counts)

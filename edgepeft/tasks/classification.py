@@ -2,6 +2,10 @@
 
 ``f1`` of two labels is that of the positive one, which ``f1:LABEL`` names; of more labels it is the macro mean.  f1 and
 matthews are scikit-learn's, imported when used.  Labels that are numbers may be scored by correlations too.
+
+Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is promised,
+an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither changes
+which label is best.  ``_softmax`` and ``_calibration`` have the rules and the equations.
 """
 
 from __future__ import annotations
@@ -11,9 +15,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +26,14 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.errors import DataError, MissingPackage, UnknownName
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks._correlations import CORRELATIONS
+from edgepeft.tasks._softmax import Softmax
 from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Read
 
 __all__ = ["Classification", "cross_entropy", "require_few", "say_what_is_odd"]
 
@@ -44,7 +51,20 @@ class Classification(Kind):
     default_metric: ClassVar[str] = "accuracy"
     has_labels: ClassVar[bool] = True
     one_label: ClassVar[bool] = True
+    calibrates: ClassVar[bool] = True
     problem_type: ClassVar[str] = "single_label_classification"
+
+    def __post_init__(self) -> None:
+        """See that what was chosen of its probabilities can be used.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        self._softmax.check()
+
+    @property
+    def _softmax(self) -> Softmax:
+        return Softmax(self.chosen)
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
@@ -53,8 +73,8 @@ class Classification(Kind):
 
     @property
     def described(self) -> str:
-        """How many labels there are."""
-        return f"{self.n_outputs} labels"
+        """How many labels there are, and what is promised."""
+        return ", ".join([f"{self.n_outputs} labels", *(f"{name} {value:g}" for name, value in self.promise.items())])
 
     @classmethod
     def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
@@ -166,16 +186,36 @@ class Classification(Kind):
         """1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
-        """The likeliest label; probabilities are the softmax of the logits."""
-        names = self.labels or ()
-        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    @property
+    def promise(self) -> Promise:
+        """A coverage, or a risk."""
+        return self._softmax.promise
+
+    def promising(self, promise: Promise, n: int) -> Self:
+        """See that ``n`` rows can keep it, were every one of them right."""
+        return replace(self, chosen=self._softmax.promising(promise, n))
+
+    def calibrated(self, targets: Values, logits: Values) -> Self:
+        """The temperature, the calibration error before it and with it, and the threshold of what is promised."""
+        return replace(self, chosen=self._softmax.calibrated(targets, logits))
+
+    def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
+        """Bins and their error before and with the temperature, and how the promise is kept."""
+        return {"calibration": self._softmax.calibration(targets, logits)}
+
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
+        """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
+        names, shares = self.labels or (), self._softmax.shares(logits)
+        unsure = self._softmax.unsure(shares)
         answers = []
-        for row, raw, note in zip(shifted / shifted.sum(axis=1, keepdims=True), logits, notes, strict=True):
+        for row, raw, note, doubt in zip(shares, logits, notes, unsure, strict=True):
             scores = {label: round(float(p), 6) for label, p in zip(names, row, strict=True)}
-            best = names[int(row.argmax())]
+            best = names[int(raw.argmax())]
             mean = None if self.step is None else sum(float(n) * float(p) for n, p in zip(names, row, strict=True))
-            answers.append(Prediction(task, best, scores[best], scores, tuple(map(float, raw)), note, mean))
+            told = (scores[best], scores, tuple(map(float, raw)), note, mean)
+            answers.append(Prediction(task, best, *told, unsure=doubt))
         return answers
 
 

@@ -268,7 +268,14 @@ class Embedding(Kind):
 
     regressed = majority
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """[n, 2, d] of the rows' texts."""
+        found = np.array([answer.logits for answer in answers], np.float32)
+        return found.reshape(len(rows), -1, self.n_outputs), self.targets(rows)
+
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
+    ) -> list[Prediction]:
         """The vectors; of a pair, which is two token rows, that of its first text."""
         rows = logits.reshape(len(logits), -1)
         return [

@@ -31,6 +31,7 @@ from edgepeft.tasks.classification import require_few, say_what_is_odd
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Read
 
 __all__ = ["Labels", "LabelsPrediction"]
 
@@ -219,7 +220,9 @@ class Labels(Kind):
         """1 for what a row has, else -1."""
         return 2.0 * targets - 1.0
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
         """The labels whose probability, the sigmoid of the logit, is above their threshold."""
         answers: list[Prediction] = []
         for row, raw, held, note in zip(_sigmoid(logits), logits, self.plain(logits), notes, strict=True):

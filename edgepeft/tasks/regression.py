@@ -18,6 +18,7 @@ from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Read
 
 __all__ = ["Regression"]
 
@@ -127,7 +128,9 @@ class Regression(Kind):
         """The number in the only column."""
         return targets[:, None].astype(np.float64)
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
         """The number."""
         values = [float(row[0]) for row in logits]
         return [Prediction(task, None, value, {}, (value,), note) for value, note in zip(values, notes, strict=True)]

@@ -26,6 +26,7 @@ from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Read
 
 __all__ = ["Text"]
 
@@ -119,6 +120,8 @@ class Text(Kind):
         """``texts``: scores by which rows are averaged."""
         return {**text_errors(list(outputs), targets)}
 
-    def predictions(self, task: str, logits: NDArray[np.float32], notes: Sequence[str]) -> list[Prediction]:
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
         """Texts are written by ``Runtime.write``."""
         raise UsageError(f"task {task} writes text; ask it with write.")

@@ -52,7 +52,7 @@ class PyTorchEngine(TrainingEngine):
         self.weights = None if weights is None else torch.tensor(weights, device=device)
         self.device, self.bf16 = device, bf16
         self.optimizer = _adamw(delta, rates)
-        self.kept: dict[str, Tensor] = {}  # [token rows, d] by part: what a head that is trained alone reads
+        self.kept: dict[str, list[Tensor]] = {}  # of token rows [d], or [length, d], by part: what a lone head reads
 
     def prepare(self, advance: Callable[[int, int], None]) -> None:
         """Compute what a head reads that is trained alone; other steps share nothing."""
@@ -60,12 +60,14 @@ class PyTorchEngine(TrainingEngine):
             return
         done, total = 0, sum(len(rows.targets) for rows in self.rows.values())
         for part, rows in self.rows.items():
-            kept = torch.empty(len(rows.token_lengths), self.delta.architecture.hidden_size)
+            kept: dict[int, Tensor] = {}
             for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-                kept[rows.token_rows(chosen)] = torch.from_numpy(self.states(part, chosen))
+                read = rows.token_rows(chosen)
+                for i, state in zip(read, torch.from_numpy(self.states(part, chosen)), strict=True):
+                    kept[i] = state[: rows.token_lengths[i]].clone() if self.kind.per_token else state
                 done += len(chosen)
                 advance(done, total)
-            self.kept[part] = kept
+            self.kept[part] = [kept[i] for i in range(len(kept))]
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Forward, backward, clip, AdamW."""
@@ -104,11 +106,13 @@ class PyTorchEngine(TrainingEngine):
 
     def _logits(self, part: str, chosen: Sequence[int], inputs: Mapping[str, Tensor]) -> Tensor:
         if self.kept:
-            return self.delta.read_out(self.kept[part][self.rows[part].token_rows(chosen)].to(self.device))
+            read = self.rows[part].token_rows(chosen)
+            states = torch.nn.utils.rnn.pad_sequence([self.kept[part][i] for i in read], batch_first=True)
+            return self.delta.read_out(states.to(self.device))
         return self.delta.logits(self.model, inputs)
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, d] of the bare backbone."""
+        """[token rows, d], or [token rows, length, d], of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
         with torch.inference_mode():
             hidden = states_of(self.model, inputs)

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.card import ERRORS
+from edgepeft.card import ERRORS, EVALUATION_FILE
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Course, CourseResult, Progress
 from edgepeft.data.parts import PARTS, TaskData, load_data
-from edgepeft.delta import Delta, new_delta
+from edgepeft.delta import Delta, new_delta, write_tensors
 from edgepeft.methods.base import Method, method_of
+from edgepeft.resources import new_folder
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import device_named, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
@@ -96,7 +97,11 @@ def train(
     update = {"metrics": metrics, "training": result.training, "chosen": {**engine.kind.chosen, **result.chosen}}
     delta = engine.delta.cpu()
     delta.card = delta.card.model_copy(update={**update, "versions": _versions()})
-    delta.save(out, force=True)  # the checkpoints go with the old folder
+    with new_folder(out, force=True) as new:  # the checkpoints go with the old folder
+        delta.write(new)
+        if result.evaluation:
+            kept = {name: torch.from_numpy(values) for name, values in result.evaluation.items()}
+            write_tensors(kept, new / EVALUATION_FILE)
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgepeft.card import CARD_FILE, TENSORS_FILE
+from edgepeft.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import UsageError
 from edgepeft.resources import refuse_mount_point
@@ -13,7 +13,7 @@ __all__ = ["FOLDER", "prepare_output"]
 
 FOLDER = "checkpoint"
 PICTURES = {"curve.png", "curve.svg"}  # of a learning curve
-OURS = {CARD_FILE, TENSORS_FILE, FOLDER, *PICTURES}
+OURS = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *PICTURES}
 
 
 def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:

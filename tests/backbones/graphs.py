@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+from tiny import REFERENCES
 from tolerance import Exact, exactly
 
 from edgepeft.backbones.hooks import load_model
@@ -33,7 +34,7 @@ class Both:
     def __init__(self, folder: Path) -> None:
         self.backbone = open_backbone(str(folder))
         self.session = session(build(self.backbone), self.backbone.folder)
-        self.model = load_model(self.backbone, attention="eager")
+        self.model = load_model(self.backbone, REFERENCES.get(self.backbone.architecture.model_type, "eager"))
 
     def ours(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = [output.name for output in self.session.get_outputs()]

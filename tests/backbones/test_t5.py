@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import torch
 import transformers
 from graphs import Both, build, session
 from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import load_file, save_file
 from tiny import SIZES, ragged
 from tolerance import Exact, exactly
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -24,7 +27,7 @@ from edgepeft.backbones.config import config_of
 from edgepeft.backbones.distances import buckets
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.errors import UnknownName, UsageError
+from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.lora import LoRA
 
@@ -190,6 +193,26 @@ def test_states_and_label_scores_equal_transformers_on_ragged_rows(tiny: Callabl
     both = Scored(tiny("t5", **sizes))
     for seed, (batch, length) in enumerate(SHAPES):
         both.require(ragged(batch, length, SIZES["t5"], seed))
+
+
+def test_a_file_without_an_output_layer_has_the_embeddings_where_transformers_5_says_so(tiny, tmp_path):
+    """It writes such a model as tied and not scaled; transformers 4 knows it with its table twice."""
+    plain = tiny("t5", tie_word_embeddings=False)
+    tensors, config = load_file(plain / "model.safetensors"), json.loads((plain / "config.json").read_text())
+    tensors.pop("lm_head.weight", None)
+    for name, more, sizes in (
+        ("twice", {"lm_head.weight": tensors["shared.weight"].clone()}, {"tie_word_embeddings": False}),
+        ("once", {}, {"tie_word_embeddings": True, "scale_decoder_outputs": False}),
+    ):
+        shutil.copytree(plain, tmp_path / name)
+        save_file({**tensors, **more}, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, **sizes}))
+    rows = ragged(3, 9, SIZES["t5"])
+    exact, once = Scored(tmp_path / "twice").exactly(rows), Scored(tmp_path / "once")
+    exact["labels"].require(once.ours(rows)["pooled.labels"])
+    (tmp_path / "once" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    with pytest.raises(BundleError, match=r"lacks 1 of the tensors .*\(lm_head.weight"):
+        _ = open_backbone(str(tmp_path / "once")).checkpoint
 
 
 def test_padding_on_the_left_and_holes_in_the_mask_are_masked_tokens_too(tiny: Callable[..., Path]):

@@ -14,7 +14,7 @@ import onnx
 import onnxruntime as ort
 import torch
 from onnx import numpy_helper
-from tiny import ragged
+from tiny import REFERENCES, ragged
 from tolerance import Exact, exact_logits
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ class Case:
 
     @functools.cached_property
     def model(self) -> nn.Module:
-        return load_model(self.backbone, attention="eager")
+        return load_model(self.backbone, REFERENCES.get(self.architecture.model_type, "eager"))
 
     @functools.cached_property
     def moved(self) -> Delta:

@@ -22,9 +22,11 @@ FAMILIES = {  # BERT with as many words as are worth quantising
     "distilbert": {},
     "electra": {"embedding_size": 20},
     "mpnet": {},
+    "modernbert": {},
     "t5": {},
 }
-WITHOUT = {"t5": {"linear", "top-k"}}  # refused there, see test_decoder.py
+# Refused there, see test_decoder.py and test_modernbert.py.
+WITHOUT = {"t5": {"linear", "top-k"}, "modernbert": {"bitfit"}}
 
 
 def instances(method: type[Method]) -> Iterator[Method]:

@@ -89,6 +89,31 @@ def test_a_text_has_one_query_and_passes_the_feed_forward_once(tiny: Callable[..
     assert whole - part == projections + scores_and_contexts
 
 
+def test_where_query_key_and_value_are_one_product_it_stays_whole_and_the_rest_has_a_row_a_text(
+    tiny: Callable[..., Path],
+):
+    """What positions turn of the queries is theirs alone too."""
+    backbone = open_backbone(str(tiny("modernbert")))
+    d, f = backbone.architecture.hidden_size, backbone.architecture.intermediate_size
+    model, rows = spliced(backbone, "linear"), rows_of(backbone)
+    whole, part = (product_flops(count_run(graph, rows).works) for graph in (model, moved(model)))
+    texts, longest, tokens = len(LENGTHS), max(LENGTHS), sum(LENGTHS)
+    projections = 2 * (tokens - texts) * (d * d + 3 * d * f)
+    assert whole - part == projections + 2 * 2 * texts * (longest - 1) * longest * d
+    turned = [node for node in moved(model).graph.node if node.op_type == "Gather" and node.name.endswith("/read")]
+    assert len(turned) == 1  # the queries' halves
+
+
+def test_where_the_last_layer_is_local_it_ends_at_the_attention(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("modernbert", num_hidden_layers=2)))
+    d, f = backbone.architecture.hidden_size, backbone.architecture.intermediate_size
+    model, rows = spliced(backbone, "linear"), rows_of(backbone)
+    whole, part = (product_flops(count_run(graph, rows).works) for graph in (model, moved(model)))
+    assert whole - part == 2 * (sum(LENGTHS) - len(LENGTHS)) * (d * d + 3 * d * f)
+    difference = logits(moved(model), backbone.folder, rows) - logits(model, backbone.folder, rows)
+    assert np.abs(difference).max() <= 1e-5
+
+
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_of_the_last_layer_all_tokens_have_keys_and_values_alone(tiny: Callable[..., Path], method: str):
     """Whatever is attached to it.  That the answers stay, the conformance suite sees on every method and family."""

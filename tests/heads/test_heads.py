@@ -81,7 +81,26 @@ class WithHead(suite.Case):
         return new_delta(self.backbone, self.method, "task", labels, head=self.kind, kind=of_task).eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("model_type", [*HEADS, "mpnet"])
+def test_logits_of_tokens_equal_transformers_model_for_token_classification(tmp_path: Path, model_type: str):
+    config = transformers.AutoConfig.for_model(model_type, **SIZES[model_type], num_labels=3)
+    theirs = transformers.AutoModelForTokenClassification.from_config(config, attn_implementation="eager")
+    randomise(theirs).save_pretrained(tmp_path)
+    backbone = open_backbone(str(tmp_path))
+    delta = new_delta(backbone, LoRA(), "t", ("B-X", "I-X", "O"), kind="tokens").eval()
+    for own, place in head_named("tokens").places.items():
+        getattr(delta.head, own).load_state_dict(theirs.get_submodule(place).state_dict())
+    found = ragged(5, 9, SIZES[model_type])
+    rows = {name: torch.from_numpy(found[name]) for name in backbone.architecture.inputs}
+    theirs.double()
+    with torch.no_grad():
+        expected = exactly(lambda: {"logits": theirs(**rows).logits})["logits"]
+        ours = delta.logits(load_model(backbone, attention="eager"), rows)
+    assert expected.value.shape == (5, 9, 3)
+    expected.require(ours.numpy())
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not head_named(kind).per_token])
 def test_torch_equals_the_exported_graph(tiny: Callable[..., Path], kind: str):
     suite.torch_equals_onnxruntime(WithHead(kind, open_backbone(str(tiny("bert")))))
 

@@ -47,6 +47,7 @@ def test_count_on_a_base_model(named, backbone: str, method, count: int):
         ("bert-base-uncased", 108_891_648),  # transformers' 109,482,240 less the pooler's 590,592
         ("distilbert-base-uncased", 66_362_880),
         ("xlm-roberta-base", 277_453_056),
+        ("modernbert-base", 149_014_272),  # 149 M in the paper
         ("mpnet-base", 108_895_872),  # transformers' 109,486,464 less the pooler's 590,592
     ],
 )

@@ -99,6 +99,24 @@ def test_what_can_be_asked_stands_there_before_the_first_question(browser, serve
     assert problems(browser) == []
 
 
+@pytest.mark.parametrize(
+    ("prediction", "lines"),
+    [
+        ({"label": "a", "scores": {"a": 0.55, "b": 0.45}, "unsure": True}, ["unsure", "a", "55.0 %", "b", "45.0 %"]),
+        ({"label": "a", "scores": {"a": 0.55, "b": 0.45}, "unsure": False}, ["a", "55.0 %", "b", "45.0 %"]),
+        ({"labels": [], "scores": {"<i>": 0.2}}, ["none of the labels", "<i>", "20.0 %"]),
+        ({"labels": ["a", "<i>"], "scores": {"a": 0.9, "<i>": 0.8}}, ["a, <i>", "a", "90.0 %", "<i>", "80.0 %"]),
+    ],
+)
+def test_an_answer_says_what_holds_and_whether_it_is_unsure(browser, served, prediction, lines):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
+    script = "$('answers').replaceChildren(answerCard({name: 't', method: 'lora'}, {prediction: arguments[0]}))"
+    browser.execute_script(script, {"task": "t", **prediction})
+    (card,) = find(browser, ".answer")
+    assert [part.strip() for part in card.text.split("\n")] == ["t", "lora", *lines]
+
+
 def test_a_task_that_picks_is_asked_with_candidates(browser, picking):
     browser.get(f"http://127.0.0.1:{picking.port}/")
     wait(browser, lambda: len(find(browser, ".task")) == 1)
@@ -217,3 +235,12 @@ def test_a_token_is_asked_for_once(browser, exported, tmp_path):
         browser.find_element(By.CSS_SELECTOR, "#token-form button").click()
         wait(browser, lambda: browser.find_element(By.ID, "summary").text == "3 tasks")
         assert not browser.find_element(By.ID, "token-form").is_displayed()
+
+
+def test_spans_are_marked_by_characters_not_by_halves_of_them(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    spans = [{"start": 2, "end": 4, "label": "PER", "score": 0.5}, {"start": 5, "end": 6, "label": "<b>", "score": 0.5}]
+    script = "return markedText(arguments[0], {spans: arguments[1]}).innerHTML"
+    found = browser.execute_script(script, "😀 w5 𝛽", spans)
+    mark = '<mark title="{} 50.0 %">{}<b>{}</b></mark>'
+    assert found == "😀 " + mark.format("PER", "w5", "PER") + " " + mark.format("<b>", "𝛽", "&lt;b&gt;")

@@ -244,5 +244,5 @@ def test_it_is_merged_into_no_model_of_transformers(made: Path, tmp_path: Path):
 
 
 def test_a_decoder_gives_no_vectors(tiny: Callable[..., Path]):
-    with pytest.raises(UsageError, match="use a BERT"):
+    with pytest.raises(UsageError, match="use BERT or one of its kin"):
         random_delta(open_backbone(str(tiny("t5"))), "lora", "near", None, kind="embedding")

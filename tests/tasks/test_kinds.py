@@ -38,7 +38,7 @@ def of(name: str) -> Kind:
 def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Logits, far from each other too, and targets of the form that the kind's loss takes."""
     source = np.random.default_rng(0)
-    if kind.writes:
+    if kind.writes or kind.per_token:
         targets = np.where(source.random((B, T)) < 0.3, -100, source.integers(0, C, (B, T)))
         targets[:, 0] = 1  # a target has a token
         return (9 * source.standard_normal((B, T, C))).astype(np.float32), targets
@@ -84,7 +84,9 @@ def test_numpy_pytorch_and_onnx_have_one_loss(name):
     by_numpy = (kind.losses(of_rows, targets) * terms).sum() / terms.sum()
     by_torch = loss_of(kind, torch.from_numpy(logits), torch.from_numpy(targets), None, places).item()
     assert by_torch == pytest.approx(by_numpy, rel=1e-5)
-    shares = np.full(B, 1 / terms.sum(), np.float32)
+    if kind.per_token:  # a graph's are packed
+        logits, targets = logits.reshape(-1, C), targets.reshape(-1)
+    shares = np.full(len(targets), 1 / terms.sum(), np.float32)
     assert by_onnx(kind, logits, targets, shares) == pytest.approx(by_numpy, rel=1e-5)
 
 
@@ -115,6 +117,7 @@ LOSSES = {
     "classification": torch.nn.functional.cross_entropy,
     "regression": lambda logits, numbers: torch.nn.functional.mse_loss(logits[:, 0], numbers),
     "text": lambda logits, tokens: torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()),
+    "tokens": lambda logits, tags: torch.nn.functional.cross_entropy(logits.flatten(0, 1), tags.flatten()),
 }
 
 

@@ -68,7 +68,7 @@ def test_a_task_that_can_be_learnt_is_learnt_and_what_is_on_disk_scores_the_same
 
 def test_the_folder_holds_the_delta_and_nothing_of_the_run(run, tmp_path):
     run()
-    assert set(content(tmp_path / "out")) == {"delta.json", "delta.safetensors"}
+    assert set(content(tmp_path / "out")) == {"delta.json", "delta.safetensors", "evaluation.safetensors"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -342,7 +342,7 @@ def test_a_learning_curve_scores_growing_parts_of_the_rows_and_leaves_the_delta_
         "rows": 10, "eval": alone.metrics["eval"], "test": alone.test_score, "baselines": None
     }  # fmt: skip
     written = content(tmp_path / "curve")
-    assert set(written) == {"delta.json", "delta.safetensors", "curve.png", "curve.svg"}
+    assert set(written) == {"delta.json", "delta.safetensors", "evaluation.safetensors", "curve.png", "curve.svg"}
     assert written["delta.safetensors"] == content(tmp_path / "whole")["delta.safetensors"]
     assert b"training rows" in written["curve.svg"] and b"linear head" in written["curve.svg"]
 

@@ -59,7 +59,30 @@ function taskCard(task) {
   return card;
 }
 
-function answerCard(task, answer) {
+// The text with its spans marked. Places count characters as Python does; JavaScript's strings count halves of some.
+function markedText(text, { spans, unread }) {
+  const points = Array.from(text);
+  const shown = make("p", undefined, "marked");
+  shown.dir = "auto";
+  let done = 0;
+  const add = (end) => {
+    if (end > done) shown.append(points.slice(done, end).join(""));
+    done = end;
+  };
+  for (const span of spans) {
+    add(span.start);
+    const mark = make("mark", points.slice(span.start, span.end).join(""));
+    mark.title = `${span.label} ${(100 * span.score).toFixed(1)} %`;
+    mark.append(make("b", span.label));
+    shown.append(mark);
+    done = span.end;
+  }
+  add(unread ?? points.length);
+  if (unread !== undefined) shown.append(make("s", points.slice(unread).join("")));
+  return shown;
+}
+
+function answerCard(task, answer, text) {
   const card = titled(task, "answer");
   if (answer.error) {
     const problem = make("p", answer.error.message);
@@ -68,6 +91,7 @@ function answerCard(task, answer) {
   } else if (answer.prediction.scores) {
     const several = answer.prediction.labels;
     if (several) card.append(make("p", several.join(", ") || "none of the labels", "value"));
+    if (answer.prediction.unsure) card.append(make("p", "unsure", "value"));
     card.append(scoreList(answer.prediction.scores));
   } else if (answer.prediction.vector) {
     const { vector, cosine } = answer.prediction;
@@ -76,7 +100,8 @@ function answerCard(task, answer) {
     if (cosine !== undefined) card.append(make("p", `cosine of the two texts: ${cosine.toFixed(3)}`));
   } else {
     const value = answer.prediction.value;
-    card.append(make("p", value === undefined ? answer.prediction.text : value.toFixed(3), "value"));
+    if (answer.prediction.spans) card.append(markedText(text, answer.prediction));
+    else card.append(make("p", value === undefined ? answer.prediction.text : value.toFixed(3), "value"));
   }
   if (answer.prediction?.note) {
     card.append(make("p", answer.prediction.note));
@@ -124,10 +149,11 @@ $("ask").addEventListener("submit", async (event) => {
   try {
     await loadTasks();
     const begin = performance.now();
+    const text = $("text").value;
     const candidates = $("candidates").value.split("\n").filter((line) => line.trim());
-    const answers = await ask($("text").value, $("second").value, candidates);
+    const answers = await ask(text, $("second").value, candidates);
     $("took").textContent = `${tasks.length === 1 ? "1 task" : `${tasks.length} tasks`} in ${(performance.now() - begin).toFixed(1)} ms`;
-    $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i])));
+    $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i], text)));
   } catch (error) {
     $("error").textContent = error.message;
     $("error").hidden = false;

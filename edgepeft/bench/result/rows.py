@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.base import Architecture, Attention
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
@@ -247,6 +247,7 @@ def flops_per_instance(
     matrices, attention = _PASSES["finetune-full" if full and workload == "finetune" else workload]
     shapes = (shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight"))
     per_token = 2 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)  # the weights of all matrices
-    per_pair = 4 * architecture.hidden_size * architecture.n_layers
-    total = sum(matrices * per_token * n + attention * per_pair * n * n for n in lengths)
+    per_pair, everything = 4 * architecture.hidden_size, [Attention(1.0, None)] * architecture.n_layers
+    pairs = [sum(layer.pairs(n) for layer in architecture.attention or everything) for n in lengths]
+    total = sum(matrices * per_token * n + attention * per_pair * seen for n, seen in zip(lengths, pairs, strict=True))
     return total / len(lengths)

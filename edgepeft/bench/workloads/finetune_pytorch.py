@@ -68,10 +68,11 @@ def _everything(job: Job, backbone: Backbone, model: nn.Module) -> tuple[Logits,
     model.train().requires_grad_(True)
     if job.new_tokens:
         return lambda inputs: model(**inputs).logits, model.parameters()
-    head = nn.Linear(backbone.architecture.hidden_size, job.n_labels)
+    head, per_token = nn.Linear(backbone.architecture.hidden_size, job.n_labels), job.task_kind().per_token
 
     def logits(inputs: dict[str, Tensor]) -> Tensor:
-        outputs: Tensor = head(states_of(model, inputs)[:, 0])
+        states = states_of(model, inputs)
+        outputs: Tensor = head(states if per_token else states[:, 0])
         return outputs
 
     return logits, [*model.parameters(), *head.parameters()]

@@ -9,7 +9,7 @@ chance: of the rows that only one of both gets right, each is the delta's with p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS, Scored
-from edgepeft.data.several import grouped, members, places_of
 from edgepeft.tasks.base import Kind
 
 __all__ = [
@@ -34,7 +33,10 @@ __all__ = [
 ]
 
 MAJORITY, LINEAR, FROZEN = "majority", "linear head", "frozen backbone"
-MOST_ROWS = 5_000  # that the linear head learns from, and as many to choose its strength: each costs a forward pass
+MOST_ROWS = (
+    5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass
+)
+_TOKENS_A_ROW = 5  # of a short text
 SIGNIFICANT = 0.05
 _STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
 
@@ -64,17 +66,15 @@ def compared_with(
     """
     targets = {part: each.targets for part, each in rows.items()}
     if kind.gives_vectors:
-        states = _states(engine, rows, {"test": _spread(len(targets["test"]), None)}, advance)["test"]
-        answers = {
-            FROZEN: (kind, kind.frozen(grouped(states, places_of(rows["test"].counts(range(len(test.outputs)))))))
-        }
+        states = _states(engine, rows, {"test": _spread(len(targets["test"]), None)}, kind, advance)
+        answers = {FROZEN: (kind, kind.frozen(states["test"]))}
     else:
         answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
     if not (head_alone or kind.gives_vectors):
-        chosen = {part: _spread(len(values), None if part == "test" else MOST_ROWS) for part, values in targets.items()}
+        most = MOST_ROWS // (_TOKENS_A_ROW if kind.per_token else 1)
+        chosen = {part: _spread(len(values), None if part == "test" else most) for part, values in targets.items()}
         few = {part: targets[part][places] for part, places in chosen.items()}
-        counts = {part: rows[part].counts(places) for part, places in chosen.items()} if kind.several else None
-        answers[LINEAR] = linear_head(_states(engine, rows, chosen, advance), few, kind, metric, counts)
+        answers[LINEAR] = linear_head(_states(engine, rows, chosen, kind, advance), few, kind, metric)
     of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
     return {
         name: {"test": own.score(metric, of_test, values), **compared(delta, own.off(of_test, values))}
@@ -85,21 +85,22 @@ def compared_with(
 def _states(
     engine: TrainingEngine,
     rows: Mapping[str, Encoded],
-    chosen: Mapping[str, Sequence[int]],
+    chosen: Mapping[str, list[int]],
+    kind: Kind,
     advance: Callable[[int, int], None],
 ) -> dict[str, Values]:
-    """[token rows, d] of the chosen rows of each part."""
+    """Of the chosen rows of each part, as ``read_by_head`` has them."""
     states, total, done = {}, sum(map(len, chosen.values())), 0
     for part, places in chosen.items():
-        values, lengths = [np.zeros((0, 0), np.float32)] * len(places), rows[part].lengths
+        values, lengths = [np.zeros(0, np.float32)] * len(places), rows[part].lengths
         for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
             found = engine.states(part, of := [places[i] for i in batch])
             ends = np.cumsum(rows[part].counts(of))[:-1]
             for place, state in zip(batch, np.split(found, ends), strict=True):
-                values[place] = state
+                values[place] = state if kind.several else state[0]
             done += len(batch)
             advance(done, total)
-        states[part] = np.concatenate(values)
+        states[part] = kind.read_by_head(values, rows[part].targets[places])
     return states
 
 
@@ -109,50 +110,38 @@ def _spread(n: int, most: int | None) -> list[int]:
 
 
 def linear_head(
-    states: Mapping[str, Values],
-    targets: Mapping[str, Values],
-    kind: Kind,
-    metric: str,
-    counts: Mapping[str, Values] | None = None,
+    states: Mapping[str, Values], targets: Mapping[str, Values], kind: Kind, metric: str
 ) -> tuple[Kind, Values]:
     """The kind with what is chosen for a linear head, and its outputs for the test rows.
 
-    ``states`` [token rows, d] are of the parts train, eval and test, ``targets`` [rows, ...] of the first two, and
-    ``counts`` [rows] say how many token rows each row is, where it may be several.
+    ``states`` [n, d] are of the parts train, eval and test, as the kind has them read, ``targets`` [rows, ...] too.
     """
     best: tuple[float, Kind, Values] | None = None
-    for chosen, tested in _heads(states, kind, targets["train"], counts):
-        own = kind.with_chosen(targets["eval"], found := kind.outputs(chosen))
+    for chosen, tested in _heads(states, kind, targets["train"]):
+        own = kind.with_chosen(targets["eval"], found := kind.outputs(kind.of_rows(chosen, targets["eval"])))
         score = own.score(metric, targets["eval"], found)
         if best is None or score > best[0]:
-            best = score, own, kind.outputs(tested)
+            best = score, own, kind.outputs(kind.of_rows(tested, targets["test"]))
     assert best is not None
     return best[1:]
 
 
-def _heads(
-    states: Mapping[str, Values], kind: Kind, targets: Values, counts: Mapping[str, Values] | None
-) -> Iterator[list[Values]]:
+def _heads(states: Mapping[str, Values], kind: Kind, targets: Values) -> Iterator[list[Values]]:
     """Logits for the rows of eval and test, for each strength."""
-    places = {} if counts is None else {part: places_of(each) for part, each in counts.items()}
     x = states["train"].astype(np.float64)
     mean = x.mean(0)
     x -= mean
-    base, products = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs))
+    base, products, done = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs)), 0
     for start in range(0, len(targets), SCORED_ROWS):  # in groups: very many labels' columns would be gigabytes
-        group = slice(start, start + SCORED_ROWS)
-        y, own = kind.regressed(targets[group]), x[group]
-        if counts is not None:
-            each = counts["train"][group]
-            y, own = y[places_of(each) >= 0], x[members(counts["train"], range(start, start + len(each)))]
+        y = kind.regressed(targets[start : start + SCORED_ROWS])
         base += y.sum(0) / len(x)
-        products += own.T @ y
+        products += x[done : done + len(y)].T @ y
+        done += len(y)
     values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
     rotated = vectors.T @ products
     for strength in _STRENGTHS:
         weights = vectors @ (rotated / (values + strength * values.mean() + np.finfo(float).tiny)[:, None])
-        found = {part: (states[part] - mean) @ weights + base for part in ("eval", "test")}
-        yield [grouped(logits, places[part]) if places else logits for part, logits in found.items()]
+        yield [(states[part] - mean) @ weights + base for part in ("eval", "test")]
 
 
 def mcnemar(only_one: int, only_other: int) -> float:

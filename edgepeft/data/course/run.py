@@ -51,7 +51,8 @@ class CourseResult:
     """The best tensors, their scores and how they came about as a card has them.
 
     ``truncated`` counts texts that lost tokens, ``cut`` targets; ``errors`` says of the test rows where answers are
-    wrong, by class; ``chosen`` is what the kind of task chose on the evaluation rows.
+    wrong, by class; ``chosen`` is what the kind of task chose on the evaluation rows, and ``evaluation`` what is kept
+    of these: ``logits`` and ``targets``, where it calibrates.
     """
 
     tensors: Arrays
@@ -62,6 +63,7 @@ class CourseResult:
     errors: dict[str, Any]
     cut: int = 0
     chosen: dict[str, Any] = field(default_factory=dict)
+    evaluation: Arrays = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -267,8 +269,7 @@ class Course:
         position, data = self.position, self.data
         assert position.best is not None
         self.engine.finish(position.best_tensors)
-        if self.kind.chooses:
-            self.kind = self.score("eval").kind
+        evaluation = self._chosen()
         test = self.score("test")
         metrics = {
             "metric": self.metric,
@@ -282,16 +283,29 @@ class Course:
         }
         training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
         truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
-        more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen)}
+        more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen), "evaluation": evaluation}
         return CourseResult(position.best_tensors, metrics, training, position.history, truncated, **more)
+
+    def _chosen(self) -> Arrays:
+        """Have the kind choose on the evaluation rows what it does, and calibrate; what is kept of these rows."""
+        if not (self.kind.chooses or self.kind.calibrates):
+            return {}
+        scored, targets = self.score("eval"), self.rows["eval"].targets
+        self.kind = scored.kind
+        if scored.logits is None:
+            return {}
+        self.kind = self.kind.calibrated(targets, scored.logits)
+        return {"logits": scored.logits, "targets": targets}
 
     def _errors(self, test: Scored) -> dict[str, Any]:
         kind, rows = self.kind, self.rows["test"]
+        targets = rows.references or rows.targets
+        sure = {} if test.logits is None else kind.calibration(rows.targets, test.logits)
         expected = map(kind.expected, self.data.test)
-        answers = kind.answered(self.data.test, test.outputs)
+        answers = kind.answered(self.data.test, rows.targets, test.outputs)
         columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
         worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
-        return {**kind.errors(rows.references or rows.targets, test.outputs), "worst": worst_of(worst)}
+        return {**kind.errors(targets, test.outputs), **sure, "worst": worst_of(worst)}
 
     def _baselines(self, test: Scored) -> dict[str, Any]:
         if not self.kind.has_baselines:

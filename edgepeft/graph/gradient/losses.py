@@ -23,14 +23,14 @@ _OF_ROWS = "loss/logits"
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
 def add_loss(graph: onnx.GraphProto, element: int, kind: Kind) -> None:
-    """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch].
+    """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch], or
+    [tokens] where the kind's labels are.
 
     Its nodes may read the constants ``loss/zero``, ``loss/one`` and ``loss/last`` (-1), int64, and ``loss/nothing`` (0)
     of the logits' type.  Where a row has several token rows, an input ``places`` [rows, most] says which are its own,
     and the loss is of logits [rows, most, outputs]; labels and shares are of rows then.
     """
-    rows, logits = ("rows", _OF_ROWS) if kind.several else ("batch", LOGITS)
-    loss = kind.loss_graph(logits, LABELS)
+    loss = kind.loss_graph(_OF_ROWS if kind.several else LOGITS, LABELS)
     constants = {"loss/zero": 0, "loss/one": 1}
     for name, value in constants.items():
         graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, [], [value]))
@@ -43,6 +43,7 @@ def add_loss(graph: onnx.GraphProto, element: int, kind: Kind) -> None:
         ("ReduceSum", ["loss/parts"], LOSS, {"keepdims": 0}),
     ]
     graph.node.extend(helper.make_node(op, inputs, [out], name=out, **more) for op, inputs, out, more in nodes)
+    rows = "rows" if kind.several else loss.dims[0]  # or tokens, where each has a loss of its own
     of_labels = TensorProto.INT64 if loss.integers else element
     graph.input.append(helper.make_tensor_value_info(LABELS, of_labels, (rows, *loss.dims[1:])))
     graph.input.append(helper.make_tensor_value_info(SHARES, element, [rows]))

@@ -1,10 +1,13 @@
-"""Two sample batches of token ids, whose sizes have nothing in common, and every value's spec in each."""
+"""Sample batches of token ids, whose sizes have nothing in common, and every value's spec in each."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 
+from edgepeft.backbones.windows import LONGEST
+from edgepeft.graph.prompt import prompt_in
+from edgepeft.graph.protos import constant
 from edgepeft.graph.shapes import Spec, sized
 
 __all__ = ["measured", "specs_of"]
@@ -20,8 +23,12 @@ def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
     Raises:
         BundleError: an input has an open dimension that is no batch's, or a shape depends on values.
     """
-    samples = zip(_LENGTHS, _TARGETS, _ROWS, _MOST, strict=True)
-    return tuple(specs_of(model, lengths, *sizes) for lengths, *sizes in samples)
+    rows = zip(_LENGTHS, _TARGETS, _ROWS, _MOST, strict=True)
+    samples = [specs_of(model, lengths, *sizes) for lengths, *sizes in rows]
+    longest = constant(model.graph, LONGEST)
+    if longest is not None:  # else a block of a row would be taken for the row
+        samples.append(specs_of(model, (int(longest) + 23, 19), _TARGETS[0] + 10, 37, 41))
+    return tuple(samples)
 
 
 def specs_of(
@@ -30,6 +37,8 @@ def specs_of(
     """The spec of every value for token rows of these lengths and a longest target of so many, in tokens; and where a
     row is several, for so many rows of at most so many."""
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
-    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": sum(lengths), "target": target}
+    prompt = prompt_in(model.graph)
+    tokens = sum(lengths) + prompt * len(lengths)
+    sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
     sizes |= {"rows": rows or len(lengths), "most": most}
     return sized(model, sizes, {"attention_mask": mask})

@@ -6,6 +6,8 @@ inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], o
           trained tensor by its name in the delta graph, or the ``generated:<tensor>`` that are made of some;
           where the head has dropout, ``dropout:<i>`` float32 [batch, width]: 0, or 1 / (1 - p) where a feature is kept
 outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each of these tensors
+
+Where a task answers for each token, labels, shares, dropout and logits are of packed tokens, [tokens, ...].
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ def with_loss(deployed: onnx.ModelProto, facts: TrainingFacts) -> onnx.ModelProt
     graph = model.graph
     _check_head(graph, facts)
     for i, (weight, (_, width)) in enumerate(zip(facts.dropped, facts.dropouts, strict=True)):
-        _drop(graph, weight, i, width)
+        _drop(graph, weight, i, ["tokens" if facts.kind.per_token else "batch", width])
     add_loss(graph, TensorProto.FLOAT, facts.kind)
     prune(graph)
     return model
@@ -83,7 +85,7 @@ def _check_head(graph: onnx.GraphProto, facts: TrainingFacts) -> None:
         )
 
 
-def _drop(graph: onnx.GraphProto, weight: str, index: int, width: int) -> None:
+def _drop(graph: onnx.GraphProto, weight: str, index: int, dims: list[str | int]) -> None:
     """Scale what the product with this weight reads by an input."""
     product, kept = next(_products(graph, weight), None), f"dropout/{index}"
     if product is None:
@@ -91,7 +93,7 @@ def _drop(graph: onnx.GraphProto, weight: str, index: int, width: int) -> None:
     value, name = product.input[0], dropout(index)
     product.input[0] = kept
     graph.node.append(helper.make_node("Mul", [value, name], [kept], name=kept))
-    graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", width]))
+    graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, dims))
 
 
 def _products(graph: onnx.GraphProto, weight: str) -> Iterator[onnx.NodeProto]:

@@ -18,6 +18,7 @@ from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngi
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.packed import put, unpacked
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
@@ -94,9 +95,11 @@ class OnnxRuntimeEngine(TrainingEngine):
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """Gradients, clip, AdamW."""
         self._given = None
-        n_read = len(self._rows["train"].token_rows(chosen))
+        kind, train = self._subject.facts.kind, self._rows["train"]
+        read = train.token_rows(chosen)
+        shape = (len(read), max(train.lengths[i] for i in chosen)) if kind.per_token else (len(read),)
         drawn = [
-            masks(index, probability if self._options.dropout else 0.0, (n_read, width))
+            masks(index, probability if self._options.dropout else 0.0, (*shape, width))
             for index, (probability, width) in enumerate(self._subject.facts.dropouts)
         ]
         result = self.gradients(chosen, drawn)
@@ -118,7 +121,8 @@ class OnnxRuntimeEngine(TrainingEngine):
             first += n
 
     def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
-        """Mean loss and its gradients over these training rows; ``masks`` [token rows, width], one for each dropout."""
+        """Mean loss and its gradients over these training rows; ``masks`` [token rows, (length,) width], one for each
+        dropout."""
         self.prepare()
         back = partial(self._expansion.gradients, self.trained)
         return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
@@ -127,14 +131,15 @@ class OnnxRuntimeEngine(TrainingEngine):
         """What a step takes of these rows."""
         train = self._rows["train"]
         weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
+        terms = self._subject.facts.kind.terms(labels)
+        shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
             return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
         rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
-        terms = self._subject.facts.kind.terms(labels)
-        return {**rows, "shares": (weights / (weights * terms).sum()).astype(np.float32)}
+        return {**rows, "shares": shares}
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
@@ -165,24 +170,27 @@ class OnnxRuntimeEngine(TrainingEngine):
             )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, outputs], as deployed: packed, from the hidden states on where those are kept, as stored."""
+        """[token rows, (length,) outputs], as deployed: from the hidden states on where they are kept, as stored."""
         if part == "eval":
             self.prepare()
         rows, hidden = self._rows[part], self._hidden.get(part)
         session = self._whole if hidden is None else self._above
-        read = rows.token_rows(chosen)
-        logits = np.empty((len(read), self._subject.n_outputs), np.float32)
-        for place, inputs in passes(rows.batch(chosen)[0], prompt=self._subject.prompt_length):
+        batch, kind, read = rows.batch(chosen)[0], self._subject.facts.kind, rows.token_rows(chosen)
+        shape = batch["input_ids"].shape if kind.per_token else (len(read),)
+        logits = np.zeros((*shape, kind.n_outputs), np.float32)
+        for place, inputs in passes(batch, prompt=self._subject.prompt_length):
             states = {} if hidden is None else hidden.packed([read[i] for i in place])
-            logits[place] = run_session(session, LOGITS, {**self.given, **inputs, **states})
+            put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
         return logits
 
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
-        """[token rows, d] of the bare backbone."""
-        batch, _ = self._rows[part].batch(chosen)
-        states = np.empty((len(batch["input_ids"]), self._bundle.architecture.hidden_size), np.float32)
+        """[token rows, (length,) d] of the bare backbone."""
+        batch, per_token = self._rows[part].batch(chosen)[0], self._subject.facts.kind.per_token
+        shape = batch["input_ids"].shape if per_token else batch["input_ids"].shape[:1]
+        states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
         for place, inputs in passes(batch):
-            states[place] = run_session(self._bare, self._subject.pooling.site, inputs)
+            output = "last_hidden_state" if per_token else self._subject.pooling.site
+            put(states, place, run_session(self._bare, output, inputs))
         return states
 
     @property
@@ -243,7 +251,9 @@ class OnnxRuntimeEngine(TrainingEngine):
         def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
             starts = range(0, len(given["input_ids"]), size)
             parts = ({n: values[i : i + size] for n, values in given.items()} for i in starts)
-            return np.concatenate([graph.run([LOGITS], self.given, part)[0] for part in parts])
+            found = ((graph.run([LOGITS], self.given, part)[0], part["attention_mask"]) for part in parts)
+            per_token = self._subject.facts.kind.per_token
+            return np.concatenate([unpacked(logits, mask) if per_token else logits for logits, mask in found])
 
         return run_in_groups(group, inputs)
 

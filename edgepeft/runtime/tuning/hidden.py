@@ -26,7 +26,6 @@ from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
 from edgepeft.graph.gradient.rule import Backward
 from edgepeft.graph.gradient.samples import measured
 from edgepeft.graph.gradient.training import with_gradients, with_loss
-from edgepeft.graph.names import LOGITS
 from edgepeft.graph.sound import check_standard
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.passes import passes
@@ -92,7 +91,7 @@ def training_graph(
     lowest = lowest_states(deployed.graph, live, frozen_states(deployed.graph, live, checkpoint.tensors))
     if not (prefix_cache and lowest):
         return with_gradients(forward, facts, samples, backward), None
-    rows = [sample[LOGITS].shape[0] for sample in samples]
+    rows = [sample["attention_mask"].shape[0] for sample in samples]
     shapes = {name: [sample[name].shape for sample in samples] for name in lowest}
     if any(_several_a_row([s[0] for s in shape], rows) for shape in shapes.values()):
         return with_gradients(forward, facts, samples), None

@@ -13,14 +13,18 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
+from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.several import grouped, members, places_of
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, SHARES, dropout, gradient
+from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.training import TrainingFacts
+from edgepeft.runtime.packed import packed
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.session import failing_as, session_options
 
 __all__ = ["StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
 
+Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
 
 # Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
@@ -75,16 +79,19 @@ class _Rows:
     of_rows: Mapping[str, Any]
     per_row: NDArray[Any] | None
 
-    def cut(self, most_rows: int | None, states: States) -> Iterator[tuple[list[int], dict[str, Any]]]:
-        """The token rows of each part, and what the graph takes of it; tokens no further than they go."""
+    def cut(self, most_rows: int | None, states: States, told: Told) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """The token rows of each part, and what the graph takes of it; tokens no further than they go.
+
+        ``told`` makes of (mask, what is by row) what the graph takes."""
         lengths = self.inputs["attention_mask"].sum(1)
         counts = np.ones(len(lengths), np.int64) if self.per_row is None else self.per_row
         longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts).tolist()
         for part in _parts(longest, most_rows or len(counts), counts.tolist()):
             read, end = members(counts, part), max(longest[i] for i in part)
             given = {name: np.ascontiguousarray(values[read, :end]) for name, values in self.inputs.items()}
-            given |= {name: values[read] for name, values in self.masks.items()}
-            given |= {name: values[part] for name, values in self.of_rows.items()}
+            by_row = {name: values[part] for name, values in self.of_rows.items()}
+            by_row |= {name: values[read] for name, values in self.masks.items()}
+            given |= told(given["attention_mask"], by_row)
             given |= {} if self.per_row is None else {PLACES: places_of(counts[part])}
             yield read, {**given, **states(part)}
 
@@ -117,6 +124,7 @@ class TrainingStep:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=_COPIES_WEIGHTS,
             )
+        self._prompt = prompt_in(graph.graph)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = [LOSS, *map(gradient, self.facts.leaves)]
 
@@ -139,7 +147,7 @@ class TrainingStep:
             tensors: each that the graph gives a gradient of.
             inputs: token ids and masks [token rows, length], int64.
             labels: [batch, ...].
-            masks: [token rows, width], one for each dropout.
+            masks: [token rows, width], one for each dropout; of tokens also [token rows, length, width].
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
             per_row: [batch], how many token rows each row is, where it may be several.
@@ -151,7 +159,7 @@ class TrainingStep:
         if together:
             of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))
             shares = np.ones(len(labels), np.float32)
-        for _, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states):
+        for _, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states, self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -174,7 +182,7 @@ class TrainingStep:
         """That of ``__call__`` without the way back."""
         if self.facts.kind.whole_batch:
             return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))[0]
-        parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states)
+        parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states, self._told)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
     def _slopes(
@@ -189,13 +197,25 @@ class TrainingStep:
         most_rows, per_row, states = how
         counts = np.ones(len(targets), np.int64) if per_row is None else per_row
         places, kind = places_of(counts), self.facts.kind
-        nothing = np.zeros((*places.shape, kind.n_outputs), np.float32)
+        nothing, ones = np.zeros((*places.shape, kind.n_outputs), np.float32), np.ones(len(targets), np.float32)
         logits = np.empty((len(inputs["input_ids"]), kind.n_outputs), np.float32)
-        parts = _rows(inputs, nothing, masks, np.ones(len(targets), np.float32), per_row).cut(most_rows, states)
-        for read, given in parts:
+        for read, given in _rows(inputs, nothing, masks, ones, per_row).cut(most_rows, states, self._told):
             (logits[read],) = self.run([LOGITS], tensors, given)
         loss, slopes = kind.slopes(grouped(logits, places), targets)
         return loss, slopes.astype(np.float32)
+
+    def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
+        """As it is, or of each packed token where the task answers for these."""
+        if not self.facts.kind.per_token:
+            return by_row
+        fills, shape = {LABELS: NO_TARGET, SHARES: 0.0}, mask.shape
+        found = {}
+        for name, values in by_row.items():
+            width = values.shape[-1:] if name not in fills else ()  # of dropout
+            by_token = values if values.ndim == len(shape) + len(width) else values[:, None]
+            cut = by_token[:, : shape[1]]
+            found[name] = packed(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
+        return found
 
     def run(
         self,

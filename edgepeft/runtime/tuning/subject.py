@@ -41,6 +41,7 @@ from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.verify import read_check
 from edgepeft.runtime.versions import CHECK, GRAPH
 from edgepeft.task_name import check_new_name
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import Kind, kind_asked
 
 __all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template"]
@@ -80,7 +81,8 @@ class TuningSubject:
     @property
     def pooling(self) -> Pooling:
         """What of the backbone a linear head in place of the task's would read."""
-        return Pooling.MEAN if self.card.get("head_reads") == "mean" else Pooling.FIRST
+        known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS}
+        return known.get(self.card.get("head_reads", ""), Pooling.FIRST)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -157,16 +159,23 @@ class Files:
     test: Given = None
     columns: Columns = SENTENCES
 
-    def load(self, labels: tuple[str, ...] | None, options: TuneOptions, kind: type[Kind]) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's.
+    def load(
+        self,
+        labels: tuple[str, ...] | None,
+        options: TuneOptions,
+        kind: type[Kind],
+        promised: Promise | None = None,
+    ) -> TaskData:
+        """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
+        answers keep already.
 
         Raises:
-            UsageError: such a task has no classes to balance.
+            UsageError: such a task has no classes to balance, or cannot keep what is promised.
             DataError: the rows cannot be used.
         """
         if options.balanced and not kind.one_label:
             raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave --balanced out.")
-        return load_data(
+        data = load_data(
             self.train,
             self.eval,
             self.test,
@@ -176,6 +185,9 @@ class Files:
             seed=options.seed,
             labels=labels,
         )
+        data = dataclasses.replace(data, promise=options.promise or promised or {})
+        _ = data.task_kind  # which keeps it, or says why not
+        return data
 
 
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
@@ -190,7 +202,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
     if entry.source is not None:
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
-    data = files.load(entry.labels, options, type(entry.task_kind))
+    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")

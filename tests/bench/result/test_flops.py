@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from edgepeft.backbones.base import family_of
@@ -51,6 +52,17 @@ def test_mixed_lengths_give_the_mean_of_their_texts(roberta):
     assert flops_per_instance(roberta, [10, 100]) == pytest.approx((one + two) / 2)
 
 
+@pytest.mark.parametrize("length", [1, 5, 64, 65, 66, 130, 700])
+def test_local_attention_counts_the_pairs_that_see_each_other(length):
+    config = config_of("modernbert-base")
+    architecture = family_of(config).architecture(config)
+    places = np.arange(length)
+    near = int((abs(places[:, None] - places) <= 64).sum())  # of the 14 layers that are no third one
+    matrices = 22 * (768 * 3 * 768 + 768 * 768 + 768 * 2 * 1152 + 1152 * 768)
+    expected = 2 * length * matrices + 4 * 768 * (8 * length**2 + 14 * near)
+    assert flops_per_instance(architecture, [length]) == expected
+
+
 # Parameters of the published encoders without pooler (roberta-base: reference figures of the project).
 @pytest.mark.parametrize(
     ("name", "millions"),
@@ -62,6 +74,7 @@ def test_mixed_lengths_give_the_mean_of_their_texts(roberta):
         ("xlm-roberta-base", 277.45),
         ("all-MiniLM-L6-v2", 22.57),
         ("mpnet-base", 108.90),
+        ("modernbert-base", 149.01),
         ("t5-base", 222.88),  # with the 32,100 rows of its tokenizer; counted, not run
         ("t5-small", 60.51),  # with the 32,128 rows that its checkpoint has
     ],
@@ -73,4 +86,4 @@ def test_a_named_architecture_has_its_published_size(name, millions):
 
 
 def test_every_shipped_architecture_is_tested_above():
-    assert len(architecture_names()) == 9
+    assert len(architecture_names()) == 10

@@ -144,6 +144,7 @@ CASES = [
     case("Gather", (5, 3), ints([0, 2], [-1, 2]), name="Gather-twice-and-from-the-end"),
     case("Gather", (5, 3), ints([0, 2], [-1, 2]), axis=1, name="Gather-columns"),
     case("Gather", (2, 5, 3), ints(1, 1), axis=-2, name="Gather-in-the-middle"),
+    case("Gather", (2, 4, 3), ints(2, 0, 3, 1), axis=1, name="Gather-all-in-another-order"),
     case("Gather", (5, 3), Numbers(np.int64(4)), name="Gather-one"),
     case("Gather", (5,), ints(4, 4, 4), name="Gather-numbers"),
     case("Gather", (5, 3), Numbers(np.zeros(0, np.int64)), name="Gather-nothing"),

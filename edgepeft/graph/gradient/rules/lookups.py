@@ -2,7 +2,7 @@
 
 The sum is a product with the matrix of who looks up the same row: ScatterND that adds loses terms where two threads
 meet in one row (ONNX Runtime 1.31, 8 threads), and ScatterElements is 30 times slower.  Where the graph itself undoes
-a lookup by another one, that one is taken.
+a lookup by another one, that one is taken; what windows look up several times is summed over those.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgepeft.backbones import windows
 from edgepeft.backbones.packing import MERGE, REAL, SPLIT
 from edgepeft.graph.gradient.rule import Gradients, Rule, Visit
 from edgepeft.graph.gradient.tape import Extent
@@ -25,11 +27,25 @@ _SMALL = 300
 
 
 def _gather(at: Visit) -> Gradients:
-    index = at.node.input[1]
-    if index in (SPLIT, MERGE):
-        yield 0, _moved_back(at, index)
+    index, (axis,) = at.node.input[1], at.axes(int(at.attributes.get("axis", 0)))
+    if index in (SPLIT, windows.SPLIT):
+        yield 0, _from_heads(at, _merge(at) if index == SPLIT else windows.MERGE)
+    elif index in (MERGE, windows.MERGE):
+        yield 0, _to_heads(at, *((SPLIT, REAL) if index == MERGE else (windows.SPLIT, _real_in_blocks(at))))
+    elif index == windows.KEYS:
+        yield 0, _from_windows(at)
+    elif (order := _order(at, index, axis)) is not None:
+        yield 0, at.op("Gather", at.dy, at.tape.ints(*np.argsort(order).tolist()), axis=axis)
     else:
-        yield 0, _scattered(at, index, *at.axes(int(at.attributes.get("axis", 0))))
+        yield 0, _scattered(at, index, axis)
+
+
+def _order(at: Visit, index: str, axis: int) -> NDArray[np.int64] | None:
+    """In which order it takes all that an axis has, each once; None where it does not."""
+    known, extent = at.tape.value(index), at.tape.extents(at.x)[axis]
+    if known is None or known.ndim != 1 or {*extent} != {len(known)}:
+        return None
+    return known if sorted(known.tolist()) == list(range(len(known))) else None
 
 
 def _gather_nd(at: Visit) -> Gradients:
@@ -39,14 +55,54 @@ def _gather_nd(at: Visit) -> Gradients:
     yield 0, _scattered(at, at.op("Squeeze", index, at.tape.ints(-1)), 0)
 
 
-def _moved_back(at: Visit, index: str) -> str:
-    """Between packed tokens and heads: what stands at padding has no gradient, for no token attends to it."""
+def _from_heads(at: Visit, merge: str) -> str:
+    """To packed tokens: what stands at padding has no gradient, for no token attends to it."""
     rows = at.op("Reshape", at.dy, at.tape.ints(-1, at.tape.extents(at.y)[-1][0]))
-    moved = at.op("Gather", rows, _merge(at) if index == SPLIT else SPLIT)
-    if index == MERGE:
-        real = at.op("Cast", REAL, to=at.tape.kind(at.y))  # (B, S)
-        moved = at.op("Mul", moved, at.op("Unsqueeze", real, at.tape.ints(1, 3)))  # (B, h, S, e)
-    return at.tape.reshaped(moved, at.x)
+    return at.tape.reshaped(at.op("Gather", rows, merge), at.x)
+
+
+def _to_heads(at: Visit, split: str, real: str) -> str:
+    """From packed tokens, to nothing where none stands."""
+    rows = at.op("Reshape", at.dy, at.tape.ints(-1, at.tape.extents(at.y)[-1][0]))
+    there = at.op("Unsqueeze", at.op("Cast", real, to=at.tape.kind(at.y)), at.tape.ints(1, 3))  # (B, 1, S, 1)
+    return at.tape.reshaped(at.op("Mul", at.op("Gather", rows, split), there), at.x)
+
+
+def _real_in_blocks(at: Visit) -> str:
+    """(B n, c)."""
+    size = at.op("Unsqueeze", windows.SIZE, at.tape.ints(0))
+    return at.op("Reshape", windows.REAL, at.op("Concat", at.tape.ints(-1), size, axis=0))
+
+
+def _from_windows(at: Visit) -> str:
+    """To packed tokens, each read by its own block and those beside it: what all of these bring."""
+    op, tape, ints = at.op, at.tape, at.tape.ints
+    c, n, sides = windows.SIZE, windows.BLOCKS, windows.SIDES
+    h, zero = tape.extents(windows.KEYS)[1][0], tape.constant(0, TensorProto.INT64)
+    row, column = _places(at)  # (T, 1)
+    one = tape.constant(1, TensorProto.INT64)
+    back = op("Range", op("Neg", sides), op("Add", sides, one), one)  # how far each reader stands before: (2 r + 1)
+    reader = op("Sub", op("Div", column, c), back)  # (T, 2 r + 1)
+    last = op("Sub", n, one)
+    there = op("And", op("GreaterOrEqual", reader, zero), op("LessOrEqual", reader, last))
+    first = op("Mul", op("Add", op("Mul", row, n), op("Clip", reader, zero, last)), ints(h))
+    heads = op("Add", op("Unsqueeze", first, ints(1)), tape.constant(np.arange(h)[:, None], TensorProto.INT64))
+    steps = op("Add", back, sides)
+    place = op("Add", op("Mod", column, c), op("Mul", steps, c))  # (T, 2 r + 1)
+    k = op("Mul", c, op("Add", op("Add", sides, sides), one))
+    index = op("Add", op("Mul", heads, k), op("Unsqueeze", place, ints(1)))  # (T, h, 2 r + 1) into (B n h k)
+    rows = op("Reshape", at.dy, ints(-1, tape.extents(at.y)[-1][0]))
+    weights = op("Unsqueeze", op("Cast", there, to=tape.kind(at.y)), ints(1, 3))  # (T, 1, 2 r + 1, 1)
+    brought = op("Mul", op("Gather", rows, index), weights)
+    return tape.reshaped(op("ReduceSum", brought, ints(2), keepdims=0), at.x)
+
+
+def _places(at: Visit) -> tuple[str, str]:
+    """Of each token its row and its column, (T, 1)."""
+    op, ints = at.op, at.tape.ints
+    length = op("Shape", REAL, start=1, end=2)
+    index = op("Reshape", op("NonZero", op("Reshape", REAL, ints(-1))), ints(-1, 1))  # into (B S)
+    return op("Div", index, length), op("Mod", index, length)
 
 
 def _merge(at: Visit) -> str:
@@ -56,10 +112,9 @@ def _merge(at: Visit) -> str:
     op, ints = at.op, at.tape.ints
     n_heads = at.tape.extents(SPLIT)[1][0]
     heads = at.tape.constant(range(n_heads), TensorProto.INT64)
-    length = op("Shape", REAL, start=1, end=2)
-    index = op("Reshape", op("NonZero", op("Reshape", REAL, ints(-1))), ints(-1, 1))  # (T, 1) into (B S)
-    row = op("Mul", op("Div", index, length), ints(n_heads))
-    return op("Add", op("Mul", op("Add", row, heads), length), op("Mod", index, length))
+    row, column = _places(at)
+    first = op("Add", op("Mul", row, ints(n_heads)), heads)
+    return op("Add", op("Mul", first, op("Shape", REAL, start=1, end=2)), column)
 
 
 def _scattered(at: Visit, index: str, axis: int) -> str:

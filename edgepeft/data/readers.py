@@ -1,0 +1,142 @@
+"""Files of rows, by extension: each record with the number of its line, one at a time.
+
+jsonl has an object a line, json an array of them, csv is quoted as RFC 4180 says, tsv has no quoting (as GLUE's files:
+a quotation mark is a character of the text).  conll has a word a line, its tag in the last column; an empty line ends a
+row.  Files are UTF-8, with or without a byte order mark.  ``-`` is standard input, in any of these formats, told by its
+first character.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from edgepeft.data.arrow import read_parquet
+from edgepeft.data.labels import shown as _shown
+from edgepeft.errors import DataError
+
+if TYPE_CHECKING:
+    import io
+
+__all__ = ["FORMATS", "STDIN", "Reader", "read_stdin"]
+
+LONGEST_CELL = 2**31 - 1  # csv's own limit of 131,072 characters is below a long document
+
+Lines = Iterator[tuple[int, str]]
+Record = tuple[int, dict[str, Any]]
+Reader = Callable[[Path], Iterator[Record]]
+STDIN = "-"
+
+
+def _lines(path: Path) -> Lines:
+    """Decoded lines with their numbers; each is decoded alone, so that a bad byte has a line."""
+    with sys.stdin.buffer if str(path) == STDIN else path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            try:
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8.") from error
+
+
+def _read_jsonl(path: Path) -> Iterator[Record]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number}: not JSON ({error}); expected one object a line.") from error
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
+        yield number, record
+
+
+def _read_json(path: Path) -> Iterator[Record]:
+    """An array of objects; a row's line is its number."""
+    try:
+        records = json.loads("".join(line for _, line in _lines(path)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({error}); expected an array of objects, or jsonl.") from error
+    for number, record in enumerate(records if isinstance(records, list) else [records], start=1):
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number}: expected a JSON object; found {_shown(record)}.")
+        yield number, record
+
+
+def read_stdin(path: Path) -> Iterator[Record]:
+    """jsonl, json, tsv or csv, by how it begins."""
+    start = cast("io.BufferedReader", sys.stdin.buffer).peek().decode("utf-8-sig", "replace").lstrip()
+    if start[:1] in ("{", "["):
+        return _read_jsonl(path) if start[0] == "{" else _read_json(path)
+    return _read_tsv(path) if "\t" in start.partition("\n")[0] else _read_csv(path)
+
+
+def _read_table(path: Path, **form: Any) -> Iterator[Record]:
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_CELL))
+    reader = csv.reader((line for _, line in _lines(path)), strict=True, **form)
+    header: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            if cells and not header:
+                header = [name.strip() for name in cells]
+            elif cells:
+                yield line, _record(path, line, header, cells)
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}:{line}: not a table ({error}); is a quotation mark missing?") from error
+
+
+def _record(path: Path, line: int, header: list[str], cells: list[str]) -> dict[str, str]:
+    if len(cells) != len(header):
+        raise DataError(f"{path}:{line}: {len(cells)} cells, but {len(header)} columns ({', '.join(header)}).")
+    return dict(zip(header, cells, strict=True))
+
+
+def _read_conll(path: Path) -> Iterator[Record]:
+    """Columns between blanks or tabs: the first is the word, the last its tag; -DOCSTART- stands alone."""
+    start, words, columns = 0, list[list[str]](), 0
+    for number, line in _lines(path):
+        cells = line.split()
+        if not cells or cells[0] == "-DOCSTART-":
+            if words:
+                yield start, _sentence(words)
+            words = []
+            continue
+        start = start if words else number
+        columns = columns or len(cells)
+        if len(cells) != columns:
+            raise DataError(
+                f"{path}:{number}: {len(cells)} columns, where lines before have {columns}: {line.strip()!r}."
+            )
+        words.append(cells)
+    if words:
+        yield start, _sentence(words)
+
+
+def _sentence(lines: list[list[str]]) -> dict[str, Any]:
+    tags = {"tags": [cells[-1] for cells in lines]} if len(lines[0]) > 1 else {}
+    return {"words": [cells[0] for cells in lines], **tags}
+
+
+def _read_csv(path: Path) -> Iterator[Record]:
+    return _read_table(path)
+
+
+def _read_tsv(path: Path) -> Iterator[Record]:
+    return _read_table(path, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+FORMATS: dict[str, Reader] = {
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".json": _read_json,
+    ".parquet": read_parquet,
+    ".conll": _read_conll,
+}
+"""Extension -> reader."""

@@ -1,0 +1,141 @@
+"""Where the words of a text stand, and which of its tokens is the first of each.
+
+Words are given, or they are runs of letters and digits with the marks on them; any other character that is no blank is
+a word of its own, as is each ideograph: as BERT's tokenizer divides texts (Devlin et al., 2019), for any tokenizer.
+Places in a text are Python's: they count characters (code points), an emoji as one.
+
+Letters: B rows, S tokens of the longest, w words of a row, C columns.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.backbones.tokens import cleaned
+from edgepeft.data.labels import NO_TARGET
+
+__all__ = ["NOWHERE", "Encoding", "Read", "Words", "at_tokens", "places_of", "read_words", "spread", "words_of"]
+
+NOWHERE = -1  # the place of a word that has no token: past the longest text that is read, or of nothing but controls
+
+Span = tuple[int, int]
+# Written without blanks between words: BERT's list.
+_IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
+
+_JOINERS = "\u200c\u200d"  # within a word or an emoji
+_UNSEEN = "\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff"  # directions, and blanks of no width
+
+
+class Encoding(Protocol):
+    """Of the tokenizer's answer for a text, what is read here."""
+
+    offsets: Sequence[Span]
+    special_tokens_mask: Sequence[int]
+    type_ids: Sequence[int]
+    overflowing: Sequence[Any]
+
+
+class Words(str):
+    """A text whose words are given: these, with a blank between two."""
+
+    spans: tuple[Span, ...]
+
+    def __new__(cls, words: Iterable[str]) -> Self:
+        """Join them."""
+        parts = list(words)
+        text, end, spans = super().__new__(cls, " ".join(parts)), 0, list[Span]()
+        for word in parts:
+            spans.append((end, end + len(word)))
+            end += len(word) + 1
+        text.spans = tuple(spans)
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ([self[start:end] for start, end in self.spans],)
+
+
+class Read(NamedTuple):
+    """A text as a task for tokens reads it: its words, and the place of each one's first token in its row; ``cut``
+    where tokens past the longest were left out."""
+
+    text: str
+    words: tuple[Span, ...]
+    places: NDArray[np.int64]
+    cut: bool = False
+
+
+def words_of(text: str) -> tuple[Span, ...]:
+    """Where each word begins and ends."""
+    if isinstance(text, Words):
+        return text.spans
+    return tuple(match.span() for match in _pattern().finditer(text))
+
+
+@cache
+def _pattern() -> re.Pattern[str]:
+    # re's \w has no marks: those of Hindi's vowels, of Hebrew's points, or an accent that stands by itself.
+    marks = "".join(_ranges([i for i in range(0x300, 0xE01F0) if unicodedata.category(chr(i))[0] == "M"]))
+    joined = rf"[{marks}{_JOINERS}]"
+    letter = rf"(?:(?![{_IDEOGRAPHS}_])\w|{joined})"
+    return re.compile(rf"(?:(?![{_IDEOGRAPHS}_])\w){letter}*|[^\s{marks}{_JOINERS}{_UNSEEN}]{joined}*|[{marks}]+")
+
+
+def _ranges(points: Sequence[int]) -> Iterable[str]:
+    start = before = points[0]
+    for point in (*points[1:], 0):
+        if point != before + 1:
+            yield f"{chr(start)}-{chr(before)}"
+            start = point
+        before = point
+
+
+def read_words(text: str, encoding: Encoding) -> Read:
+    """The words of a text and where their tokens are; of a text that is no valid Unicode, as the tokenizer reads it."""
+    text = text if isinstance(text, Words) else cleaned(text)
+    words = words_of(text)
+    return Read(text, words, places_of(words, encoding), bool(encoding.overflowing))
+
+
+def places_of(words: Sequence[Span], encoding: Encoding) -> NDArray[np.int64]:
+    """[w]: the place of each word's first token; a token that begins in one word is no other's."""
+    own = [
+        (max(start, 0), end, place)
+        for place, ((start, end), special, part) in enumerate(
+            zip(encoding.offsets, encoding.special_tokens_mask, encoding.type_ids, strict=True)
+        )
+        if not (special or part or end <= start)
+    ]
+    places, i = np.full(len(words), NOWHERE), 0
+    for k, (start, end) in enumerate(words):
+        while i < len(own) and own[i][1] <= start:
+            i += 1
+        if i < len(own) and own[i][0] < end:
+            places[k] = own[i][2]
+            i += 1  # what follows of this word is none of the next one's: it ends before that begins
+    return places
+
+
+def at_tokens(targets: NDArray[Any], length: int) -> NDArray[np.int64]:
+    """[B, S]: each row's tags [2, w], tag and place, where their tokens are; NO_TARGET elsewhere."""
+    found = np.full((len(targets), length), NO_TARGET)
+    for row, (tags, places) in zip(found, targets, strict=True):
+        row[places[places != NOWHERE]] = tags[places != NOWHERE]
+    return found
+
+
+def spread(values: NDArray[Any], places: Sequence[NDArray[np.int64]]) -> NDArray[Any]:
+    """[all words, C] -> [B, S, C], each word's values at its token."""
+    longest = max((int(each.max(initial=NOWHERE)) for each in places), default=NOWHERE) + 1
+    found, done = np.zeros((len(places), longest, values.shape[1]), values.dtype), 0
+    for row, each in zip(found, places, strict=True):
+        known = each[each != NOWHERE]
+        row[known] = values[done : done + len(known)]
+        done += len(known)
+    return found

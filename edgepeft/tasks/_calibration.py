@@ -1,0 +1,157 @@
+"""Probabilities that can be believed, and when an answer is none: temperature, calibration error, two promises.
+
+Temperature (Guo et al., 2017, arXiv:1706.04599, section 4.2): probabilities are softmax(logits / T), of the T > 0 with
+the least mean negative log-likelihood of the evaluation rows.  Expected calibration error (their eq. 3): of rows in
+M = 15 bins of equal width by the probability of their answer, sum of |bin| / n * |accuracy - mean probability|.
+
+Coverage c, split conformal prediction (Vovk et al., 2005; Angelopoulos and Bates, 2021, arXiv:2107.07511, section 1):
+with the nonconformity s = 1 - p(true label) of n rows and q its ceil((n + 1) c)-th smallest, the set
+{y : 1 - p(y) <= q} of a row exchangeable with them holds its true label with a probability of at least c, over that row
+and the draw of the n.
+
+Risk r, Learn then Test by a fixed sequence (Angelopoulos et al., 2021, arXiv:2110.01052): thresholds are lowered, so
+that first m = m0 and then 5, 10, ... 100 % of the n rows are above, as long as P(Binomial(m, r) <= k) <= d of the k of
+these m that are wrong; m0 is the fewest of which k = 1 may be.  With a probability of at least 1 - d, which is 0.9,
+over the draw of the n rows, at most the share r of the answers above the last threshold is wrong, if a lower threshold
+lets no smaller share of wrong answers pass.
+
+Letters: n rows, C labels.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "BINS",
+    "COLDEST",
+    "DOUBT",
+    "HOTTEST",
+    "Temperature",
+    "binned",
+    "calibration_error",
+    "coverage_threshold",
+    "fitted_temperature",
+    "needed_for_coverage",
+    "needed_for_risk",
+    "risk_threshold",
+    "shares",
+]
+
+Values = NDArray[Any]
+Shares = NDArray[np.float64]
+
+BINS = 15  # as Guo et al. have it
+COLDEST, HOTTEST = 0.05, 20.0  # temperatures that are looked at
+DOUBT = 0.1  # the probability of evaluation rows for which a risk's promise does not hold
+_STEPS_DOWN = 20  # thresholds tested for a risk: fewer stop later by chance, more follow the rows more closely
+_STEPS, _NEAR = 100, 1e-12
+
+
+class Temperature(NamedTuple):
+    """``value``, and the ``bound`` at which the likelihood is highest, where it is highest at one."""
+
+    value: float
+    bound: float | None = None
+
+
+def shares(logits: Values, temperature: float = 1.0) -> Shares:
+    """[n, C]: softmax(logits / temperature), in float64."""
+    scaled = logits.astype(np.float64) / temperature
+    raised: Shares = np.exp(scaled - scaled.max(1, keepdims=True))
+    raised /= raised.sum(1, keepdims=True)
+    return raised
+
+
+def fitted_temperature(logits: Values, targets: Values) -> Temperature:
+    """The likeliest, by Newton's steps on 1 / T, in which the negative log-likelihood is convex; bisected where one
+    leads out of what is left.
+
+    At the lower bound, where every row is right, the rows only say that no probability is too high: it stays 1.
+    """
+    exact = logits.astype(np.float64)
+    exact -= exact.max(1, keepdims=True)
+    true = exact[np.arange(len(targets)), targets]
+    low, high = 1 / HOTTEST, 1 / COLDEST
+    if _slopes(exact, true, high)[0] <= 0:
+        return Temperature(1.0, COLDEST)
+    if _slopes(exact, true, low)[0] >= 0:
+        return Temperature(HOTTEST, HOTTEST)
+    beta = 1.0
+    for _ in range(_STEPS):
+        slope, curvature = _slopes(exact, true, beta)
+        low, high = (beta, high) if slope < 0 else (low, beta)
+        step = beta - slope / curvature if curvature > 0 else low
+        new = step if low < step < high else (low + high) / 2
+        if abs(new - beta) <= _NEAR * beta:
+            break
+        beta = new
+    return Temperature(1 / beta)
+
+
+def _slopes(exact: Shares, true: Shares, beta: float) -> tuple[float, float]:
+    """First and second derivative of the mean negative log-likelihood by ``beta``."""
+    p = shares(exact, 1 / beta)
+    means = (p * exact).sum(1)
+    return float((means - true).mean()), float(((p * exact**2).sum(1) - means**2).mean())
+
+
+def binned(confidences: Shares, right: NDArray[np.bool_]) -> list[dict[str, float]]:
+    """Of each bin its ``rows``, and their mean ``confidence`` and ``accuracy``, 0 where there are none; bins are open
+    below and closed above."""
+    places = np.clip(np.ceil(confidences * BINS).astype(int) - 1, 0, BINS - 1)
+    rows = np.bincount(places, minlength=BINS)
+    sums = (np.bincount(places, of, minlength=BINS) / np.maximum(rows, 1) for of in (confidences, right))
+    columns = zip(rows.tolist(), *(each.tolist() for each in sums), strict=True)
+    return [{"rows": n, "confidence": confidence, "accuracy": accuracy} for n, confidence, accuracy in columns]
+
+
+def calibration_error(bins: list[dict[str, float]]) -> float:
+    """Expected calibration error."""
+    n = sum(each["rows"] for each in bins)
+    return sum(each["rows"] * abs(each["accuracy"] - each["confidence"]) for each in bins) / n
+
+
+def needed_for_coverage(coverage: float) -> int:
+    """The fewest rows n of which ceil((n + 1) coverage) is at most n."""
+    exact = Fraction(repr(coverage))
+    return math.ceil(exact / (1 - exact))
+
+
+def coverage_threshold(true: Shares, coverage: float) -> float:
+    """1 - q, of the n probabilities of true labels: a row's set has the labels of at least this probability."""
+    rank = math.ceil((len(true) + 1) * Fraction(repr(coverage)))  # exactly: 0.55 x 100 is 55
+    return float(np.sort(true)[len(true) - rank])
+
+
+def needed_for_risk(risk: float) -> int:
+    """m0."""
+    possible = range(2, math.ceil(4 / risk) + 2)
+    return possible[bisect_left(possible, True, key=lambda m: _binomial(1, m, risk) <= DOUBT)]
+
+
+def risk_threshold(confidences: Shares, right: NDArray[np.bool_], risk: float) -> float | None:
+    """An answer is sure where its probability is above this; None where the first rows are wrong too often."""
+    descending, n, found = np.sort(confidences)[::-1], len(confidences), None
+    first = needed_for_risk(risk)
+    later = {rows for step in range(1, _STEPS_DOWN + 1) if (rows := math.ceil(n * step / _STEPS_DOWN)) > first}
+    for rows in sorted({first, *later} & {*range(n + 1)}):
+        # Rows above an order statistic are independent, given it; the row that it is of is not among them.
+        cut = 0.0 if rows == n else float(descending[rows])
+        above = confidences > cut
+        if _binomial(int((~right & above).sum()), int(above.sum()), risk) > DOUBT:
+            break
+        found = cut
+    return found
+
+
+def _binomial(k: int, m: int, p: float) -> float:
+    """P(Binomial(m, p) <= k)."""
+    odds, log_all = math.log(p) - math.log1p(-p), m * math.log1p(-p) + math.lgamma(m + 1)
+    return math.fsum(math.exp(log_all - math.lgamma(j + 1) - math.lgamma(m - j + 1) + j * odds) for j in range(k + 1))

@@ -1,0 +1,320 @@
+"""Tokens: what stands in a text, a tag for each word, by the cross entropy at its first piece (Devlin et al., 2019).
+
+Tags tell entities as ``_tags`` says, spans of the text that have a type.  Scores are seqeval's, computed without it: an
+entity is right where its type, its first and its last word are.  A word that is not read, past the longest text, is
+outside of all entities: those that lie there are missed.
+
+Targets are a row's tags [2, w], of each word the tag and the place of its first token in the row, NOWHERE where it has
+none; in a batch [B, S], the tag at that place.  Outputs are the best tag of each token.
+
+Letters: B rows of a batch, n rows, S tokens, w words of a row, C tags.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.backbones.tokens import cleaned
+from edgepeft.data.answers import Prediction
+from edgepeft.data.by_class import by_class
+from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.rows import Row
+from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, words_of
+from edgepeft.errors import DataError
+from edgepeft.tasks._entity_scores import ENTITY_SCORES, counts_of
+from edgepeft.tasks._tagged import tagged_label, tagged_row
+from edgepeft.tasks._tags import OUTSIDE, Entity, complete, entities, type_of
+from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
+from edgepeft.tasks.classification import cross_entropy, require_few, say_what_is_odd
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+    from edgepeft.data.words import Encoding, Read
+
+__all__ = ["TokenSpan", "Tokens", "TokensPrediction"]
+
+Values = NDArray[Any]
+
+
+class TokenSpan(NamedTuple):
+    """``text`` stands from ``start`` to before ``end``, in Python's characters; ``score`` is its words' mean
+    probability."""
+
+    start: int
+    end: int
+    label: str
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class TokensPrediction(Prediction):
+    """The ``spans`` of a text; ``tags`` of its words where these were given; ``unread`` is where the text was cut."""
+
+    spans: tuple[TokenSpan, ...] = ()
+    tags: tuple[str, ...] | None = None
+    unread: int | None = None
+    of_words: Any = field(default=None, compare=False, repr=False)  # (logits [w, C], whether each word was read)
+
+    @property
+    def value(self) -> list[str]:
+        """Each span in words."""
+        return [f"{span.text} ({span.label})" for span in self.spans]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON; ``note`` where there is one."""
+        found: dict[str, Any] = {"task": self.task, "spans": [span._asdict() for span in self.spans]}
+        found |= {} if self.tags is None else {"tags": list(self.tags)}
+        found |= {} if self.unread is None else {"unread": self.unread}
+        return {**found, **({"note": self.note} if self.note else {})}
+
+
+@dataclass(frozen=True)
+class Tokens(Kind):
+    """loss = mean over the words of -log softmax(logits at the first piece)[tag]."""
+
+    name: ClassVar[str] = "tokens"
+    title: ClassVar[str] = "a tagging of words"
+    answers: ClassVar[str] = "spans"
+    metrics: ClassVar[Mapping[str, Metric]] = ENTITY_SCORES
+    default_metric: ClassVar[str] = "entity_f1"
+    has_labels: ClassVar[bool] = True
+    per_token: ClassVar[bool] = True
+    head: ClassVar[str] = "tokens"
+    model: ClassVar[str] = "ForTokenClassification"
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Of entities, sorted."""
+        return tuple(sorted({type_of(tag) for tag in self.labels or ()} - {""}))
+
+    @property
+    def described(self) -> str:
+        """How many types there are."""
+        return f"spans of {len(self.types)} types"
+
+    # Rows.
+
+    @classmethod
+    def label_text(cls, value: Any, where: str) -> str:
+        """Tags or spans."""
+        return tagged_label(value, where)
+
+    @classmethod
+    def labels_of(cls, rows: Sequence[Row]) -> tuple[str, ...]:
+        """The tags of the rows' scheme; spans are tagged as BIO."""
+        read, counts = [tagged_row(row) for row in rows], Counter[str]()
+        for each in read:
+            counts.update(each.tags(None))
+        if not {*counts} - {OUTSIDE}:
+            raise DataError(f"{rows[0].file}: no row has an entity: every word is {OUTSIDE}. Give rows with some too.")
+        try:
+            tags = complete(counts)
+        except ValueError as error:
+            raise DataError(f"{rows[0].file}: {error}.") from error
+        types = Counter(entity.label for each in read for entity in each.found)
+        require_few(sorted(types), types.total(), rows[0].file)
+        say_what_is_odd(sorted(types), rows[0].file)
+        widened = [each.widened for each in read if each.widened]
+        if widened:
+            warnings.warn(
+                f"{len(widened)} rows have spans that end within a word, such as {widened[0]}; whole words are tagged.",
+                stacklevel=2,
+            )
+        return tags
+
+    def strange(self, row: Row) -> str | None:
+        """The first tag, or type of a span, that is none of these."""
+        read = tagged_row(row)
+        if read.given is not None:
+            return next((tag for tag in read.given if tag not in (self.labels or ())), None)
+        return next((entity.label for entity in read.found if entity.label not in self.types), None)
+
+    def strata(self, rows: Sequence[Row]) -> list[str]:
+        """Each row's rarest type; rows without an entity are of one."""
+        types = [[entity.label for entity in tagged_row(row).found] for row in rows]
+        counts = Counter(label for each in types for label in each)
+        return [min(each, key=lambda label: (counts[label], label), default="") for each in types]
+
+    def expected(self, row: Row) -> list[str]:
+        """Each entity in words."""
+        return _in_words(row, tagged_row(row).found)
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """[n] of [2, w], a word's place being its number: as if each were a token."""
+        return self._targets(rows, [np.arange(len(words_of(row.sentence1))) for row in rows])
+
+    def encoded(self, rows: Sequence[Row], encodings: Sequence[Encoding]) -> Values:
+        """[n] of [2, w]."""
+        places = (places_of(words_of(row.sentence1), each) for row, each in zip(rows, encodings, strict=True))
+        return self._targets(rows, list(places))
+
+    def _targets(self, rows: Sequence[Row], places: Sequence[NDArray[np.int64]]) -> Values:
+        index, found = {tag: i for i, tag in enumerate(self.labels or ())}, np.empty(len(rows), object)
+        for i, (row, place) in enumerate(zip(rows, places, strict=True)):
+            found[i] = np.stack([[index[tag] for tag in tagged_row(row).tags(self.labels)], place])
+        return found
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The tags in turn, as if each token were a word: [B, S]."""
+        return np.where(mask > 0, np.arange(mask.shape[1]) % self.n_outputs, NO_TARGET)
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, tuple[str, ...]]:
+        """A row with no entity."""
+        return '{"spans":[]}', tuple(labels or ("B-X", "I-X", OUTSIDE))
+
+    # Losses.
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """[B, S, C]: the mean over each row's words that are read."""
+        at = at_tokens(targets, logits.shape[1]) if targets.dtype == object else targets
+        exact, known = logits.astype(np.float64), at >= 0
+        shifted = exact - exact.max(-1, keepdims=True)
+        likely = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        each = np.take_along_axis(likely, np.where(known, at, 0)[..., None], -1)[..., 0]
+        losses: NDArray[np.float64] = -np.where(known, each, 0.0).sum(1) / np.maximum(known.sum(1), 1)
+        return losses
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """The mean over all rows' words; [B, S, C] and [B, S]."""
+        known = targets >= 0
+        each = logits.log_softmax(-1).gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return -(each * known).sum() / known.sum().clamp(min=1)
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """Of packed tokens, (T, C) and (T)."""
+        return LossGraph(cross_entropy(logits, labels, 1, "loss/of_rows"), integers=True, dims=("tokens",))
+
+    def terms(self, targets: Values) -> Values:
+        """The words that are read, of [B, S]."""
+        counts: Values = (targets >= 0).sum(1)
+        return counts
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of equal probabilities for all tags."""
+        return math.log(self.n_outputs)
+
+    # Scores.
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """[B] of [S]."""
+        found = np.empty(len(logits), object)
+        for i, best in enumerate(logits.argmax(-1)):
+            found[i] = best
+        return found
+
+    @property
+    def _outside(self) -> int:
+        return (self.labels or ()).index(OUTSIDE) if OUTSIDE in (self.labels or ()) else 0
+
+    def _given(self, target: Values, output: Any) -> list[str]:
+        """The tags of a row's words; ``output`` may be one tag for all."""
+        names, places = self.labels or (), target[1]
+        best = np.full(len(places), output) if np.ndim(output) == 0 else np.append(output, self._outside)[places]
+        return [names[i] for i in np.where(places == NOWHERE, self._outside, best)]
+
+    def both(self, targets: Values, outputs: Values) -> list[tuple[list[str], list[str]]]:
+        """The right tags of each row's words, and those that are given."""
+        names = self.labels or ()
+        return [([names[i] for i in t[0]], self._given(t, output)) for t, output in zip(targets, outputs, strict=True)]
+
+    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[list[str]]:
+        """Each row's entities in words."""
+        given = (self._given(target, output) for target, output in zip(targets, outputs, strict=True))
+        return [_in_words(row, entities(tags)) for row, tags in zip(rows, given, strict=True)]
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """1 less each row's own F1, which is 1 where there is no entity and none is found."""
+        sets = [({*entities(has)}, {*entities(given)}) for has, given in self.both(targets, outputs)]
+        return np.array([1 - (2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0) for a, b in sets])
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``by_class`` and ``macro``, each type for itself; ``figures``: every metric, and the entities not read."""
+        counts = counts_of(self, targets, outputs)
+        columns = ([count[label] for label in self.types] for count in counts)
+        figures = {name: self.score(name, targets, outputs) for name in self.metrics}
+        unread = sum(
+            any(target[1][i] == NOWHERE for i in range(first, last + 1))
+            for target in targets
+            for _, first, last in entities([(self.labels or ())[i] for i in target[0]])
+        )
+        more = {"entities_not_read": float(unread)} if unread else {}
+        return {**by_class(self.types, *columns), "figures": {**figures, **more}}
+
+    # Baselines.
+
+    def majority(self, targets: Values) -> Values:
+        """The most frequent tag."""
+        return np.asarray(np.bincount(np.concatenate([target[0] for target in targets])).argmax())
+
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """[words that are read, C]: 1 in the tag's column."""
+        tagged = np.concatenate([tags[places != NOWHERE] for tags, places in targets])
+        chosen: NDArray[np.float64] = np.eye(self.n_outputs)[tagged]
+        return chosen
+
+    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+        """[words that are read, d], at their first pieces."""
+        return np.concatenate([s[places[places != NOWHERE]] for s, (_, places) in zip(states, targets, strict=True)])
+
+    def of_rows(self, logits: Values, targets: Values) -> Values:
+        """[words that are read, C] -> [n, S, C]."""
+        return spread(logits, [places for _, places in targets])
+
+    # Answers of a deployed task.
+
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+    ) -> list[Prediction]:
+        """Entities as spans of characters; probabilities are the softmax of the logits at a word's first piece."""
+        return [self._predicted(task, *of_row) for of_row in zip(logits, read, notes, strict=True)]
+
+    def _predicted(self, task: str, logits: NDArray[np.float32], read: Read, note: str) -> TokensPrediction:
+        names, known = self.labels or (), read.places != NOWHERE
+        of_words = np.where(known[:, None], logits[read.places], 0.0).astype(np.float64)
+        shares = np.exp(of_words - of_words.max(-1, keepdims=True))
+        best = (shares / shares.sum(-1, keepdims=True)).max(-1)
+        tags = [names[i] if ok else OUTSIDE for i, ok in zip(of_words.argmax(-1), known, strict=True)]
+        spans = []
+        for label, first, last in entities(tags):
+            start, end = read.words[first][0], read.words[last][1]
+            score = round(float(best[first : last + 1].mean()), 6)
+            spans.append(TokenSpan(start, end, label, cleaned(read.text[start:end]), score))
+        after = int(np.flatnonzero(known).max(initial=-1)) + 1
+        unread = read.words[after][0] if read.cut and after < len(read.words) else None
+        given = tuple(tags) if isinstance(read.text, Words) else None
+        least = min((span.score for span in spans), default=0.0)
+        return TokensPrediction(task, None, least, {}, (), note, None, tuple(spans), given, unread, (of_words, known))
+
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """[n, w, C] of the rows' words, and their tags."""
+        longest = max(len(answer.of_words[1]) for answer in answers)
+        logits, targets = np.zeros((len(rows), longest, self.n_outputs), np.float32), self.targets(rows)
+        for row, target, (found, known) in zip(logits, targets, (answer.of_words for answer in answers), strict=True):
+            row[: len(found)] = found
+            target[1][~known] = NOWHERE
+        return logits, targets
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """The share of a row's tokens that have the same best tag, [n, S, C], in the mean over rows; a row is undecided
+        where all of its tokens are.  Padding, 0 throughout, is."""
+        best = np.sort(reference, axis=-1)
+        decided = best[..., -1] - best[..., -2] > 2 * (tolerance or CLOSE)
+        same = decided & (reference.argmax(-1) == logits.argmax(-1))
+        counts = decided.sum(1)
+        shares = same.sum(1)[counts > 0] / counts[counts > 0]
+        return Agreement(float(shares.mean()) if len(shares) else 1.0, int((counts == 0).sum()))
+
+
+def _in_words(row: Row, found: Sequence[Entity]) -> list[str]:
+    words = words_of(row.sentence1)
+    return [f"{row.sentence1[words[first][0] : words[last][1]]} ({label})" for label, first, last in found]

@@ -1,0 +1,72 @@
+"""Every method where norms stand first, nothing has a bias, and sites are parts of a product; its gradients there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import suite
+from test_gradients import Tuned, require_pytorchs
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import new_delta
+from edgepeft.errors import UsageError
+from edgepeft.methods.base import Method, methods
+from edgepeft.methods.bitfit import BitFit
+
+WITHOUT = {"bitfit"}  # no bias: refused in words
+FITTING = [name for name in methods() if name not in WITHOUT]
+
+
+def fits(method: Method) -> bool:
+    """ModernBERT has no position embeddings to be moved."""
+    return method.settings().get("place") != "embeddings"
+
+
+def cases(names: list[str], quick: int = 1) -> list[Any]:
+    """Every fitting instance; all but the first one of each ``quick``-th method are slow."""
+    made = []
+    for turn, name in enumerate(names):
+        for i, example in enumerate(filter(fits, methods()[name].examples())):
+            marks = [] if i == 0 and turn % quick == 0 else [pytest.mark.slow]
+            made.append(pytest.param(example, id=f"{name}-{i}", marks=marks))
+    return made
+
+
+@pytest.fixture
+def case(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> suite.Case:
+    return suite.Case(request.param, open_backbone(str(tiny("modernbert"))))
+
+
+@pytest.mark.parametrize("case", cases(FITTING), indirect=True)
+def test_it_conforms(case: suite.Case, tmp_path: Path):
+    suite.count_equals_formula(case)
+    suite.near_identity_is_true(case)
+    suite.gradients_are_the_deltas_alone(case)
+    suite.survives_disk(case, tmp_path / "delta")
+    suite.torch_equals_onnxruntime(case)
+    suite.graph_is_plain_and_its_own(case)
+
+
+@pytest.mark.parametrize("case", cases(FITTING, quick=3), indirect=True)
+def test_its_gradients_are_pytorchs(case: suite.Case):
+    tuned = Tuned(case)
+    for batch, length in suite.SHAPES[1:]:
+        require_pytorchs(tuned, batch, length)
+
+
+@pytest.mark.parametrize("length", [128, 129, 200])
+def test_gradients_of_every_tensor_are_pytorchs_over_one_block_of_a_row_and_over_several(
+    tiny: Callable[..., Path], length: int
+):
+    """128 tokens are one block, 129 five of 32, of which the last has a single place; keys are read by up to three."""
+    backbone = open_backbone(str(tiny("modernbert", max_position_embeddings=512)))
+    require_pytorchs(Tuned(suite.Case(methods()["full"].examples()[0], backbone)), 2, length)
+
+
+def test_bitfit_is_refused_by_name_for_there_is_no_bias_to_be_trained(tiny: Callable[..., Path]):
+    backbone = open_backbone(str(tiny("modernbert")))
+    with pytest.raises(UsageError, match=r"bitfit trains biases, and modernbert has none. .* layernorm"):
+        new_delta(backbone, BitFit(), "task", ("no", "yes"))
