@@ -107,7 +107,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
         asked.advance(done)
     known, given = np.concatenate(targets), np.concatenate(outputs)
     if together:
-        losses, answered = kind.losses(given, known).tolist(), kind.answered(together, given)
+        losses, answered = kind.losses(given, known).tolist(), kind.answered(together, known, given)
         worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
     found = _scores(kind, name, known, given, worst)
     return {**found, **(kind.calibration(known, np.concatenate(kept)) if kept else {})}
