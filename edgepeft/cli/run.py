@@ -67,7 +67,7 @@ def command(
     threads: Threads = None,
     no_cache: NoCache = False,
     out: Annotated[
-        Path | None, typer.Option(help="Of a task that answers vectors: a .npy file for them, float32 [rows, dims].")
+        Path | None, typer.Option(help="Of a task that answers vectors: a .npy file for them, float32, a row for each.")
     ] = None,
     dims: Annotated[int | None, typer.Option(min=1, help="Only the first of a vector, of length 1 again.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,

@@ -209,7 +209,7 @@ def export_is_deterministic(case: Case) -> None:
 class _Pooled(nn.Module):
     """In a head's place: gives back what the head reads."""
 
-    reads = ()
+    reads, per_token = (), False
 
     def forward(self, pooled: Tensor, *_: Tensor) -> Tensor:
         return pooled

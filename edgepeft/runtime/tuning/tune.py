@@ -116,7 +116,9 @@ def _replace(
     bundle: Bundle, subject: TuningSubject, tuned: CourseResult, check: bytes, watch: Callable[[Progress], None]
 ) -> TaskEntry:
     account = {name: getattr(tuned, name) for name in ("metrics", "training")}
-    account["chosen"] = {**subject.facts.kind.chosen, **tuned.chosen}
+    kind = subject.facts.kind
+    begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
+    account["chosen"] = {**begun, **tuned.chosen}
     graph = subject.with_tensors(tuned.tensors, **account)
     where = bundle.folder / TASKS_FOLDER / f"{subject.task}.onnx"
     content = graph.SerializeToString(deterministic=True)
