@@ -196,6 +196,9 @@ class PredictionBody(BaseModel):
     labels: list[str] | None = Field(default=None, description="All that hold, where several may.")
     index: int | None = Field(default=None, description="Of the candidate that is picked, from 0.")
     spans: list[SpanFound] | None = Field(default=None, description="What stands in the text, in order.")
+    answered: bool | None = Field(default=None, description="Whether the passage has an answer, which is text then.")
+    start: int | None = Field(default=None, description="Of the answer in the passage, in Unicode characters.")
+    end: int | None = Field(default=None, description="Past the answer's last character.")
     unread: int | None = Field(default=None, description="Where the text was cut, if it was: past that, no span is.")
     score: float | None = None
     scores: dict[str, float] | None = None
