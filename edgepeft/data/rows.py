@@ -192,7 +192,9 @@ def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[st
     """A row of SQuAD's columns by the usual names of its columns."""
     if not columns.passages:
         return record
-    usual = {FIRST: "question", SECOND: "context", LABEL: "answers"} if labels else {FIRST: "question", SECOND: "context"}
+    usual = (
+        {FIRST: "question", SECOND: "context", LABEL: "answers"} if labels else {FIRST: "question", SECOND: "context"}
+    )
     found = {name: record[theirs] for name, theirs in usual.items() if name not in record and theirs in record}
     return {**record, **found}
 

@@ -61,7 +61,9 @@ def predictions(
     """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read."""
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
     if kind.windows:
-        passages = [passage_of(text.second or "", windows) for text, windows in zip(read.texts, batch.windows, strict=True)]
+        passages = [
+            passage_of(text.second or "", windows) for text, windows in zip(read.texts, batch.windows, strict=True)
+        ]
         found = np.where(readable(passages, logits.shape[1])[..., None], logits, np.float32(LOWEST))
         return kind.predictions(task, grouped(found, places_of(batch.per_text)), notes, passages)
     if kind.per_token:

@@ -62,7 +62,9 @@ def answers_of(row: Row) -> list[tuple[int, str]]:
             raise DataError(f"{row.where}: the {name} is empty; a row has a question and a passage to find it in.")
     for start, text in found:
         if not text.strip():
-            raise DataError(f"{row.where}: an answer has no text; where the passage has none, answers is an empty list.")
+            raise DataError(
+                f"{row.where}: an answer has no text; where the passage has none, answers is an empty list."
+            )
         if start < 0 or start + len(text) > len(passage):
             wrong = "starts before it" if start < 0 else "ends beyond it"
             raise DataError(
@@ -73,7 +75,8 @@ def answers_of(row: Row) -> list[tuple[int, str]]:
             at = passage.find(text)
             hint = f"it stands at {at}" if at >= 0 else "it stands nowhere in it"
             raise DataError(
-                f"{row.where}: at {start} of the passage stands {shown(there)}, and not the answer {shown(text)}; {hint}."
+                f"{row.where}: at {start} of the passage stands {shown(there)}, and not the answer {shown(text)}; "
+                f"{hint}."
             )
     return found
 

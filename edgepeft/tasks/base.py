@@ -30,7 +30,7 @@ from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, li
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
-    from edgepeft.data.words import Encoding, Read
+    from edgepeft.data.words import Read
 
 __all__ = [
     "CLOSE",

@@ -240,11 +240,13 @@ class Spans(Kind):
         return start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
 
     def with_chosen(self, targets: Values, outputs: Values) -> Self:
-        """The threshold of the highest F1 on rows of which some have no answer, midway between two rows' differences."""
+        """The threshold of the highest F1, midway between two rows' differences, where some rows have no answer."""
         bare = replace(self, chosen={k: v for k, v in self.chosen.items() if k != "threshold"})
         if not any(target.answers == ("",) for target in targets):
             return bare
-        if_some = np.array([best_score("f1", bare._given(*row), row[0].answers) for row in zip(targets, outputs, strict=True)])
+        if_some = np.array(
+            [best_score("f1", bare._given(*row), row[0].answers) for row in zip(targets, outputs, strict=True)]
+        )
         if_none = np.array([float(target.answers == ("",)) for target in targets])
         apart = outputs[:, 4] - outputs[:, 3]
         order = np.argsort(apart, kind="stable")

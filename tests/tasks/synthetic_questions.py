@@ -32,14 +32,23 @@ _TEST = (
 )  # fmt: skip
 _FILLERS = {
     "train": {
-        "person": "Anna Berg|Tom Hale|Maria Lopez|John Reed|Li Wei|Omar Said|Eva Novak|Paul Stone".split("|"),
-        "place": "Lisbon|Hamburg|Kyoto|Denver|Oslo|Cairo|Vienna|Quito".split("|"),
-        "thing": "clock|violin|painting|boat|lamp|horse|map|ring".split("|"),
+        "person": [
+            "Anna Berg",
+            "Tom Hale",
+            "Maria Lopez",
+            "John Reed",
+            "Li Wei",
+            "Omar Said",
+            "Eva Novak",
+            "Paul Stone",
+        ],
+        "place": ["Lisbon", "Hamburg", "Kyoto", "Denver", "Oslo", "Cairo", "Vienna", "Quito"],
+        "thing": ["clock", "violin", "painting", "boat", "lamp", "horse", "map", "ring"],
     },
     "test": {
-        "person": "Ruth Cole|Sam Ford|Ines Costa|Karl Vogt|Mei Lin|Ali Hassan".split("|"),
-        "place": "Dublin|Prague|Osaka|Boston|Riga|Tunis".split("|"),
-        "thing": "sword|piano|statue|bicycle|mirror|coin".split("|"),
+        "person": ["Ruth Cole", "Sam Ford", "Ines Costa", "Karl Vogt", "Mei Lin", "Ali Hassan"],
+        "place": ["Dublin", "Prague", "Osaka", "Boston", "Riga", "Tunis"],
+        "thing": ["sword", "piano", "statue", "bicycle", "mirror", "coin"],
     },
 }
 

@@ -96,7 +96,7 @@ class _Rows:
             yield read, {**given, **states(part)}
 
 
-def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, read: Any = None) -> _Rows:
+def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, *, read: Any = None) -> _Rows:
     named = {dropout(i): mask for i, mask in enumerate(masks)}
     of_rows = {LABELS: labels, SHARES: shares} | ({} if read is None else {PLACES: read})
     return _Rows(inputs, named, of_rows, per_row)
@@ -162,7 +162,7 @@ class TrainingStep:
         if together:
             of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))
             shares = np.ones(len(labels), np.float32)
-        for _, given in _rows(inputs, labels, masks, shares, per_row, read).cut(most_rows, states, self._told):
+        for _, given in _rows(inputs, labels, masks, shares, per_row, read=read).cut(most_rows, states, self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -186,7 +186,7 @@ class TrainingStep:
         """That of ``__call__`` without the way back."""
         if self.facts.kind.whole_batch:
             return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))[0]
-        parts = _rows(inputs, labels, masks, shares, per_row, read).cut(most_rows, states, self._told)
+        parts = _rows(inputs, labels, masks, shares, per_row, read=read).cut(most_rows, states, self._told)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
     def _slopes(
