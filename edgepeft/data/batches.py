@@ -165,7 +165,7 @@ def encode(
         return Encoded(columns, written, truncated, pad, writing, references, cut)
     of_rows = np.concatenate(targets) if kind.per_token else kind.targets(rows)
     per_row = np.array(counts) if kind.windows else per_row
-    more = {"per_token": kind.per_token, "windowed": kind.windows}
+    more: dict[str, Any] = {"per_token": kind.per_token, "windowed": kind.windows}
     return Encoded(columns, of_rows, truncated, pad, per_row=per_row, **more)
 
 

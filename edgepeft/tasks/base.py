@@ -30,7 +30,6 @@ from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, li
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
-    from edgepeft.data.words import Read
 
 __all__ = [
     "CLOSE",
@@ -328,10 +327,10 @@ class Kind(Certainty, ABC):
 
     @abstractmethod
     def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
         """[n, C] and what speaks against each answer -> answers; ``read`` are the texts' words where logits are of
-        tokens."""
+        tokens, or their passages where they are read in windows."""
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """(logits, targets) of answers to rows that were checked."""

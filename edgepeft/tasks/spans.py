@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -26,40 +26,17 @@ from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.data.several import LOWEST
 from edgepeft.data.windows import Asked, Passage, passage_of
 from edgepeft.tasks._answers import answers_label, answers_of, best_score, right_texts
+from edgepeft.tasks._search import SpansPrediction, best_spans, best_threshold, wanted_of, windows_of
 from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric, Nodes
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
 
-__all__ = ["Spans", "SpansPrediction"]
+__all__ = ["Spans"]
 
 Values = NDArray[Any]
-_LONGEST = 30  # tokens of an answer: run_qa's
 _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
-
-
-@dataclass(frozen=True)
-class SpansPrediction(Prediction):
-    """The ``text`` that stands in the passage from ``start`` to before ``end``, in Python's characters; empty, without
-    places, where there is no answer."""
-
-    text: str = ""
-    start: int | None = None
-    end: int | None = None
-    of_row: Any = field(default=None, compare=False, repr=False)  # (logits [K, S, 2], passage)
-
-    @property
-    def value(self) -> str:
-        """The answer's text."""
-        return self.text
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for JSON; ``note`` where there is one."""
-        there = self.start is not None
-        places = {"start": self.start, "end": self.end} if there else {}
-        note = {"note": self.note} if self.note else {}
-        return {"task": self.task, "text": self.text, "answered": there, **places, "score": self.score, **note}
 
 
 @dataclass(frozen=True)
@@ -164,7 +141,7 @@ class Spans(Kind):
         found = np.empty(len(rows), object)
         for i, (row, windows) in enumerate(zip(rows, encodings, strict=True)):
             passage = passage_of(row.sentence2 or "", windows)
-            found[i] = Asked(passage, right_texts(row), _wanted(passage, answers_of(row)))
+            found[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
         return found
 
     def made_targets(self, mask: NDArray[np.int64]) -> Values:
@@ -207,20 +184,7 @@ class Spans(Kind):
 
     def outputs(self, logits: NDArray[Any]) -> Values:
         """[B, K, S, 2] -> [B, 5]: window, first and last token, the span's score, and that of no answer."""
-        exact = logits.astype(np.float64)
-        starts, ends, n_tokens = exact[..., 0], exact[..., 1], exact.shape[2]
-        nothing = starts[:, :, 0] + ends[:, :, 0]
-        nothing = np.where(nothing > LOWEST, nothing, np.inf).min(1)  # LOWEST twice: there is no such window
-        found = np.tile([0.0, 0.0, 0.0, 2 * LOWEST], (len(exact), 1))
-        for further in range(min(_LONGEST, n_tokens - 1)):
-            scores = starts[:, :, 1 : n_tokens - further] + ends[:, :, 1 + further :]
-            flat = scores.reshape(len(exact), -1)
-            best = flat.argmax(1)
-            window, first = np.divmod(best, scores.shape[2])
-            value = flat[np.arange(len(flat)), best]
-            better = value > found[:, 3]
-            found[better] = np.stack([window, first + 1, first + 1 + further, value], 1)[better]
-        return np.concatenate([found, nothing[:, None]], 1)
+        return best_spans(logits)
 
     def _given(self, target: Asked, output: Values) -> str:
         start, end = self._span(target.passage, output)
@@ -248,14 +212,8 @@ class Spans(Kind):
             [best_score("f1", bare._given(*row), row[0].answers) for row in zip(targets, outputs, strict=True)]
         )
         if_none = np.array([float(target.answers == ("",)) for target in targets])
-        apart = outputs[:, 4] - outputs[:, 3]
-        order = np.argsort(apart, kind="stable")
-        ranked, gains = apart[order], (if_some - if_none)[order]
-        cuts = np.concatenate([[ranked[0] - 1], (ranked[:-1] + ranked[1:]) / 2, [ranked[-1] + 1]])
-        totals = np.concatenate([[0.0], np.cumsum(gains)])
-        between = np.concatenate([[True], ranked[1:] > ranked[:-1], [True]])
-        best = int(np.where(between, totals, -np.inf).argmax())
-        return replace(self, chosen={**bare.chosen, "threshold": float(cuts[best])})
+        threshold = best_threshold(outputs[:, 4] - outputs[:, 3], if_some - if_none)
+        return replace(self, chosen={**bare.chosen, "threshold": threshold})
 
     def plain(self, outputs: Values) -> list[float]:
         """How far the best span is above no answer."""
@@ -299,7 +257,7 @@ class Spans(Kind):
     def regressed(self, targets: Values) -> NDArray[np.float64]:
         """[tokens that are read, 2]: 1 at the start, and at the end, less their shares of the window's tokens."""
         found = []
-        for places, wanted in _windows(targets):
+        for places, wanted in windows_of(targets):
             at = np.concatenate([[0], places])[:, None] == wanted
             found.append(at - at.mean(0))
         return np.concatenate(found)
@@ -307,13 +265,13 @@ class Spans(Kind):
     def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
         """[tokens that are read, d]."""
         windows = (window for row, target in zip(states, targets, strict=True) for window in row[: len(target.wanted)])
-        read = zip(windows, _windows(targets), strict=True)
+        read = zip(windows, windows_of(targets), strict=True)
         return np.concatenate([window[np.concatenate([[0], places])] for window, (places, _) in read])
 
     def of_rows(self, logits: Values, targets: Values) -> Values:
         """[tokens that are read, 2] -> [n, K, S, 2]."""
         most = max(len(target.wanted) for target in targets)
-        longest = 1 + max(int(places.max(initial=0)) for places, _ in _windows(targets))
+        longest = 1 + max(int(places.max(initial=0)) for places, _ in windows_of(targets))
         found, done = np.full((len(targets), most, longest, 2), LOWEST), 0
         for row, target in zip(found, targets, strict=True):
             for window, places in zip(row, target.passage.places, strict=False):
@@ -343,10 +301,9 @@ class Spans(Kind):
         if start == end:
             window, first, last = int(own[:, 0].sum(-1).argmin()), 0, 0
         score = round(float(shares[window, first, 0] * shares[window, last, 1]), 6)
-        places = (start, end) if start < end else (None, None)
-        return SpansPrediction(
-            task, None, score, {}, (), note, None, passage.text[start:end], *places, (own.astype(np.float32), passage)
-        )
+        places: dict[str, Any] = {"start": start, "end": end} if start < end else {}
+        of_row = own.astype(np.float32), passage
+        return SpansPrediction(task, None, score, {}, (), note, text=passage.text[start:end], of_row=of_row, **places)
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """[n, K, S, 2], and what is asked of the rows."""
@@ -355,7 +312,7 @@ class Spans(Kind):
         padded, targets = np.full((len(found), most, longest, 2), LOWEST, np.float32), np.empty(len(found), object)
         for i, ((logits, passage), row) in enumerate(zip(found, rows, strict=True)):
             padded[i, : logits.shape[0], : logits.shape[1]] = logits
-            targets[i] = Asked(passage, right_texts(row), _wanted(passage, answers_of(row)))
+            targets[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
         return padded, targets
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
@@ -366,26 +323,6 @@ class Spans(Kind):
         same = reference.argmax(2) == logits.argmax(2)
         share = float(same[decided].mean()) if decided.any() else 1.0
         return Agreement(share, int((~decided).all((1, 2)).sum()))
-
-
-def _wanted(passage: Passage, answers: Sequence[tuple[int, str]]) -> NDArray[np.int64]:
-    """[windows, 2]: the places of the first answer's first and last token; (0, 0) where a window has not all of it."""
-    found = np.zeros((len(passage.places), 2), np.int64)
-    for i, (places, offsets) in enumerate(zip(passage.places, passage.offsets, strict=True)):
-        if not answers or not len(places):
-            continue
-        (start, text), (starts, ends) = answers[0], offsets.T
-        end = start + len(text)
-        if starts[0] <= start and ends[-1] >= end:
-            first = starts[np.searchsorted(starts, start, "right") - 1]
-            last = ends[np.searchsorted(ends, end)]
-            # Several tokens may be of one character, which an emoji's bytes are.
-            found[i] = places[np.searchsorted(starts, first)], places[np.searchsorted(ends, last, "right") - 1]
-    return found
-
-
-def _windows(targets: Values) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    return [pair for target in targets for pair in zip(target.passage.places, target.wanted, strict=True)]
 
 
 def _mean(metric: str, kind: Spans, targets: Values, outputs: Values) -> float:
