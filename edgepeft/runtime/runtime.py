@@ -28,6 +28,7 @@ from edgepeft.runtime.inputs import (
     pad_together,
     read_by,
     texts_of,
+    tokenized,
 )
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.packed import put
@@ -340,8 +341,7 @@ class Runtime(TextTasks):
     ) -> TokenBatch:
         read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
-            encoder = self._tokenizer()
-            batch = (encoder.windows if windows else encoder.encode)(read, max_length)
+            batch = tokenized(self._tokenizer(), read, max_length, windows=windows)
             self.truncation.rows += batch.truncated * answers
         return batch
 

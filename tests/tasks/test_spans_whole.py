@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
+from edgepeft.data.pattern import UnreadableRow
 from edgepeft.delta import Delta
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.runtime.bundle import Bundle
@@ -151,6 +152,8 @@ def test_what_cannot_be_is_refused(made: Path, tmp_path: Path):
     for words in (["w7"], ["w7", "--second", " "], ["w7 " * 10, "--second", "w5"]):
         done = verb("run", made / "bundle", "--task", "qa", *words)
         assert isinstance(done.exception, EdgepeftError) and "passage" in str(done.exception), words
+    with pytest.raises(UnreadableRow, match="row 1: the question's 10 tokens leave 3 of 16"):  # what HTTP says
+        Runtime(made / "bundle").predict("qa", [("w7", "w5"), ("w7 " * 10, "w5")])
     odd = tmp_path / "odd.jsonl"
     answers = {"text": ["w5"], "answer_start": [3]}
     odd.write_text(json.dumps({"question": "w7", "context": "w5 w6", "answers": answers}) + "\n")
