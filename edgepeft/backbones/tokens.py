@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from edgepeft.errors import BundleError
+from edgepeft.errors import BundleError, DataError
 
 __all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows"]
 
@@ -27,12 +28,20 @@ class Text(NamedTuple):
 class TokenBatch:
     """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens.
 
-    ``encodings`` say where in its text each token of a row stands.
+    ``encodings`` say where in its text each token of a row stands.  ``per_text`` says how many rows each text is, where
+    it is read in windows.
     """
 
     inputs: dict[str, NDArray[Any]]
     truncated: int = 0
     encodings: tuple[Encoding, ...] = ()
+    per_text: tuple[int, ...] = ()
+
+    @property
+    def windows(self) -> list[tuple[Encoding, ...]]:
+        """The encodings of each text's windows."""
+        ends = accumulate(self.per_text)
+        return [self.encodings[end - n : end] for n, end in zip(self.per_text, ends, strict=True)]
 
 
 class TextEncoder:
@@ -55,20 +64,48 @@ class TextEncoder:
             BundleError: the tokenizer's own parts contradict each other.
         """
         self._tokenizer.enable_truncation(max_length)
+        encodings = self._encoded(texts)
+        return TokenBatch(self._padded(encodings), sum(bool(e.overflowing) for e in encodings), tuple(encodings))
+
+    def windows(self, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()) -> TokenBatch:
+        """Tokenize pairs, each in as many rows as it takes to read its second text; two that follow each other share a
+        third of ``max_length``.  ``names`` are the texts' in errors.
+
+        Raises:
+            DataError: a first text leaves no room for the second.
+        """
+        self._tokenizer.no_truncation()
+        alone = self._encoded([Text(text.first) for text in texts], special=False)
+        own, overlap = self._tokenizer.num_special_tokens_to_add(True), max_length // 3
+        for i, first in enumerate(alone):
+            if (room := max_length - own - len(first.ids)) <= overlap:
+                raise DataError(
+                    f"{names[i] if names else f'row {i}'}: the question's {len(first.ids)} tokens leave "
+                    f"{max(0, room)} of {max_length} for the passage, and a window of it needs more than {overlap}; "
+                    "ask in fewer words, or train with a greater --max-length."
+                )
+        self._tokenizer.enable_truncation(max_length, stride=overlap, strategy="only_second")
+        found = [(first, *first.overflowing) for first in self._encoded(texts)]
+        every = tuple(window for windows in found for window in windows)
+        return TokenBatch(self._padded(every), 0, every, tuple(map(len, found)))
+
+    def _encoded(self, texts: Sequence[Text], special: bool = True) -> list[Encoding]:
         pairs = [cleaned(t.first) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
         try:
-            encodings: list[Encoding] = self._tokenizer.encode_batch(pairs)
+            encodings: list[Encoding] = self._tokenizer.encode_batch(pairs, add_special_tokens=special)
         except BaseException as error:  # bare Exception, and for Rust's panics a subclass of BaseException alone
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             raise BundleError(f"{self._path} cannot encode a text ({error}); use a sound tokenizer.json.") from error
+        return encodings
+
+    def _padded(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[Any]]:
         columns = {
             "input_ids": ([e.ids for e in encodings], self._pad),
             "attention_mask": ([e.attention_mask for e in encodings], 0),
             "token_type_ids": ([e.type_ids for e in encodings], 0),
         }
-        inputs = {name: pad_rows(*columns[name]) for name in self._inputs}
-        return TokenBatch(inputs, sum(bool(e.overflowing) for e in encodings), tuple(encodings))
+        return {name: pad_rows(*columns[name]) for name in self._inputs}
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones left out."""

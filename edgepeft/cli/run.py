@@ -277,6 +277,8 @@ def _print_lines(answers: Iterator[dict[str, Any]]) -> None:
         for prediction in answer["predictions"]:
             said = next(value for name, value in prediction.items() if name != "task")
             cells = [prediction["task"], (", ".join(map(_part, said)) or "-") if isinstance(said, list) else str(said)]
+            if "answered" in prediction:
+                cells[1] += f" ({prediction['start']}-{prediction['end']})" if prediction["answered"] else "(no answer)"
             if "index" in prediction:
                 cells += [str(prediction["index"]), " ".join(f"{each:.3f}" for each in prediction["scores"].values())]
             elif "score" in prediction:

@@ -14,7 +14,8 @@ from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
-from edgepeft.data.several import members, places_of
+from edgepeft.data.several import LOWEST, grouped, members, places_of
+from edgepeft.data.windows import readable, token_places
 from edgepeft.data.words import at_tokens
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
@@ -42,7 +43,8 @@ class Encoded:
     Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
     right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.  Where the
     kind reads a row as several token rows, ``columns`` hold those of all rows one after another, ``per_row`` [n] says
-    how many each has, and batches hold whole rows.
+    how many each has, and batches hold whole rows.  ``windowed`` says that these are a passage's windows, each of which
+    has a loss of its own.
     """
 
     columns: dict[str, list[NDArray[np.int64]]]
@@ -54,6 +56,7 @@ class Encoded:
     cut: int = 0
     per_token: bool = False
     per_row: NDArray[np.int64] | None = None
+    windowed: bool = False
 
     @property
     def token_lengths(self) -> list[int]:
@@ -70,8 +73,8 @@ class Encoded:
 
     @property
     def most(self) -> int:
-        """Token rows of the row that has most."""
-        return 1 if self.per_row is None else int(self.per_row.max())
+        """Token rows of the row that has most, of those that a step computes together."""
+        return 1 if self.per_row is None or self.windowed else int(self.per_row.max())
 
     def token_rows(self, chosen: Sequence[int]) -> list[int]:
         """The places of those rows' token rows in ``columns``."""
@@ -83,8 +86,25 @@ class Encoded:
 
     def places(self, chosen: Sequence[int]) -> NDArray[np.int64] | None:
         """[batch, most]: where the token rows of each of those rows stand in their batch, -1 where one has none; None
-        where a row is one token row."""
+        where a row is one token row.  Of windows [token rows, length], where each one's tokens stand among all of the
+        batch, -1 where no answer can be."""
+        if self.windowed:
+            return token_places(self.readable(chosen))
         return None if self.per_row is None else places_of(self.per_row[list(chosen)], self.most)
+
+    def readable(self, chosen: Sequence[int]) -> NDArray[np.bool_]:
+        """[token rows, longest]: where the answer of each window of those rows can be."""
+        longest = max(self.token_lengths[i] for i in self.token_rows(chosen))
+        return readable([self.targets[i].passage for i in chosen], longest)
+
+    def by_row(self, logits: NDArray[Any], chosen: Sequence[int]) -> NDArray[Any]:
+        """[token rows, ...] of those rows -> [batch, most, ...], ``LOWEST`` where a row has none, or a window no place
+        for an answer; as they are where a row is one token row."""
+        if self.windowed:
+            read = np.where(self.readable(chosen)[..., None], logits, np.float32(LOWEST))
+            return grouped(read, places_of(self.counts(chosen)))
+        places = self.places(chosen)
+        return logits if places is None else grouped(logits, places)
 
     @property
     def longest_target(self) -> int:
@@ -99,6 +119,8 @@ class Encoded:
         }
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
+        if self.windowed:
+            return inputs, np.concatenate([self.targets[i].wanted for i in chosen])
         if self.per_token:
             return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
@@ -121,11 +143,18 @@ def encode(
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated, targets = 0, list[NDArray[Any]]()
     texts, per_row = _texts(rows, kind)
+    counts = list[int]()
     for start in range(0, len(texts), CHUNK):
-        tokens = encoder.encode(texts[start : start + CHUNK], max_length)
+        part = texts[start : start + CHUNK]
+        if kind.windows:
+            tokens = encoder.windows(part, max_length, [row.where for row in rows[start : start + CHUNK]])
+            counts += tokens.per_text
+        else:
+            tokens = encoder.encode(part, max_length)
         truncated += tokens.truncated
         if kind.per_token:
-            targets.append(kind.encoded(rows[start : start + CHUNK], tokens.encodings))
+            found = tokens.windows if kind.windows else tokens.encodings
+            targets.append(kind.encoded(rows[start : start + CHUNK], found))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
             values = (row[:length].copy() for row, length in zip(padded, lengths, strict=True))
@@ -135,7 +164,9 @@ def encode(
         written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
     of_rows = np.concatenate(targets) if kind.per_token else kind.targets(rows)
-    return Encoded(columns, of_rows, truncated, pad, per_token=kind.per_token, per_row=per_row)
+    per_row = np.array(counts) if kind.windows else per_row
+    more: dict[str, Any] = {"per_token": kind.per_token, "windowed": kind.windows}
+    return Encoded(columns, of_rows, truncated, pad, per_row=per_row, **more)
 
 
 def _texts(rows: Sequence[Row], kind: Kind) -> tuple[list[Text], NDArray[np.int64] | None]:

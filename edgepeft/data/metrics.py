@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.several import grouped
 from edgepeft.tasks.base import Kind
 
 __all__ = ["SCORED_ROWS", "Scored", "score_rows"]
@@ -48,8 +47,7 @@ def score_rows(
     if kind.calibrates:
         kept = np.empty((len(losses), kind.n_outputs), np.float32)
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-        logits, places = logits_of(chosen), rows.places(chosen)
-        logits = logits if places is None else grouped(logits, places)
+        logits = rows.by_row(logits_of(chosen), chosen)
         found = kind.outputs(logits)
         if not kind.whole_batch:
             losses[chosen] = kind.losses(logits, rows.targets[chosen])

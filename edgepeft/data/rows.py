@@ -35,7 +35,8 @@ class Columns(NamedTuple):
     With a ``source`` the text is made of the columns that it names, and with a ``target`` so is the label, which may be
     rounded to multiples of ``step``; ``remedy`` ends the error where a column is not there.  ``fields`` must be there
     and nothing else: rows are left to their tasks.  A label that is a list may be a text with its ``separator``.
-    Candidates are read, where a row has some, if they are asked for.
+    Candidates are read, where a row has some, if they are asked for; with ``passages`` so are a question, a context and
+    answers, as SQuAD calls them.
     """
 
     text: str | None = None
@@ -48,6 +49,7 @@ class Columns(NamedTuple):
     step: float | None = None
     separator: str | None = None
     candidates: bool = False
+    passages: bool = False
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -165,7 +167,8 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
     labels = label_of is not None and not optional
     pairs: bool | None = None
     for line, found in read(path):
-        record = _tagged(found, columns, f"{path}:{line}", labels=labels)
+        record = _asked(found, columns, labels=labels)
+        record = _tagged(record, columns, f"{path}:{line}", labels=labels)
         _require_columns(path, line, record, columns, labels)
         there = not optional or record.get(columns.names[2]) is not None
         row = _row(path, line, record, columns, label_of if there else None)
@@ -183,6 +186,17 @@ def _rows(path: Path, read: Reader, wanted: _Wanted) -> Iterator[Row]:
         yield row
     if pairs is None:
         raise DataError(f"{path} has no rows; expected {_expected(columns, labels)}.")
+
+
+def _asked(record: dict[str, Any], columns: Columns, *, labels: bool) -> dict[str, Any]:
+    """A row of SQuAD's columns by the usual names of its columns."""
+    if not columns.passages:
+        return record
+    usual = (
+        {FIRST: "question", SECOND: "context", LABEL: "answers"} if labels else {FIRST: "question", SECOND: "context"}
+    )
+    found = {name: record[theirs] for name, theirs in usual.items() if name not in record and theirs in record}
+    return {**record, **found}
 
 
 def _tagged(record: dict[str, Any], columns: Columns, where: str, *, labels: bool) -> dict[str, Any]:

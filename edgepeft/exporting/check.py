@@ -18,6 +18,7 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.data.pattern import pattern
 from edgepeft.data.posing import of_source
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.windows import passage_of, readable
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
@@ -88,9 +89,15 @@ def data_check(
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
     texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
-    batch = backbone.encoder().encode(fitted(texts, delta.card.pairs), delta.card.max_length)
-    targets = _targets(path, columns, kind, batch.encodings)
-    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, per_row)
+    texts, encoder, read = fitted(texts, delta.card.pairs), backbone.encoder(), None
+    if kind.windows:
+        batch = encoder.windows(texts, delta.card.max_length)
+        passages = [passage_of(text.second or "", own) for text, own in zip(texts, batch.windows, strict=True)]
+        per_row, read = list(batch.per_text), readable(passages, batch.inputs["input_ids"].shape[1])
+    else:
+        batch = encoder.encode(texts, delta.card.max_length)
+    targets = _targets(path, columns, kind, batch.windows if kind.windows else batch.encodings)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, per_row, read)
 
 
 def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int] | None]:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.backbones.tokens import Text
-from edgepeft.data.pattern import pattern
+from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
+from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.rows import SENTENCES
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
@@ -27,6 +27,7 @@ __all__ = [
     "pad_together",
     "read_by",
     "texts_of",
+    "tokenized",
 ]
 
 Readable = str | tuple[str, str | None] | Mapping[str, Any]  # a text, a pair (a ``Text`` is one), or a row's columns
@@ -129,6 +130,20 @@ def _posed(text: Text, source: str, where: str) -> Text:
         return Text(reads.filled({reads.fields[0]: text.first}, where))
     given = zip(SENTENCES.names, text, strict=False)
     return Text(reads.filled({name: value for name, value in given if value is not None}, where))
+
+
+def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, *, windows: bool) -> TokenBatch:
+    """Their tokens, cut at the maximal length or in windows.
+
+    Raises:
+        UnreadableRow: a question leaves no room for its passage; names the first row.
+    """
+    if not windows:
+        return encoder.encode(texts, max_length)
+    try:
+        return encoder.windows(texts, max_length)
+    except DataError as error:
+        raise UnreadableRow(str(error)) from error
 
 
 def check_rows(mask: NDArray[np.generic]) -> None:

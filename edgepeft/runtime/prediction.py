@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.tokens import Text
+from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Answer, Prediction
-from edgepeft.data.several import grouped, places_of
-from edgepeft.data.words import Encoding, read_words
+from edgepeft.data.several import LOWEST, grouped, places_of
+from edgepeft.data.windows import passage_of, readable
+from edgepeft.data.words import read_words
 from edgepeft.errors import BundleError
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.runtime.manifest import TaskEntry
@@ -55,12 +56,18 @@ def of_width(n_outputs: int, task: str, logits: NDArray[np.float32]) -> NDArray[
 
 
 def predictions(
-    task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], encodings: Sequence[Encoding] = ()
+    task: str, entry: TaskEntry, read: ReadRows, logits: NDArray[np.float32], batch: TokenBatch
 ) -> list[Prediction]:
-    """[token rows, ...] -> one answer for each row, by the task's kind; ``encodings`` are of what was read."""
+    """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read."""
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
+    if kind.windows:
+        passages = [
+            passage_of(text.second or "", windows) for text, windows in zip(read.texts, batch.windows, strict=True)
+        ]
+        found = np.where(readable(passages, logits.shape[1])[..., None], logits, np.float32(LOWEST))
+        return kind.predictions(task, grouped(found, places_of(batch.per_text)), notes, passages)
     if kind.per_token:
-        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, encodings, strict=True)]
+        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, batch.encodings, strict=True)]
         return kind.predictions(task, logits, notes, words)
     if read.per_row is not None:
         logits = grouped(logits, places_of(read.per_row))

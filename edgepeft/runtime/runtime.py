@@ -28,6 +28,7 @@ from edgepeft.runtime.inputs import (
     pad_together,
     read_by,
     texts_of,
+    tokenized,
 )
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.packed import put
@@ -225,8 +226,8 @@ class Runtime(TextTasks):
         read = read_by(entry.task_kind, texts, entry.source)
         if not read.given:
             return []
-        batch = self._tokens(read.texts, entry.max_length)
-        return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch.encodings))
+        batch = self._tokens(read.texts, entry.max_length, windows=entry.task_kind.windows)
+        return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch))
 
     def predict_all(
         self, tasks: Sequence[str], texts: str | Sequence[Readable], decoding: Decoding = GREEDY
@@ -245,11 +246,12 @@ class Runtime(TextTasks):
                 own = type(entry.task_kind) if entry.task_kind.several else None
                 forms.setdefault((entry.max_length, entry.source, own), []).append(task)
         for (max_length, source, _), alike in forms.items():
-            read = read_by(self.bundle.entry(alike[0]).task_kind, given, source)
-            batch = self._tokens(read.texts, max_length, answers=len(alike))
+            kind = self.bundle.entry(alike[0]).task_kind
+            read = read_by(kind, given, source)
+            batch = self._tokens(read.texts, max_length, answers=len(alike), windows=kind.windows)
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
-                of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch.encodings)
+                of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch)
                 answers[task] = self._notes.told(of_task)
         return answers
 
@@ -311,12 +313,15 @@ class Runtime(TextTasks):
         kinds = [entry.task_kind for entry in entries]
         given = zip(kinds, named.values(), entries, strict=True)
         read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
-        encoded = [self._tokens(rows.texts, entry.max_length) for entry, rows in zip(entries, read, strict=True)]
+        encoded = [
+            self._tokens(rows.texts, entry.max_length, windows=kind.windows)
+            for kind, entry, rows in zip(kinds, entries, read, strict=True)
+        ]
         inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
         sessions = {task: self.session(task) for task in named}
-        slots = np.repeat(np.arange(len(named)), [len(rows.texts) for rows in read])
+        slots = np.repeat(np.arange(len(named)), [len(batch.encodings) for batch in encoded])
         logits = self._mixer.logits(sessions, slots, inputs)
-        of_tasks = zip(named, entries, read, logits, (batch.encodings for batch in encoded), strict=True)
+        of_tasks = zip(named, entries, read, logits, encoded, strict=True)
         return [answer for of_task in of_tasks for answer in self._notes.told(predictions(*of_task))]
 
     def _embeddings(self, texts: Sequence[Readable], pooling: Pooling) -> list[NDArray[np.float32]]:
@@ -331,10 +336,12 @@ class Runtime(TextTasks):
     def _encode(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> dict[str, NDArray[np.int64]]:
         return self._tokens(texts, max_length, answers).inputs
 
-    def _tokens(self, texts: Sequence[Readable], max_length: int, answers: int = 1) -> TokenBatch:
+    def _tokens(
+        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, windows: bool = False
+    ) -> TokenBatch:
         read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
-            batch = self._tokenizer().encode(read, max_length)
+            batch = tokenized(self._tokenizer(), read, max_length, windows=windows)
             self.truncation.rows += batch.truncated * answers
         return batch
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgepeft.data.several import grouped, places_of
+from edgepeft.data.several import LOWEST, grouped, places_of
 from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.inputs import Inputs
@@ -186,7 +186,7 @@ class DataCheck:
 
     Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
     ``targets`` are as the task's ``kind`` has them; ``per_row`` says how many token rows each row is, where it may be
-    several.
+    several; ``read`` [rows, length] which tokens are, where these are windows.
     """
 
     inputs: Inputs
@@ -194,6 +194,7 @@ class DataCheck:
     targets: NDArray[Any] | None
     kind: Kind
     per_row: Sequence[int] | None = None
+    read: NDArray[np.bool_] | None = None
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
         """What ``run`` gives for these rows.
@@ -204,6 +205,9 @@ class DataCheck:
         logits = run_in_groups(run, self.inputs)
         _require_one_shape(self.reference, logits)
         reference = self.reference
+        if self.read is not None:
+            read, lowest = self.read[..., None], np.float32(LOWEST)
+            reference, logits = np.where(read, reference, lowest), np.where(read, logits, lowest)
         if self.per_row is not None:
             reference, logits = (grouped(each, places_of(self.per_row)) for each in (reference, logits))
         agreement, undecided = self.kind.agreement(reference, logits, allowed.difference)

@@ -147,14 +147,24 @@ class SpanGiven(_Asked):
     label: str
 
 
-class TuneRow(TextRow):
-    """A row to learn from; ``label`` is a number, a list of names or a list of spans where the task's answers are."""
+class AnswersGiven(_Asked):
+    """What answers a question, and where each text starts in the passage; empty lists where nothing does."""
 
-    label: str | int | float | list[str] | list[SpanGiven]
+    text: list[str]
+    answer_start: list[int]
+
+
+class TuneRow(TextRow):
+    """A row to learn from; ``label`` is a number, a list of names, a list of spans or the answers that stand in a
+    passage where the task's answers are."""
+
+    label: str | int | float | list[str] | list[SpanGiven] | AnswersGiven
 
     @property
     def plain_label(self) -> Any:
         """As plain values of JSON."""
+        if isinstance(self.label, AnswersGiven):
+            return self.label.model_dump()
         parts = self.label if isinstance(self.label, list) else []
         return [each if isinstance(each, str) else each.model_dump() for each in parts] if parts else self.label
 
@@ -196,6 +206,9 @@ class PredictionBody(BaseModel):
     labels: list[str] | None = Field(default=None, description="All that hold, where several may.")
     index: int | None = Field(default=None, description="Of the candidate that is picked, from 0.")
     spans: list[SpanFound] | None = Field(default=None, description="What stands in the text, in order.")
+    answered: bool | None = Field(default=None, description="Whether the passage has an answer, which is text then.")
+    start: int | None = Field(default=None, description="Of the answer in the passage, in Unicode characters.")
+    end: int | None = Field(default=None, description="Past the answer's last character.")
     unread: int | None = Field(default=None, description="Where the text was cut, if it was: past that, no span is.")
     score: float | None = None
     scores: dict[str, float] | None = None

@@ -30,7 +30,6 @@ from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, li
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
-    from edgepeft.data.words import Encoding, Read
 
 __all__ = [
     "CLOSE",
@@ -80,6 +79,7 @@ class Kind(Certainty, ABC):
     unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
     picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
+    windows: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
     optional_labels: ClassVar[bool] = False  # rows may have none
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
@@ -182,8 +182,8 @@ class Kind(Certainty, ABC):
         """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
         return None
 
-    def encoded(self, rows: Sequence[Row], encodings: Sequence[Encoding]) -> Values:
-        """As ``targets``, of rows that are tokenized so."""
+    def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
+        """As ``targets``, of rows that are tokenized so; where they are read in ``windows``, each so often."""
         return self.targets(rows)
 
     @abstractmethod
@@ -327,10 +327,10 @@ class Kind(Certainty, ABC):
 
     @abstractmethod
     def predictions(
-        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
         """[n, C] and what speaks against each answer -> answers; ``read`` are the texts' words where logits are of
-        tokens."""
+        tokens, or their passages where they are read in windows."""
 
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """(logits, targets) of answers to rows that were checked."""

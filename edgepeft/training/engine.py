@@ -205,12 +205,13 @@ def loss_of(
 ) -> Tensor:
     """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one.
 
-    Where a row has several token rows, ``places`` [batch, most] says which logits are its own.
+    Where a row has several token rows, ``places`` [batch, most] says which logits are its own; of windows [token rows,
+    length] which tokens'.
     """
     if places is not None:
         of_rows = torch.from_numpy(places).to(logits.device)
         missing = (of_rows < 0).unsqueeze(-1)
-        logits = logits[of_rows.clamp(min=0)].masked_fill(missing, LOWEST)
+        logits = logits.flatten(0, -2)[of_rows.clamp(min=0)].masked_fill(missing, LOWEST)
     loss: Tensor = kind.loss(logits, targets, weights)
     return loss
 

@@ -57,7 +57,8 @@ def prepare(job: Job) -> Prepared:
         counts = kind.made_per_row(rows)
         per_row = None if counts is None else np.array(counts)
         given = expansion.inputs(tensors), inputs, labels, masks, shares
-        result = training(*given, most_rows=most, per_row=per_row, states=partial(_of_rows, beside))
+        read = inputs["attention_mask"] != 0 if kind.windows else None
+        result = training(*given, most_rows=most, per_row=per_row, read=read, states=partial(_of_rows, beside))
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
     return Prepared(step)

@@ -24,6 +24,7 @@ def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) 
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, load
     from edgepeft.bench.workloads.finetune_onnxruntime import LEARNING_RATE, targets_of
     from edgepeft.data.several import places_of
+    from edgepeft.data.windows import token_places
     from edgepeft.methods.base import method_named
     from edgepeft.training.engine import loss_of
 
@@ -39,6 +40,7 @@ def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) 
         given = {name: torch.from_numpy(values) for name, values in beside.items()}
         counts = kind.made_per_row(len(inputs["input_ids"]))
         places = None if counts is None else places_of(counts)
+        places = token_places(inputs["attention_mask"].numpy() != 0) if kind.windows else places
         found = logits({**inputs, **given})
         torch.autograd.backward(loss_of(kind, found, torch.from_numpy(targets), places=places))
         optimizer.step()

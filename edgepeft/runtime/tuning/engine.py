@@ -131,13 +131,19 @@ class OnnxRuntimeEngine(TrainingEngine):
         """What a step takes of these rows."""
         train = self._rows["train"]
         weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
+        weights = np.repeat(weights, train.counts(chosen)) if train.windowed else weights
         terms = self._subject.facts.kind.terms(labels)
         shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
 
         def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+            if train.windowed:  # each a row of the step
+                own = train.token_rows(chosen)
+                return self._hidden["train"].packed([own[i] for i in part]) if self._hidden else {}
             return self._beside([chosen[i] for i in part], labels[part])
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
+        if train.windowed:
+            return {**rows, "shares": shares, "read": train.readable(chosen)}
         rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
         return {**rows, "shares": shares}
 

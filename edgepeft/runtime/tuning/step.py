@@ -96,9 +96,10 @@ class _Rows:
             yield read, {**given, **states(part)}
 
 
-def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any) -> _Rows:
+def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, *, read: Any = None) -> _Rows:
     named = {dropout(i): mask for i, mask in enumerate(masks)}
-    return _Rows(inputs, named, {LABELS: labels, SHARES: shares}, per_row)
+    of_rows = {LABELS: labels, SHARES: shares} | ({} if read is None else {PLACES: read})
+    return _Rows(inputs, named, of_rows, per_row)
 
 
 class TrainingStep:
@@ -138,6 +139,7 @@ class TrainingStep:
         *,
         most_rows: int | None = None,
         per_row: NDArray[np.int64] | None = None,
+        read: NDArray[np.bool_] | None = None,
         states: States = lambda _: {},
         back: Callable[[Arrays], Arrays] = lambda found: found,
     ) -> StepResult:
@@ -151,6 +153,7 @@ class TrainingStep:
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
             per_row: [batch], how many token rows each row is, where it may be several.
+            read: [token rows, length], the tokens that the loss is over, where each row is a window.
             states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
             back: what to sum of a part's gradients.
         """
@@ -159,7 +162,7 @@ class TrainingStep:
         if together:
             of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))
             shares = np.ones(len(labels), np.float32)
-        for _, given in _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states, self._told):
+        for _, given in _rows(inputs, labels, masks, shares, per_row, read=read).cut(most_rows, states, self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -177,12 +180,13 @@ class TrainingStep:
         *,
         most_rows: int | None = None,
         per_row: NDArray[np.int64] | None = None,
+        read: NDArray[np.bool_] | None = None,
         states: States = lambda _: {},
     ) -> float:
         """That of ``__call__`` without the way back."""
         if self.facts.kind.whole_batch:
             return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))[0]
-        parts = _rows(inputs, labels, masks, shares, per_row).cut(most_rows, states, self._told)
+        parts = _rows(inputs, labels, masks, shares, per_row, read=read).cut(most_rows, states, self._told)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
     def _slopes(
@@ -208,8 +212,13 @@ class TrainingStep:
         """As it is, or of each packed token where the task answers for these."""
         if not self.facts.kind.per_token:
             return by_row
-        fills, shape = {LABELS: NO_TARGET, SHARES: 0.0}, mask.shape
-        found = {}
+        shape, found = mask.shape, dict[str, Any]()
+        fills: dict[str, float] = {LABELS: NO_TARGET, SHARES: 0.0}
+        if self.facts.kind.windows:  # labels are of these, and places of packed tokens
+            found = {name: by_row.pop(name) for name in fills}
+            starts = np.cumsum(mask.sum(1) + self._prompt) - mask.sum(1)
+            there = by_row.pop(PLACES)[:, : shape[1]] & (mask != 0)
+            found[PLACES] = np.where(there, starts[:, None] + np.arange(shape[1]), -1)
         for name, values in by_row.items():
             width = values.shape[-1:] if name not in fills else ()  # of dropout
             by_token = values if values.ndim == len(shape) + len(width) else values[:, None]

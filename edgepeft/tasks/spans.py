@@ -1,0 +1,335 @@
+"""Spans: the answer to a question as it stands in a passage (Rajpurkar et al., 2016), or that it does not (2018).
+
+A head gives each token a logit to be the answer's start, and one to be its end.  A passage that is too long is read in
+windows that overlap.  As in transformers' ``run_qa``, a window that does not hold all of the answer learns the first
+token of its row as start and end, loss = mean of both cross entropies over the tokens that can be read, the mean over
+windows.  The answer is the span of highest start + end in any window, of at most 30 tokens; there is none where the
+least start + end at a window's first token is above that by more than a threshold, chosen on the evaluation rows.
+
+Letters: W windows of a batch, B rows, n rows, K windows of the row that has most, S tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.answers import Prediction
+from edgepeft.data.pattern import UnreadableRow
+from edgepeft.data.rows import SENTENCES, Columns, Row
+from edgepeft.data.several import LOWEST
+from edgepeft.data.windows import Asked, Passage, passage_of
+from edgepeft.tasks._answers import answers_label, answers_of, best_score, right_texts
+from edgepeft.tasks._search import SpansPrediction, best_spans, best_threshold, wanted_of, windows_of
+from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric, Nodes
+from edgepeft.tasks.classification import cross_entropy
+
+if TYPE_CHECKING:
+    from edgepeft.data.batches import Encoded
+
+__all__ = ["Spans"]
+
+Values = NDArray[Any]
+_NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the passage
+
+
+@dataclass(frozen=True)
+class Spans(Kind):
+    """Of ``chosen``, ``threshold`` is what the score of no answer must be above the best span's; without it every
+    question has an answer."""
+
+    name: ClassVar[str] = "spans"
+    title: ClassVar[str] = "a search for answers in passages"
+    answers: ClassVar[str] = "span"
+    default_metric: ClassVar[str] = "f1"
+    per_token: ClassVar[bool] = True
+    several: ClassVar[bool] = True
+    windows: ClassVar[bool] = True
+    chooses: ClassVar[bool] = True
+    head: ClassVar[str] = "tokens"
+    unmerged: ClassVar[str] = (
+        "transformers' models for question answering give start_logits and end_logits, and what is written gives "
+        "logits; edgepeft run and serve answer it"
+    )
+
+    def __post_init__(self) -> None:
+        """See that what was chosen can be.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        threshold = self.chosen.get("threshold", 0.0)
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+            raise ValueError(f"the threshold of no answer is a number; found {threshold!r}")
+
+    @property
+    def n_outputs(self) -> int:
+        """Start and end."""
+        return 2
+
+    @property
+    def described(self) -> str:
+        """Whether it may say that there is none."""
+        return "an answer, or none" if "threshold" in self.chosen else "an answer"
+
+    @property
+    def listed(self) -> str:
+        """Each row has its own."""
+        return "what stands in each row's passage"
+
+    # Rows.
+
+    @classmethod
+    def columns(cls, given: Columns) -> Columns:
+        """SQuAD's too."""
+        return given._replace(passages=True)
+
+    @classmethod
+    def label_text(cls, value: Any, where: str) -> str:
+        """Answers with their places, or none."""
+        return answers_label(value, where)
+
+    def strange(self, row: Row) -> str | None:
+        """None: an answer that does not stand in the passage is an error."""
+        answers_of(row)
+        return None
+
+    def strata(self, rows: Sequence[Row]) -> list[str]:
+        """Whether there is an answer."""
+        return ["some" if answers_of(row) else "none" for row in rows]
+
+    def expected(self, row: Row) -> str:
+        """The first answer's text."""
+        return right_texts(row)[0]
+
+    def token_rows(self, given: Any, where: str) -> list[tuple[str, str | None]]:
+        """Question and passage, of which the passage is read in windows."""
+        if isinstance(given, Mapping):
+            first, second, _ = SENTENCES.names
+            given = given.get(first, given.get("question")), given.get(second, given.get("context"))
+        pair = given if isinstance(given, tuple | list) and len(given) == 2 else (given, None)
+        for name, text in zip(("question", "passage"), pair, strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise UnreadableRow(
+                    f"{where}: no {name}. A row has two texts, the question and the passage, as sentence1 and "
+                    "sentence2 or question and context; neither is empty."
+                )
+        return [(pair[0], pair[1])]
+
+    @classmethod
+    def readable(cls, *, pairs: bool) -> Any:
+        """A question and a passage."""
+        return ("a", "a")
+
+    @classmethod
+    def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
+        """No answer."""
+        return "[]", None
+
+    def targets(self, rows: Sequence[Row]) -> Values:
+        """[n] of ``Asked``, in no window."""
+        return self.encoded(rows, [()] * len(rows))
+
+    def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
+        """[n] of ``Asked``; of each window the places of the first and the last token of the first answer."""
+        found = np.empty(len(rows), object)
+        for i, (row, windows) in enumerate(zip(rows, encodings, strict=True)):
+            passage = passage_of(row.sentence2 or "", windows)
+            found[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
+        return found
+
+    def made_targets(self, mask: NDArray[np.int64]) -> Values:
+        """The first token: [W, 2]."""
+        return np.zeros((len(mask), 2), np.int64)
+
+    # Losses.
+
+    def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
+        """Of windows [W, S, 2], with targets [W, 2]; of rows [B, K, S, 2] the mean over each one's windows."""
+        if targets.dtype == object:
+            each = [self.losses(row[: len(t.wanted)], t.wanted).mean() for row, t in zip(logits, targets, strict=True)]
+            return np.array(each)
+        exact = logits.astype(np.float64)
+        shifted = exact - exact.max(1, keepdims=True)
+        likely = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        chosen = np.take_along_axis(likely, targets[:, None], 1)[:, 0]
+        losses: NDArray[np.float64] = -chosen.mean(1)
+        return losses
+
+    def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:
+        """The mean over windows."""
+        return -logits.log_softmax(1).gather(1, targets.unsqueeze(1)).mean()
+
+    def loss_graph(self, logits: str, labels: str) -> LossGraph:
+        """(W, S, 2) and (W, 2)."""
+        nodes: Nodes = [
+            ("Transpose", [logits], "loss/columns_first", {"perm": [0, 2, 1]}),
+            *cross_entropy("loss/columns_first", labels, 2, "loss/of_both"),
+            ("ReduceMean", ["loss/of_both", "loss/last"], "loss/of_rows", {"keepdims": 0}),
+        ]
+        return LossGraph(nodes, integers=True, dims=("batch", 2))
+
+    def ignorant_loss(self, rows: Encoded) -> float:
+        """Of equal logits for all tokens of a window."""
+        counts = [1 + len(places) for target in rows.targets for places in target.passage.places]
+        return float(np.log(counts).mean())
+
+    # Scores.
+
+    def outputs(self, logits: NDArray[Any]) -> Values:
+        """[B, K, S, 2] -> [B, 5]: window, first and last token, the span's score, and that of no answer."""
+        return best_spans(logits)
+
+    def _given(self, target: Asked, output: Values) -> str:
+        start, end = self._span(target.passage, output)
+        return target.passage.text[start:end]
+
+    def _span(self, passage: Passage, output: Values) -> tuple[int, int]:
+        """Where the answer stands; (0, 0) where there is none."""
+        window, first, last, score, nothing = output.tolist()
+        if window < 0:
+            return 0, 0 if window == _NONE else len(passage.text)
+        if score < LOWEST / 2 or nothing - score > self.chosen.get("threshold", math.inf):
+            return 0, 0
+        places, offsets = passage.places[int(window)], passage.offsets[int(window)]
+        one, other = np.searchsorted(places, (int(first), int(last)))
+        start, end = int(offsets[one][0]), int(offsets[other][1])
+        text = passage.text[start:end]
+        return start + len(text) - len(text.lstrip()), end - len(text) + len(text.rstrip())
+
+    def with_chosen(self, targets: Values, outputs: Values) -> Self:
+        """The threshold of the highest F1, midway between two rows' differences, where some rows have no answer."""
+        bare = replace(self, chosen={k: v for k, v in self.chosen.items() if k != "threshold"})
+        if not any(target.answers == ("",) for target in targets):
+            return bare
+        if_some = np.array(
+            [best_score("f1", bare._given(*row), row[0].answers) for row in zip(targets, outputs, strict=True)]
+        )
+        if_none = np.array([float(target.answers == ("",)) for target in targets])
+        threshold = best_threshold(outputs[:, 4] - outputs[:, 3], if_some - if_none)
+        return replace(self, chosen={**bare.chosen, "threshold": threshold})
+
+    def plain(self, outputs: Values) -> list[float]:
+        """How far the best span is above no answer."""
+        found: list[float] = np.round(outputs[:, 3] - outputs[:, 4], 6).tolist()
+        return found
+
+    def answered(self, rows: Sequence[Row], targets: Values, outputs: Values) -> list[str]:
+        """The answers' texts."""
+        return [self._given(*each) for each in zip(targets, outputs, strict=True)]
+
+    def each(self, metric: str, targets: Values, outputs: Values) -> Values:
+        """[n]: the score of each row."""
+        given = zip(targets, outputs, strict=True)
+        return np.array([best_score(metric, self._given(target, output), target.answers) for target, output in given])
+
+    def off(self, targets: Values, outputs: Values) -> Values:
+        """What each row's F1 lacks."""
+        lacks: Values = 1 - self.each("f1", targets, outputs)
+        return lacks
+
+    def errors(self, targets: Any, outputs: Any) -> dict[str, Any]:
+        """``figures``: the metrics; where some rows have no answer, also of those and of the others alone."""
+        none = np.array([target.answers == ("",) for target in targets])
+        figures = {}
+        for metric in self.metrics:
+            each = self.each(metric, targets, outputs)
+            figures[metric] = float(each.mean())
+            if none.any() and not none.all():
+                figures[f"has_answer_{metric}"] = float(each[~none].mean())
+                figures[f"no_answer_{metric}"] = float(each[none].mean())
+        return {"figures": figures}
+
+    # Baselines.
+
+    def majority(self, targets: Values) -> Values:
+        """No answer, or the whole passage, by their F1."""
+        kinds = [np.array([window, 0, 0, 0, 0]) for window in (_NONE, _WHOLE)]
+        scores = [self.each("f1", targets, np.tile(each, (len(targets), 1))).mean() for each in kinds]
+        return kinds[int(np.argmax(scores))]
+
+    def regressed(self, targets: Values) -> NDArray[np.float64]:
+        """[tokens that are read, 2]: 1 at the start, and at the end, less their shares of the window's tokens."""
+        found = []
+        for places, wanted in windows_of(targets):
+            at = np.concatenate([[0], places])[:, None] == wanted
+            found.append(at - at.mean(0))
+        return np.concatenate(found)
+
+    def read_by_head(self, states: Sequence[Values], targets: Values) -> Values:
+        """[tokens that are read, d]."""
+        windows = (window for row, target in zip(states, targets, strict=True) for window in row[: len(target.wanted)])
+        read = zip(windows, windows_of(targets), strict=True)
+        return np.concatenate([window[np.concatenate([[0], places])] for window, (places, _) in read])
+
+    def of_rows(self, logits: Values, targets: Values) -> Values:
+        """[tokens that are read, 2] -> [n, K, S, 2]."""
+        most = max(len(target.wanted) for target in targets)
+        longest = 1 + max(int(places.max(initial=0)) for places, _ in windows_of(targets))
+        found, done = np.full((len(targets), most, longest, 2), LOWEST), 0
+        for row, target in zip(found, targets, strict=True):
+            for window, places in zip(row, target.passage.places, strict=False):
+                own = np.concatenate([[0], places])
+                window[own] = logits[done : done + len(own)]
+                done += len(own)
+        return found
+
+    # Answers of a deployed task.
+
+    def predictions(
+        self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
+    ) -> list[Prediction]:
+        """Of [n, K, S, 2] and passages; the score is the product of start's and end's probabilities among the tokens
+        of all windows, of no answer at the first token of the window that says so least."""
+        rows = zip(logits, self.outputs(logits), read, notes, strict=True)
+        return [self._predicted(task, *row) for row in rows]
+
+    def _predicted(
+        self, task: str, logits: NDArray[np.float32], output: Values, passage: Passage, note: str
+    ) -> SpansPrediction:
+        own = logits[: len(passage.places)].astype(np.float64)
+        shares = np.exp(own - own.max((0, 1)))
+        shares /= shares.sum((0, 1))
+        start, end = self._span(passage, output)
+        window, first, last = output[:3].astype(int)
+        if start == end:
+            window, first, last = int(own[:, 0].sum(-1).argmin()), 0, 0
+        score = round(float(shares[window, first, 0] * shares[window, last, 1]), 6)
+        places: dict[str, Any] = {"start": start, "end": end} if start < end else {}
+        of_row = own.astype(np.float32), passage
+        return SpansPrediction(task, None, score, {}, (), note, text=passage.text[start:end], of_row=of_row, **places)
+
+    def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
+        """[n, K, S, 2], and what is asked of the rows."""
+        found = [answer.of_row for answer in answers]
+        most, longest = (max(logits.shape[axis] for logits, _ in found) for axis in (0, 1))
+        padded, targets = np.full((len(found), most, longest, 2), LOWEST, np.float32), np.empty(len(found), object)
+        for i, ((logits, passage), row) in enumerate(zip(found, rows, strict=True)):
+            padded[i, : logits.shape[0], : logits.shape[1]] = logits
+            targets[i] = Asked(passage, right_texts(row), wanted_of(passage, answers_of(row)))
+        return padded, targets
+
+    def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:
+        """The share of windows' best starts and ends that are the same; a row is undecided where all of its are."""
+        reference, logits = (each.reshape(len(each), -1, *each.shape[-2:]) for each in (reference, logits))
+        best = np.sort(reference, axis=2)
+        decided = best[:, :, -1] - best[:, :, -2] > 2 * (tolerance or CLOSE)  # (n, K, 2)
+        same = reference.argmax(2) == logits.argmax(2)
+        share = float(same[decided].mean()) if decided.any() else 1.0
+        return Agreement(share, int((~decided).all((1, 2)).sum()))
+
+
+def _mean(metric: str, kind: Spans, targets: Values, outputs: Values) -> float:
+    return float(kind.each(metric, targets, outputs).mean())
+
+
+Spans.metrics = {
+    name: Metric(partial(_mean, name), "mean over rows, each by its best right answer, as SQuAD's script has it")
+    for name in ("f1", "exact_match")
+}
