@@ -167,7 +167,11 @@ def test_a_wrong_request_is_refused_by_what_is_wrong_with_it(served, path, body,
     [
         ("/v1/tasks/mood:predict", b"{", "the body is not JSON (line 1 column 1)."),
         ("/v1/tasks/mood:predict", {"text": 5}, "text must be text, found a number;"),
-        ("/v1/tasks/mood:predict", {}, "the body: give text (and second for a pair, or candidates), or fields, or rows;"),
+        (
+            "/v1/tasks/mood:predict",
+            {},
+            "the body: give text (and second for a pair, or candidates), or fields, or rows;",
+        ),
         ("/v1/tasks/mood:predict", {"rows": []}, "rows must be a list of 1 or more, found a list of 0;"),
         ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0 has a key that is not known;"),
         ("/v1/predict", {"rows": [{"text": "w5", "secret": 1}]}, "rows.0 has a key that is not known;"),
