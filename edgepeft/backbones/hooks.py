@@ -124,16 +124,18 @@ def tied(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each tensor under one name for every module that has it: T5's embeddings are read in up to four places.
 
     ``functional_call`` knows ties too, but takes one module of two names for two, and leaves the new tensor in it.
+    A place whose own name has a tensor takes that: transformers 5 ties an output layer of which the delta has its own.
     """
     owners = {path: dict(module.named_parameters(recurse=False)) for path, module in model.named_modules()}
     known = {name: model.get_parameter(name) for name in tensors}
-    return {
-        f"{path}.{part}": tensors[name]
-        for path, parts in owners.items()
-        for part, parameter in parts.items()
-        for name, original in known.items()
-        if original is parameter
-    }
+    found = {}
+    for path, parts in owners.items():
+        for part, parameter in parts.items():
+            names = [name for name, original in known.items() if original is parameter]
+            if names:
+                place = f"{path}.{part}"
+                found[place] = tensors[place if place in names else names[0]]
+    return found
 
 
 def prompted(inputs: Mapping[str, Tensor], length: int, token_id: int) -> Mapping[str, Tensor]:
