@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
+from typing import Any
 from unittest import mock
 
 ENTRY = "import sys; from edgepeft.cli._main import main; main()"
@@ -33,6 +35,22 @@ def edgepeft(*arguments):
             code = end.code or 0
     assert isinstance(code, int), code
     return subprocess.CompletedProcess(argv, code, _text(out), _text(err))
+
+
+def verb(*words: object) -> Any:
+    """The same by Typer's runner, which keeps the exception of a failure: ``exit_code``, ``output``, ``exception``."""
+    from typer.testing import CliRunner
+
+    from edgepeft.cli._main import app
+
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def shown(*words: object) -> Any:
+    """The JSON that a verb prints, which succeeds."""
+    done = verb(*words)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout)
 
 
 def process(*arguments):

@@ -14,16 +14,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.errors import BundleError, UnknownName, UsageError, named
 from edgepeft.registry import modules_of
 
 if TYPE_CHECKING:
     import onnx
 
-    from edgepeft.backbones.checkpoint import Checkpoint
     from edgepeft.backbones.text import TextGraphs
 
 __all__ = [
+    "HELPERS",
     "LINEAR_ROLES",
     "NO_HEAD",
     "Architecture",
@@ -89,6 +90,10 @@ class Helper(StrEnum):
     FIRST_TOKEN = "first_token"  # [batch], each row's first among the packed tokens
     POSITION = "token.position"  # [tokens], each token's place within its row
     ROW = "token.row"  # [tokens], the row that each token is of
+
+
+# -> the value that ``Packing`` gives it.
+HELPERS = {Helper.FIRST_TOKEN: "row.start", Helper.POSITION: "token.position", Helper.ROW: "token.row"}
 
 
 class Pooling(StrEnum):
@@ -257,6 +262,7 @@ class Family(ABC):
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
+    own_values: ClassVar[Mapping[str, str]] = {}  # what else a delta may read -> value of the graph
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -266,9 +272,16 @@ class Family(ABC):
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """What whole models, and transformers' classes, put before the base model's names, with its dot."""
 
-    @abstractmethod
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
-        """Index a weights file by the base model's parameter names."""
+        """Index a weights file by the base model's parameter names, be it the base model's or a whole model's.
+
+        Raises:
+            BundleError: not safetensors, truncated, or of another model.
+        """
+        prefixes = ("", self.checkpoint_prefix(architecture))
+        return (
+            Checkpoint.open(weights).with_aliases(architecture.aliases).with_prefix_for(architecture.tensors, prefixes)
+        )
 
     @abstractmethod
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
@@ -287,8 +300,16 @@ class Family(ABC):
         raise BundleError(f"a {architecture.model_type} has no decoder that could be taught to write text.")
 
     @abstractmethod
+    def neighbours(self, site: Site) -> dict[str, str]:
+        """``input``, ``residual`` and ``norm`` of a site -> value of the graph, those that it has."""
+
     def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Site, ``<site>.input``, ``<site>.residual`` and ``Helper`` -> value of the graph."""
+        """Site, ``<site>.input``, ``<site>.residual``, ``Helper`` and ``own_values`` -> value of the graph."""
+        values = {helper.value: value for helper, value in HELPERS.items()} | dict(self.own_values)
+        for site in architecture.sites:
+            values[site.name] = site.name
+            values |= {f"{site.name}.{suffix}": value for suffix, value in self.neighbours(site).items()}
+        return values
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

@@ -9,7 +9,6 @@ Letters: B batch, S padded length, T real tokens, d hidden, f intermediate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx
@@ -24,10 +23,10 @@ from edgepeft.backbones._modernbert import (
     sizes_of,
     tensors_of,
 )
-from edgepeft.backbones.base import Architecture, Attention, Family
+from edgepeft.backbones.base import Architecture, Attention, Family, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import Emitter
-from edgepeft.backbones.packing import HELPERS, Packing
+from edgepeft.backbones.packing import Packing
 from edgepeft.backbones.rotary import Rotary
 from edgepeft.backbones.windows import windows
 
@@ -71,26 +70,13 @@ class ModernBert(Family):
             foreign_head="head.dense and head.norm",
         )
 
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Where each site's value, input and residual, and the helpers, stand in the graph."""
-        values = {helper.value: value for helper, value in HELPERS.items()}
-        for site in architecture.sites:
-            values[site.name] = site.name
-            values |= {f"{site.name}.{suffix}": value for suffix, value in neighbours(site).items()}
-        return values
+    def neighbours(self, site: Site) -> dict[str, str]:
+        """What stands beside a site of its layer."""
+        return neighbours(site)
 
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """What transformers' classes put before the encoder."""
         return "model."
-
-    def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
-        """Index the weights, whether they are the base model's or a whole model's.
-
-        Raises:
-            BundleError: not safetensors, truncated, or of another model.
-        """
-        prefixes = ("", self.checkpoint_prefix(architecture))
-        return Checkpoint.open(weights).with_prefix_for(architecture.tensors, prefixes)
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d].

@@ -14,13 +14,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import Helper
+from edgepeft.backbones.base import HELPERS, Helper
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["ATTENTION", "HELPERS", "MERGE", "REAL", "SPLIT", "Lookups", "Packing"]
+__all__ = ["ATTENTION", "MERGE", "REAL", "SPLIT", "Lookups", "Packing"]
 
-# What a delta may read of the packing -> the value that ``Packing`` gives it.
-HELPERS = {Helper.FIRST_TOKEN: "row.start", Helper.POSITION: "token.position", Helper.ROW: "token.row"}
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see

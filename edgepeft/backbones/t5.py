@@ -10,7 +10,6 @@ Distances are seen in buckets, the same in all layers of a stack; norms divide b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import onnx
@@ -29,9 +28,8 @@ from edgepeft.backbones._t5 import (
     tensors_of,
 )
 from edgepeft.backbones._t5_graph import Builder
-from edgepeft.backbones.base import Architecture, Family
+from edgepeft.backbones.base import Architecture, Family, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.packing import HELPERS
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.trie import LABEL_VALUES
 
@@ -43,6 +41,7 @@ class T5(Family):
 
     name: ClassVar[str] = "t5"
     model_types: ClassVar[tuple[str, ...]] = tuple(MODEL_TYPES)
+    own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config; of the output layer nothing, where it is the embeddings.
@@ -77,26 +76,13 @@ class T5(Family):
             aliases=aliases_of(config),
         )
 
-    def bindings(self, architecture: Architecture) -> dict[str, str]:
-        """Where each site's value, input and residual, the helpers, and the labels stand in the graph."""
-        values = {helper.value: value for helper, value in HELPERS.items()}
-        values |= {name: name for name in LABEL_VALUES}
-        for site in architecture.sites:
-            values[site.name] = site.name
-            values |= {f"{site.name}.{suffix}": value for suffix, value in neighbours(site).items()}
-        return values
+    def neighbours(self, site: Site) -> dict[str, str]:
+        """What stands beside a site of its layer."""
+        return neighbours(site)
 
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """Nothing: whole models call their parts as the base model does."""
         return ""
-
-    def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
-        """Index the weights.
-
-        Raises:
-            BundleError: not safetensors, truncated, or of another model.
-        """
-        return Checkpoint.open(weights).with_aliases(architecture.aliases).with_prefix_for(architecture.tensors, ("",))
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are the encoder's last_hidden_state [B, S, d] and pooled values [B, d],

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import Helper
-from edgepeft.backbones.packing import ATTENTION, HELPERS, MERGE, SPLIT
+from edgepeft.backbones.base import HELPERS, Helper
+from edgepeft.backbones.packing import ATTENTION, MERGE, SPLIT
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.predicates import same_interface, well_formed
 from edgepeft.graph.prompt import LENGTH

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from edgepeft.data.rows import Columns, Row
 from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
 from edgepeft.tasks._certainty import Certainty
+from edgepeft.tasks._facts import Facts
 from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, listed, same_best
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Kind(Certainty, ABC):
+class Kind(Facts, Certainty, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -61,30 +62,6 @@ class Kind(Certainty, ABC):
     labels: tuple[str, ...] | None = None
     step: float | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
-
-    name: ClassVar[str]
-    title: ClassVar[str]  # in a sentence: "a classification"
-    answers: ClassVar[str]  # what an answer is: labels, number, text
-    metrics: ClassVar[Mapping[str, Metric]]
-    default_metric: ClassVar[str]
-    has_labels: ClassVar[bool] = False  # the columns of the logits have names
-    one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it
-    has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
-    chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows
-    writes: ClassVar[bool] = False  # answers are texts, token by token
-    per_token: ClassVar[bool] = False  # logits are of a row's tokens, [B, S, C]
-    head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
-    compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
-    problem_type: ClassVar[str | None] = None  # transformers' name for it
-    unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
-    picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
-    several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
-    windows: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]
-    whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
-    optional_labels: ClassVar[bool] = False  # rows may have none
-    gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``
-    model: ClassVar[str] = "ForSequenceClassification"  # how transformers' class for it ends
-    older: ClassVar[Mapping[str, Any]] = {}  # what a manifest's entry says for versions that know no kinds
 
     # What a card says, and what is said of it.
 

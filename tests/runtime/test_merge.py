@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from deltas import TEXTS
+from optimum_classes import optimum_class
 from tokenizers import Tokenizer
 from tolerance import error_beside, require_alike
 
@@ -36,13 +37,10 @@ def texts_of(task):
 
 @pytest.mark.parametrize("task", ["mood", "pair", "score"])
 def test_transformers_and_optimum_load_the_folder_and_answer_as_the_bundle(exported, merged, task):
-    try:
-        from optimum.onnxruntime import ORTModelForSequenceClassification
-    except ImportError as error:  # optimum-onnx 0.1.0 knows no transformers 5
-        pytest.skip(f"needs optimum-onnx: {error}")
+    peer = optimum_class("ORTModelForSequenceClassification")
     from transformers import AutoTokenizer
 
-    model = ORTModelForSequenceClassification.from_pretrained(merged / task)
+    model = peer.from_pretrained(merged / task)
     tokenizer = AutoTokenizer.from_pretrained(merged / task)
     texts = texts_of(task)
     pairs = [text.second for text in texts] if task == "pair" else None

@@ -12,6 +12,7 @@ import pytest
 from deltas import TEXTS
 from once import made_once
 from onnx import numpy_helper
+from optimum_classes import optimum_class
 from writing import END, export_several
 
 from edgepeft.errors import VerificationFailed
@@ -31,15 +32,12 @@ def bundle(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.parametrize("task", ["lora-1", "r-1", "full"])
 def test_optimum_loads_the_folder_and_writes_as_the_bundle(bundle: Path, tmp_path: Path, task: str):
-    try:
-        from optimum.onnxruntime import ORTModelForSeq2SeqLM
-    except ImportError as error:  # optimum-onnx 0.1.0 knows no transformers 5
-        pytest.skip(f"needs optimum-onnx: {error}")
+    peer = optimum_class("ORTModelForSeq2SeqLM")
     from transformers import AutoTokenizer
 
     result = merge_task(Bundle(bundle), task, tmp_path / "out")
     assert result.agreement == 1
-    model = ORTModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    model = peer.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     inputs = tokenizer(WORDS, padding=True, truncation=True, return_tensors="pt", return_token_type_ids=False)
     decode = Bundle(bundle).encoder().decode

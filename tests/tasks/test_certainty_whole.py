@@ -14,11 +14,10 @@ import pytest
 from deltas import random_delta, saved
 from safetensors.numpy import load_file, save_file
 from scipy.special import softmax
-from typer.testing import CliRunner
+from verbs import shown, verb
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.card import EVALUATION_FILE
-from edgepeft.cli._main import app
 from edgepeft.cli._run import say_temperature
 from edgepeft.data.course.run import CourseResult
 from edgepeft.errors import BundleError, UsageError
@@ -28,16 +27,6 @@ from edgepeft.serve.schemas import Predictions, TuneRequest
 
 NAMES = ("five", "seven")
 TEXTS = ["w5 w12 w6", "w11 w12", "w7", "w5 w7"]
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def shown(*words: object) -> Any:
-    done = verb(*words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
 
 
 def refused(error: type[Exception], *words: object) -> str:

@@ -15,14 +15,13 @@ import torch
 from deltas import TEXTS, random_delta, saved
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
+from verbs import shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch
-from edgepeft.cli._main import app
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, UsageError
 from edgepeft.exporting.bundle import export_bundle
@@ -36,16 +35,6 @@ from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRo
 
 GIVEN = {"sentence1": "w11 w12", "candidates": ["w13 w14", "w5 w15", "w16 w17 w18"]}
 OTHER = {"sentence1": "w19", "sentence2": "w12", "candidates": ["w5", "w10 w11"]}
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def shown(*words: object) -> Any:
-    done = verb(*words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
 
 
 def write(path: Path, n: int, seed: int) -> Path:

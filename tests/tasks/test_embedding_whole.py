@@ -15,11 +15,10 @@ import torch
 from deltas import TEXTS, random_delta, saved
 from tolerance import Exact, error_beside, exactly
 from torch.nn.functional import cosine_similarity, normalize
-from typer.testing import CliRunner
+from verbs import verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.cli._main import app
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, UsageError
 from edgepeft.exporting.bundle import export_bundle
@@ -31,10 +30,6 @@ from edgepeft.runtime.tuning.subject import Files, from_task
 
 WORDS = [f"w{i}" for i in range(5, 13)]
 MOVED = ["w5 w6", "w9", "w12 w7 w5 w8"]
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def done(*words: object) -> Any:

@@ -7,19 +7,18 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import binary_cross_entropy_with_logits
-from typer.testing import CliRunner
+from verbs import shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.cli._main import app
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, UsageError
 from edgepeft.exporting.bundle import export_bundle
@@ -31,16 +30,6 @@ from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.serve.schemas import Predictions, TuneRow
 
 NAMES = ("five", "seven", "six")
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def shown(*words: object) -> Any:
-    done = verb(*words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
 
 
 def write(path: Path, n: int, seed: int, names: tuple[str, ...] = NAMES) -> Path:
@@ -147,13 +136,10 @@ def test_the_merged_model_answers_as_transformers_pipeline_has_it(made: Path, tm
     assert verb("merge", made / "bundle", "--task", "words", "--out", tmp_path / "plain").exit_code == 0
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert config["problem_type"] == "multi_label_classification"
-    try:
-        from optimum.onnxruntime import ORTModelForSequenceClassification
-    except ImportError as error:
-        pytest.skip(f"needs optimum-onnx: {error}")
+    peer = optimum_class("ORTModelForSequenceClassification")
     from transformers import AutoTokenizer, pipeline
 
-    model = ORTModelForSequenceClassification.from_pretrained(tmp_path / "plain")
+    model = peer.from_pretrained(tmp_path / "plain")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
     texts = ["w5 w12 w6", "w11 w12", "w7"]
     theirs = pipeline("text-classification", model=model, tokenizer=tokenizer, top_k=None)(texts)

@@ -15,11 +15,10 @@ import torch
 from deltas import random_delta, saved
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
+from verbs import shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.cli._main import app
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.delta import Delta
 from edgepeft.errors import EdgepeftError, UsageError
@@ -29,16 +28,6 @@ from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def shown(*words: object) -> Any:
-    done = verb(*words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
 
 
 def write(path: Path, n: int, seed: int, longest: int = 14) -> Path:

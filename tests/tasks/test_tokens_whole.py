@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
-from typer.testing import CliRunner
+from verbs import shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.cli._main import app
 from edgepeft.data.rows import read_rows
 from edgepeft.data.words import Words
 from edgepeft.delta import Delta
@@ -38,16 +38,6 @@ from edgepeft.serve.schemas import Predictions, TuneRow
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 QUESTIONS = ["w5 w10 w6 w7", "😀 w5", "w11 w12", "w6 w7 w6 w7 w5 w13 w14 w15"]
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def shown(*words: object) -> Any:
-    done = verb(*words)
-    assert done.exit_code == 0, (done.output, done.exception)
-    return json.loads(done.stdout)
 
 
 def write(path: Path, n: int, seed: int) -> Path:
@@ -225,13 +215,10 @@ def test_the_merged_model_is_one_for_token_classification(made: Path, tmp_path: 
     assert verb("merge", made / "bundle", "--task", task, "--out", tmp_path / "plain").exit_code == 0
     config = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert config["architectures"] == ["BertForTokenClassification"] and config["id2label"]["1"] == "B-PER"
-    try:
-        from optimum.onnxruntime import ORTModelForTokenClassification
-    except ImportError as error:
-        pytest.skip(f"needs optimum-onnx: {error}")
+    peer = optimum_class("ORTModelForTokenClassification")
     from transformers import AutoTokenizer, pipeline
 
-    model = ORTModelForTokenClassification.from_pretrained(tmp_path / "plain")
+    model = peer.from_pretrained(tmp_path / "plain")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "plain")
     asked = pipeline("token-classification", model=model, tokenizer=tokenizer, aggregation_strategy="simple")
     for answer, theirs in zip(Runtime(made / "bundle").predict(task, QUESTIONS), asked(QUESTIONS), strict=True):

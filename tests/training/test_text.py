@@ -13,11 +13,10 @@ import torch
 from deltas import random_delta
 from tiny import WORDS
 from tolerance import exactly
-from typer.testing import CliRunner
+from verbs import verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.cli._main import app
 from edgepeft.data.batches import Writing, encode
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
@@ -131,10 +130,6 @@ def test_a_task_that_can_be_learnt_is_learnt(tiny: Callable[..., Path], tmp_path
     )
     assert result.errors["texts"]["f1"] == result.test_score
     assert {"label", "answer", "loss", "row"} == set(result.errors["worst"][0])
-
-
-def verb(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def test_text_is_trained_from_the_command_line(tiny: Callable[..., Path], tmp_path: Path):
