@@ -63,6 +63,16 @@ SIZES: dict[str, dict[str, Any]] = {
         "global_attn_every_n_layers": 2,
         "reference_compile": False,
     },
+    "deberta-v2": {name: value for name, value in _BERT.items() if name != "type_vocab_size"}
+    | {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_buckets": 8,
+        "max_relative_positions": 24,
+    },
     "t5": {
         "d_model": 32,
         "d_kv": 6,  # not d_model / num_heads

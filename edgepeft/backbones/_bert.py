@@ -52,6 +52,7 @@ class ModelLayout:
     ffn_residual: tuple[str, int] = ("output", 1)
     ffn_norm: str = "output.LayerNorm"
     layer_end: str = "output"
+    positions: bool = True  # a table of them, added to the words'
     token_types: bool = True
     counted_positions: bool = False  # from the count of ids != pad, not from the column
     distances: str = ""  # the table of what is added to attention for a distance between two tokens
@@ -139,8 +140,7 @@ class Sizes:
     layer_norm_eps: float
 
 
-def sizes_of(config: Mapping[str, Any]) -> Sizes:
-    layout = LAYOUTS[config["model_type"]]
+def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
     if config.get("position_embedding_type", "absolute") != "absolute":
         raise UsageError("relative position embeddings are not supported; use a checkpoint with absolute ones.")
     if config.get("is_decoder") or config.get("add_cross_attention"):
@@ -186,7 +186,8 @@ def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[i
 
 
 def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    rows = {"word": sizes.vocab_size, "position": sizes.max_position_embeddings}
+    rows = {"word": sizes.vocab_size}
+    rows |= {"position": sizes.max_position_embeddings} if layout.positions else {}
     rows |= {"token_type": sizes.type_vocab_size} if layout.token_types else {}
     tables = {f"embeddings.{name}_embeddings.weight": (n, sizes.embedding_size) for name, n in rows.items()}
     tables |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
@@ -196,7 +197,7 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
 
 def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
     d, width = sizes.hidden_size, sizes.embedding_size
-    tables = (Role.WORD_EMBEDDINGS, Role.POSITION_EMBEDDINGS)
+    tables = (Role.WORD_EMBEDDINGS, *([Role.POSITION_EMBEDDINGS] if layout.positions else []))
     module = "embeddings" if width == d else "embeddings_project"
     return (
         *(Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables),

@@ -30,6 +30,7 @@ __all__ = [
     "Architecture",
     "Attention",
     "Decoder",
+    "Distances",
     "Family",
     "Helper",
     "Pooling",
@@ -160,6 +161,18 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Distances:
+    """How disentangled attention tells distances apart: ``span`` rows of a table to each side, none past ``furthest``.
+
+    ``by_powers``: distances beyond half the span share rows, by powers.
+    """
+
+    span: int
+    furthest: int
+    by_powers: bool
+
+
+@dataclass(frozen=True)
 class Decoder:
     """A second stack of layers, which reads the first one's output and writes text.
 
@@ -182,7 +195,8 @@ class Architecture:
     ``norms`` are the LayerNorms' module paths.  ``n_layers`` is of all stacks together.  ``absent_biases``
     are those that linear layers and norms lack, which BitFit adds as zeros.  ``head`` is the kind that a
     task gets, ``pooling`` what its authors pool by, ``words`` the table of word embeddings.  ``attention``
-    is each layer's, empty where all see everything and learn positions otherwise.  ``foreign_head`` is what
+    is each layer's, empty where all see everything and learn positions otherwise, ``distances`` what attention is
+    disentangled by.  ``foreign_head`` is what
     transformers' classifier has where no head of ours does.  ``aliases`` are tensors that a file may hold under
     another's name alone.
     """
@@ -210,6 +224,7 @@ class Architecture:
     aliases: Mapping[str, str] = field(default_factory=dict)
     pooling: Pooling = Pooling.FIRST
     attention: tuple[Attention, ...] = ()
+    distances: Distances | None = None
     foreign_head: str = ""
 
     @property

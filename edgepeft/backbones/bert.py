@@ -19,6 +19,7 @@ from edgepeft.backbones._bert import (
     ACTIVATION_NODES,
     FURTHEST,
     LAYOUTS,
+    ModelLayout,
     modules_of,
     neighbours,
     sites_of,
@@ -31,7 +32,7 @@ from edgepeft.backbones.distances import distance_bias
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
 
-__all__ = ["FAMILY", "Bert"]
+__all__ = ["FAMILY", "Bert", "BertBuilder"]
 
 
 class Bert(Family):
@@ -46,7 +47,8 @@ class Bert(Family):
         Raises:
             UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
         """
-        layout, sizes = LAYOUTS[config["model_type"]], sizes_of(config)
+        layout = LAYOUTS[config["model_type"]]
+        sizes = sizes_of(config, layout)
         d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
         token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
         return Architecture(
@@ -83,21 +85,22 @@ class Bert(Family):
         Raises:
             BundleError: the checkpoint has a tensor in another shape or dtype.
         """
-        return _Builder(architecture, checkpoint).model()
+        return BertBuilder(architecture, LAYOUTS[architecture.model_type], checkpoint).model()
 
 
 FAMILY = Bert()
 
 
-class _Builder:
+class BertBuilder:
     """Emits one model; the methods follow the data from token ids to pooled values."""
 
-    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
-        self.arch, self.layout = architecture, LAYOUTS[architecture.model_type]
+    def __init__(self, architecture: Architecture, layout: ModelLayout, checkpoint: Checkpoint) -> None:
+        self.arch, self.layout = architecture, layout
         self.emit = Emitter(checkpoint, architecture.tensors)
         self.packing = Packing(self.emit, architecture.n_heads)
 
     def model(self) -> onnx.ModelProto:
+        """The finished graph."""
         hidden, self.bias = self._embed(), self._distance_bias()
         for i in range(self.arch.n_layers):
             hidden = self._layer(i, hidden)
@@ -121,8 +124,9 @@ class _Builder:
             table = self.emit.weight("embeddings.token_type_embeddings.weight")
             types = self.packing.packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.packing.zero
             hidden = op("Add", hidden, op("Gather", table, types))
-        table = self.emit.weight("embeddings.position_embeddings.weight")
-        hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
+        if self.layout.positions:
+            table = self.emit.weight("embeddings.position_embeddings.weight")
+            hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
         if "embeddings_project.weight" not in self.arch.tensors:
             return self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, "embeddings")
         hidden = self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, "embeddings_norm")

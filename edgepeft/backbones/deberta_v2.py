@@ -1,0 +1,113 @@
+"""DeBERTa, versions 2 and 3 (He et al., 2021, arXiv:2006.03654 and 2111.09543): BERT's layers without positions.
+
+How far tokens stand from each other enters attention instead: see ``disentangled.py``.  Shapes are in
+``_deberta_v2.py``.
+
+Letters: B batch, S padded length, T real tokens, R rows of distances, d hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+
+from edgepeft.backbones._bert import neighbours, sites_of
+from edgepeft.backbones._deberta_v2 import (
+    LAYOUT,
+    NORM,
+    TABLE,
+    norms_of,
+    shapes_of,
+    sizes_and_distances,
+)
+from edgepeft.backbones.base import Architecture, Family, Role, Site
+from edgepeft.backbones.bert import BertBuilder
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.disentangled import LONGER, Disentangled
+
+__all__ = ["FAMILY", "DebertaV2"]
+
+_ON_DISTANCES_TOO = (Role.QUERY, Role.KEY)
+
+
+class DebertaV2(Family):
+    """DeBERTa-v2, DeBERTa-v3 and mDeBERTa."""
+
+    name: ClassVar[str] = "deberta-v2"
+    model_types: ClassVar[tuple[str, ...]] = ("deberta-v2",)
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Sizes, tensors and sites from the config.
+
+        Raises:
+            UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
+        """
+        sizes, distances = sizes_and_distances(config)
+        return Architecture(
+            family=self.name,
+            model_type=config["model_type"],
+            hidden_size=sizes.hidden_size,
+            n_layers=sizes.num_hidden_layers,
+            n_heads=sizes.num_attention_heads,
+            intermediate_size=sizes.intermediate_size,
+            vocab_size=sizes.vocab_size,
+            max_length=sizes.max_position_embeddings,
+            pad_token_id=sizes.pad_token_id,
+            layer_norm_eps=sizes.layer_norm_eps,
+            activation=sizes.hidden_act,
+            sites=sites_of(LAYOUT, sizes),
+            tensors=shapes_of(sizes, distances),
+            pooler={},
+            norms=norms_of(sizes),
+            inputs=("input_ids", "attention_mask"),
+            head=LAYOUT.head,
+            distances=distances,
+        )
+
+    def neighbours(self, site: Site) -> dict[str, str]:
+        """What stands beside a site of its layer."""
+        found = neighbours(site)
+        return {"input": f"layer.{site.layer}.attention_reads{LONGER}"} if site.role in _ON_DISTANCES_TOO else found
+
+    def bindings(self, architecture: Architecture) -> dict[str, str]:
+        """As every family's, queries and keys with rows of distances behind those of tokens."""
+        longer = {site.name: site.name + LONGER for site in architecture.sites_of(*_ON_DISTANCES_TOO)}
+        return super().bindings(architecture) | longer
+
+    def checkpoint_prefix(self, architecture: Architecture) -> str:
+        """What whole models put before the encoder."""
+        return LAYOUT.prefix
+
+    def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
+        """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d].
+
+        Raises:
+            BundleError: the checkpoint has a tensor in another shape or dtype.
+        """
+        return _Builder(architecture, LAYOUT, checkpoint).model()
+
+
+FAMILY = DebertaV2()
+
+
+class _Builder(BertBuilder):
+    """BERT's, with its own attention."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        table = self.emit.norm(NORM, self.emit.weight(TABLE), self.arch.layer_norm_eps, "distances")
+        assert self.arch.distances
+        self.disentangled = Disentangled(self.emit, self.packing, table, self.arch.distances, self.arch.hidden_size)
+
+    def _attention(self, layer: str, name: str, hidden: str) -> str:
+        """(T, d) -> (T, d)."""
+        layout, linear, d = self.layout, self.emit.linear, self.arch.hidden_size
+        scale = self.emit.constant("query_scale", (3 * d // self.arch.n_heads) ** -0.5, np.float32)
+        reads = self.disentangled.reads(hidden, f"{name}attention_reads{LONGER}")
+        query = linear(layer + layout.query, reads, f"{name}query{LONGER}")
+        key = linear(layer + layout.key, reads, f"{name}key{LONGER}")
+        value = linear(layer + layout.value, hidden, name + "value")
+        return self.disentangled.attend(self.emit.op("Mul", query, scale), key, value, name + "context")

@@ -1,0 +1,106 @@
+"""Disentangled attention (He et al., 2021, arXiv:2006.03654, equation 4, with the buckets of version 2).
+
+    A_ij = (Q_i K_j + Q_i Kr_b(i - j) + K_j Qr_b(i - j)) / sqrt(3 e)
+
+Kr and Qr are what a layer's own projections make of the table's rows, so that these go through a product with the
+tokens, behind them: what is trained at a query or key is trained of distances too.  Of the table the rows that a batch
+needs take part.  A query's product with each distance becomes one with each key by a shift of row i by i places.
+
+Letters: B batch, S padded length, T real tokens, R rows of the table that a batch needs, d hidden, h heads, e = d / h,
+D = 2 S distances.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from edgepeft.backbones.base import Distances
+from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.packing import Packing
+
+__all__ = ["LONGER", "Disentangled", "rows_of_distances"]
+
+LONGER = ".with_distances"  # how the name of a value ends that has R rows of distances behind those of tokens
+
+
+def rows_of_distances(span: int, furthest: int) -> NDArray[np.int64]:
+    """How many rows of the table the distances 1 to ``furthest`` are from that of 0; half of ``span`` has each its own.
+
+    Float32, as in the code that the weights were learnt with.
+    """
+    distances, middle = np.arange(1, furthest + 1), span // 2
+    grown = np.log(np.maximum(distances, middle).astype(np.float32) / np.float32(middle))
+    grown = np.ceil(grown / np.float32(math.log((furthest - 1) / middle)) * np.float32(middle - 1))
+    return np.where(distances <= middle, distances, grown.astype(np.int64) + middle)
+
+
+class Disentangled:
+    """The attention of one model; ``table`` is the value [2 span, d] of all rows, ``width`` is d."""
+
+    def __init__(self, emit: Emitter, packing: Packing, table: str, distances: Distances, width: int) -> None:
+        self.emit, self.packing, self.width = emit, packing, width
+        op, ints = emit.op, emit.ints
+        columns = op("Range", packing.zero, op("Add", packing.length, packing.length), packing.one)  # (D)
+        ahead = op("Sub", columns, op("Sub", packing.length, packing.one))  # from 1 - S to S
+        self.of_keys = self._rows(ahead, distances)
+        self.of_queries = self._rows(op("Neg", ahead), distances)
+        last, end = ints(-1), ints(np.iinfo(np.int64).max)
+        first = op("Slice", self.of_queries, last, end, ints(0))  # the row of -S; that of S is the last needed
+        beyond = op("Add", op("Slice", self.of_keys, last, end, ints(0)), packing.one)
+        self.needed = op("Slice", table, first, beyond, ints(0))  # (R, d)
+        self.of_keys, self.of_queries = (op("Sub", rows, first) for rows in (self.of_keys, self.of_queries))
+        self.tokens, self.end = op("Shape", packing.index), end
+        length = op("Unsqueeze", packing.length, ints(0))
+        wide = op("Sub", op("Add", length, length), ints(1))  # D - 1
+        before = op("Sub", length, ints(1))
+        self._shift = (before, op("Add", before, op("Mul", length, wide)))
+        self._rows_of_shift, self._length = op("Concat", ints(0, 0), length, wide, axis=0), length
+
+    def _rows(self, distances: str, known: Distances) -> str:
+        """int64 (D): the table's row of each distance."""
+        op, constant = self.emit.op, self.emit.constant
+        far = op("Abs", distances)
+        if known.by_powers:
+            rows = rows_of_distances(known.span, known.furthest)
+            rows = np.pad(rows - 1, (0, -len(rows) % 64), mode="edge")  # a constant must not move weights from 64 bytes
+            half = constant("distances.rows", rows, np.uint8 if rows.max() < 256 else np.uint16)
+            one, furthest = self.packing.one, constant("furthest", known.furthest, np.int64)
+            place = op("Sub", op("Clip", far, one, furthest), one)
+            far = op("Add", op("Cast", op("Gather", half, place), to=TensorProto.INT64), one)
+        row = op("Add", op("Mul", op("Sign", distances), far), constant("span", known.span, np.int64))
+        return op("Clip", row, self.packing.zero, constant("last_row", 2 * known.span - 1, np.int64))
+
+    def reads(self, hidden: str, output: str) -> str:
+        """What queries and keys are made of: (T, d) -> (T + R, d)."""
+        return self.emit.op("Concat", hidden, self.needed, axis=0, output=output)
+
+    def attend(self, query: str, key: str, value: str, output: str) -> str:
+        """(T + R, d) twice and (T, d) -> (T, d); the query is scaled already."""
+        op, packing, width = self.emit.op, self.packing, self.width
+        (query, of_query), (key, of_key) = (self._parts(whole) for whole in (query, key))
+        heads = (packing.split_heads(each, width) for each in (query, key))  # (B, h, S, e)
+        distances = (self._by_distance(of_key, self.of_queries), self._by_distance(of_query, self.of_keys))
+        to_keys, to_queries = (self._shifted(op("MatMul", *pair)) for pair in zip(heads, distances, strict=True))
+        both = op("Add", to_keys, op("Transpose", to_queries, perm=[0, 1, 3, 2]))
+        return packing.attend(query, key, value, width, output, bias=op("Add", both, packing.mask_bias))
+
+    def _parts(self, whole: str) -> tuple[str, str]:
+        """(T + R, d) -> (T, d), (R, d)."""
+        op, ints = self.emit.op, self.emit.ints
+        return op("Slice", whole, ints(0), self.tokens, ints(0)), op("Slice", whole, self.tokens, self.end, ints(0))
+
+    def _by_distance(self, rows: str, places: str) -> str:
+        """(R, d) -> (h, e, D)."""
+        op, h = self.emit.op, self.packing.n_heads
+        heads = op("Reshape", op("Gather", rows, places), self.emit.ints(-1, h, self.width // h))
+        return op("Transpose", heads, perm=[1, 2, 0])
+
+    def _shifted(self, products: str) -> str:
+        """(B, h, S, D) -> (B, h, S, S): row i from its column S - 1 - i on."""
+        op, ints = self.emit.op, self.emit.ints
+        flat = op("Slice", op("Reshape", products, ints(0, 0, -1)), *self._shift, ints(2))
+        return op("Slice", op("Reshape", flat, self._rows_of_shift), ints(0), self._length, ints(3))
