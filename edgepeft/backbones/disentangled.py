@@ -63,7 +63,7 @@ class Disentangled:
     def _rows(self, distances: str, known: Distances) -> str:
         """int64 (D): the table's row of each distance."""
         op, constant = self.emit.op, self.emit.constant
-        far = op("Abs", distances)
+        far = op("Max", distances, op("Neg", distances))
         if known.by_powers:
             rows = rows_of_distances(known.span, known.furthest)
             rows = np.pad(rows - 1, (0, -len(rows) % 64), mode="edge")  # a constant must not move weights from 64 bytes
@@ -71,7 +71,8 @@ class Disentangled:
             one, furthest = self.packing.one, constant("furthest", known.furthest, np.int64)
             place = op("Sub", op("Clip", far, one, furthest), one)
             far = op("Add", op("Cast", op("Gather", half, place), to=TensorProto.INT64), one)
-        row = op("Add", op("Mul", op("Sign", distances), far), constant("span", known.span, np.int64))
+        side = op("Clip", distances, constant("minus_one", -1, np.int64), self.packing.one)
+        row = op("Add", op("Mul", side, far), constant("span", known.span, np.int64))
         return op("Clip", row, self.packing.zero, constant("last_row", 2 * known.span - 1, np.int64))
 
     def reads(self, hidden: str, output: str) -> str:

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import Helper, Role
+from edgepeft.backbones.disentangled import LONGER
 from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, without_prefix
@@ -54,8 +55,8 @@ def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, st
     ``structure`` is as ``make_inputs`` leaves it, ``feeds`` its inputs that hold a task's values, ``sites`` the
     bundle's bindings.
     """
-    of_labels = frozenset(value for site, value in sites.items() if _is_of_labels(site))
-    mixer = _Mixer(structure.graph, frozenset(feeds), sites, n, of_labels)
+    whole = frozenset(value for site, value in sites.items() if _is_of_labels(site) or value.endswith(LONGER))
+    mixer = _Mixer(structure.graph, frozenset(feeds), sites, n, whole)
     if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) is None:
         return None
     return _slotted_graph(structure, mixer, [_of_slot(structure.graph.output[0], i) for i in range(n)])

@@ -23,6 +23,7 @@ FAMILIES = {  # BERT with as many words as are worth quantising
     "electra": {"embedding_size": 20},
     "mpnet": {},
     "modernbert": {},
+    "deberta-v2": {},
     "t5": {},
 }
 # Refused there, see test_decoder.py and test_modernbert.py.

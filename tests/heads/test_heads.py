@@ -28,6 +28,7 @@ HEADS = {
     "roberta": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
     "xlm-roberta": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
     "electra": ("electra", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
+    "deberta-v2": ("deberta", {"dense": "pooler.dense", "out_proj": "classifier"}),
     "distilbert": ("distilbert", {"pre_classifier": "pre_classifier", "classifier": "classifier"}),
 }
 # Those that read one vector; tests/backbones/test_trie.py has what a decoder's labels are read by.

@@ -48,6 +48,7 @@ def test_count_on_a_base_model(named, backbone: str, method, count: int):
         ("distilbert-base-uncased", 66_362_880),
         ("xlm-roberta-base", 277_453_056),
         ("modernbert-base", 149_014_272),  # 149 M in the paper
+        ("deberta-v3-base", 183_831_552),  # 184 M in the paper
         ("mpnet-base", 108_895_872),  # transformers' 109,486,464 less the pooler's 590,592
     ],
 )

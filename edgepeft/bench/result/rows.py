@@ -246,6 +246,7 @@ def flops_per_instance(
     """
     matrices, attention = _PASSES["finetune-full" if full and workload == "finetune" else workload]
     shapes = (shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight"))
+    attention *= 2 if architecture.distances else 1  # a pair's query and key each meet the other's distance, too
     per_token = 2 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)  # the weights of all matrices
     per_pair, everything = 4 * architecture.hidden_size, [Attention(1.0, None)] * architecture.n_layers
     pairs = [sum(layer.pairs(n) for layer in architecture.attention or everything) for n in lengths]

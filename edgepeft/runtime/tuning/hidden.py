@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.disentangled import LONGER
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.errors import BundleError, EdgepeftError
@@ -88,7 +89,8 @@ def training_graph(
     forward = with_loss(deployed, facts)
     samples = measured(forward)
     live = live_values(deployed.graph, facts.leaves)
-    lowest = lowest_states(deployed.graph, live, frozen_states(deployed.graph, live, checkpoint.tensors))
+    frozen = frozen_states(deployed.graph, live, checkpoint.tensors)
+    lowest = lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
     if not (prefix_cache and lowest):
         return with_gradients(forward, facts, samples, backward), None
     rows = [sample["attention_mask"].shape[0] for sample in samples]

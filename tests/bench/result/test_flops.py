@@ -63,6 +63,13 @@ def test_local_attention_counts_the_pairs_that_see_each_other(length):
     assert flops_per_instance(architecture, [length]) == expected
 
 
+def test_disentangled_attention_has_two_products_more_of_each_pair():
+    config = config_of("deberta-v3-base")
+    n, d = 100, 768
+    expected = 12 * (2 * n * 12 * d * d + 8 * n * n * d)
+    assert flops_per_instance(family_of(config).architecture(config), [n]) == expected
+
+
 # Parameters of the published encoders without pooler (roberta-base: reference figures of the project).
 @pytest.mark.parametrize(
     ("name", "millions"),
@@ -75,6 +82,7 @@ def test_local_attention_counts_the_pairs_that_see_each_other(length):
         ("all-MiniLM-L6-v2", 22.57),
         ("mpnet-base", 108.90),
         ("modernbert-base", 149.01),
+        ("deberta-v3-base", 183.83),
         ("t5-base", 222.88),  # with the 32,100 rows of its tokenizer; counted, not run
         ("t5-small", 60.51),  # with the 32,128 rows that its checkpoint has
     ],
@@ -86,4 +94,4 @@ def test_a_named_architecture_has_its_published_size(name, millions):
 
 
 def test_every_shipped_architecture_is_tested_above():
-    assert len(architecture_names()) == 10
+    assert len(architecture_names()) == 11

@@ -128,6 +128,8 @@ CASES = [
     case("Slice", (4, 5), ints(1), ints(-1), ints(-2)),
     case("Slice", (4, 5), ints(-3, 0), ints(2**40, 2), name="Slice-all-axes"),
     case("Slice", (4, 5), ints(2), ints(2), ints(0), ints(1), name="Slice-nothing"),
+    case("Concat", (2, 3), (4, 3), (2, 3), axis=0),
+    case("Concat", (2, 3), Numbers([[7.0], [8.0]]), (2, 0), axis=-1),
     *(case("ReduceSum", (2, 3, 4), axes, keepdims=keep) for axes in (ints(-1), ints(0, 2)) for keep in (0, 1)),
     case("ReduceSum", (2, 3)),
     case("ReduceSum", (2, 3), ints(), noop_with_empty_axes=1, name="ReduceSum-over-nothing"),
@@ -255,6 +257,27 @@ def test_all_that_reach_the_maximum_share_its_gradient_as_in_pytorch():
 def test_what_has_no_gradient_is_refused_by_name(op: str, inputs: Any, attributes: Any, said: str):
     with pytest.raises(BundleError, match=said):
         Alone(op, inputs, attributes)
+
+
+@pytest.mark.parametrize(("start", "end"), [("two", "size"), ("back", "size"), ("zero", "two"), ("size", "size")])
+def test_what_a_slice_leaves_out_has_no_gradient_where_its_bounds_follow_from_the_batch(start: str, end: str):
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 20]>
+        g (double[rows, 3] x) => (double loss) {{
+            zero = Constant <value_ints = [0]> () two = Constant <value_ints = [2]> () size = Shape <end = 1> (x)
+            half = Div (size, two) back = Neg (half)
+            y = Slice ({start}, {end}) loss = ReduceSum <keepdims = 0> (y)
+        }}""".replace(f"Slice ({start}", f"Slice (x, {start}")
+    )
+    found = differentiate(model.graph, "loss", ["x"], [sized(model, {"rows": n}) for n in (4, 7)])
+    model.graph.output[0].name = found["x"]
+    for rows in (4, 5, 7):
+        x = np.ones((rows, 3))
+        bounds = {"zero": 0, "two": 2, "size": rows, "back": -(rows // 2)}
+        expected = np.zeros_like(x)
+        expected[bounds[start] : bounds[end]] = 1
+        (gradient,) = ReferenceEvaluator(model).run(None, {"x": x})
+        np.testing.assert_array_equal(gradient, expected)
 
 
 def test_a_tensor_that_the_loss_does_not_depend_on_is_refused_by_name():

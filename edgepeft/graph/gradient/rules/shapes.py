@@ -31,18 +31,44 @@ def _transpose(at: Visit) -> Gradients:
 
 
 def _slice(at: Visit) -> Gradients:
-    """Zeros around it, where single steps were taken along axes whose extents are the graph's own."""
+    """Zeros around it, where single steps were taken."""
     extents = at.tape.extents(at.x)
-    starts, ends = at.asked(1, "starts") or (), at.asked(2, "ends") or ()
-    axes = at.axes(*(at.asked(3, "axes") or range(len(starts))))
-    if {*(at.asked(4, "steps") or ())} - {1} or any(len(set(extents[axis])) > 1 for axis in axes):
-        raise at.refusal("by steps, or along an axis that follows from the batch")
+    if {*(at.asked(4, "steps") or ())} - {1}:
+        raise at.refusal("by steps")
+    computed = any(at.tape.value(bound) is None for bound in at.node.input[1:3])
+    axes = at.axes(*(at.asked(3, "axes") or range(1 if computed else len(at.asked(1, "starts") or ()))))
+    if computed or any(len(set(extents[axis])) > 1 for axis in axes):
+        yield 0, _padded(at, axes)
+        return
     before, after = [0] * len(extents), [0] * len(extents)
-    for axis, start, end in zip(axes, starts, ends, strict=True):
+    for axis, start, end in zip(axes, at.asked(1, "starts") or (), at.asked(2, "ends") or (), strict=True):
         size = extents[axis][0]
         first, last, _ = slice(start, end).indices(size)
         before[axis], after[axis] = first, size - max(first, last)
     yield 0, at.op("Pad", at.dy, at.tape.constant([*before, *after], TensorProto.INT64))
+
+
+def _padded(at: Visit, axes: tuple[int, ...]) -> str:
+    """By as many zeros as follow from the batch, along one axis."""
+    if len(axes) > 1 or len(at.node.input) < 3:
+        raise at.refusal("along several axes that follow from the batch")
+    op, ints, (axis,) = at.op, at.tape.ints, axes
+    whole, part = (op("Shape", value, start=axis, end=axis + 1) for value in (at.x, at.dy))
+    start, zero = at.node.input[1], at.tape.constant(0, TensorProto.INT64)
+    before = op("Where", op("Less", start, zero), op("Add", start, whole), start)  # it may count from the end
+    before = op("Min", op("Max", before, ints(0)), whole)
+    after = op("Sub", op("Sub", whole, before), part)
+    return op("Pad", at.dy, op("Concat", before, after, axis=0), "", ints(axis))
+
+
+def _concat(at: Visit) -> Gradients:
+    """To each of the joined values its part."""
+    op, (axis,) = at.op, at.axes(at.attributes["axis"])
+    end = at.tape.ints(0)
+    for i, value in enumerate(at.node.input):
+        start, end = end, op("Add", end, op("Shape", value, start=axis, end=axis + 1))
+        if i in at.wanted:
+            yield i, op("Slice", at.dy, start, end, at.tape.ints(axis))
 
 
 def _reduce_sum(at: Visit) -> Gradients:
@@ -93,6 +119,7 @@ RULES: Mapping[str, Rule] = {
     "Unsqueeze": _reshape,
     "Transpose": _transpose,
     "Slice": _slice,
+    "Concat": _concat,
     "ReduceSum": _reduce_sum,
     "ReduceMean": _reduce_mean,
     "ReduceMax": _reduce_max,

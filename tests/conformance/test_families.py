@@ -1,4 +1,8 @@
-"""Every method where norms stand first, nothing has a bias, and sites are parts of a product; its gradients there."""
+"""Every method on families unlike BERT, and its gradients there.
+
+ModernBERT: norms stand first, nothing has a bias, and sites are parts of a product.  DeBERTa: queries and keys have rows
+of distances too.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +20,32 @@ from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
 
-WITHOUT = {"bitfit"}  # no bias: refused in words
-FITTING = [name for name in methods() if name not in WITHOUT]
+WITHOUT = {"modernbert": {"bitfit"}, "deberta-v2": set[str]()}  # no bias: refused in words
 
 
 def fits(method: Method) -> bool:
-    """ModernBERT has no position embeddings to be moved."""
+    """Neither has position embeddings to be moved."""
     return method.settings().get("place") != "embeddings"
 
 
-def cases(names: list[str], quick: int = 1) -> list[Any]:
-    """Every fitting instance; all but the first one of each ``quick``-th method are slow."""
+def cases(quick: int = 1) -> list[Any]:
+    """Every family and fitting instance; all but the first one of each ``quick``-th method are slow."""
     made = []
-    for turn, name in enumerate(names):
-        for i, example in enumerate(filter(fits, methods()[name].examples())):
-            marks = [] if i == 0 and turn % quick == 0 else [pytest.mark.slow]
-            made.append(pytest.param(example, id=f"{name}-{i}", marks=marks))
+    for family, without in WITHOUT.items():
+        for turn, name in enumerate(sorted(methods().keys() - without)):
+            for i, example in enumerate(filter(fits, methods()[name].examples())):
+                marks = [] if i == 0 and turn % quick == 0 else [pytest.mark.slow]
+                made.append(pytest.param((family, example), id=f"{family}-{name}-{i}", marks=marks))
     return made
 
 
 @pytest.fixture
 def case(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> suite.Case:
-    return suite.Case(request.param, open_backbone(str(tiny("modernbert"))))
+    family, example = request.param
+    return suite.Case(example, open_backbone(str(tiny(family))))
 
 
-@pytest.mark.parametrize("case", cases(FITTING), indirect=True)
+@pytest.mark.parametrize("case", cases(), indirect=True)
 def test_it_conforms(case: suite.Case, tmp_path: Path):
     suite.count_equals_formula(case)
     suite.near_identity_is_true(case)
@@ -50,7 +55,7 @@ def test_it_conforms(case: suite.Case, tmp_path: Path):
     suite.graph_is_plain_and_its_own(case)
 
 
-@pytest.mark.parametrize("case", cases(FITTING, quick=3), indirect=True)
+@pytest.mark.parametrize("case", cases(quick=3), indirect=True)
 def test_its_gradients_are_pytorchs(case: suite.Case):
     tuned = Tuned(case)
     for batch, length in suite.SHAPES[1:]:
