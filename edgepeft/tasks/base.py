@@ -168,9 +168,9 @@ class Kind(Facts, Certainty, ABC):
         """[B, ...] what stands for the targets of rows with this mask [B, S], where only time matters."""
 
     @classmethod
-    def readable(cls, *, pairs: bool) -> Any:
-        """A row that stands for any, as callers give it."""
-        return ("a", "a") if pairs else "a"
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """A row that stands for any, as callers give it: what is as long as ``text`` is that."""
+        return (text, "a") if pairs else text
 
     @classmethod
     @abstractmethod

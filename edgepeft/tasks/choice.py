@@ -109,9 +109,9 @@ class Choice(Kind):
         return np.array([(0, n) for n in self.made_per_row(len(mask))], np.int64)
 
     @classmethod
-    def readable(cls, *, pairs: bool) -> Any:
-        """A text with two candidates."""
-        return {SENTENCES.names[0]: "a", CANDIDATES: ("a", "b")}
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """That text with two candidates."""
+        return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:

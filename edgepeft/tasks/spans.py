@@ -123,9 +123,9 @@ class Spans(Kind):
         return [(pair[0], pair[1])]
 
     @classmethod
-    def readable(cls, *, pairs: bool) -> Any:
-        """A question and a passage."""
-        return ("a", "a")
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """A question and that passage."""
+        return ("a", text)
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:
