@@ -100,6 +100,10 @@ class Choice(Kind):
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
+    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
+        """With each of two candidates, as COPA has."""
+        return 2, length
+
     def made_per_row(self, n: int) -> list[int]:
         """Two candidates each; the last row has what is left."""
         return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
