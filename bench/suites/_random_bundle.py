@@ -28,7 +28,8 @@ _SPREAD = 0.02  # of a copied task's weights about those that it was copied from
 class Structure:
     """A method with its settings, and the names of the tasks that have it.
 
-    ``head`` None is the backbone's kind; ``labels`` None is for heads that write text.
+    ``head`` None is the backbone's kind, or the one that ``kind``, of task, needs; ``labels`` None is for heads that
+    write text and kinds without.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Structure:
     settings: Mapping[str, str] = field(default_factory=dict)
     head: str | None = None
     labels: tuple[str, ...] | None = ("0", "1")
+    kind: str | None = None
 
 
 def write_bundle(
@@ -71,6 +73,7 @@ def write_bundle(
             task=first,
             head=structure.head,
             labels=structure.labels,
+            kind=structure.kind,
         )
         entries[first] = write_task(backbone, delta)
         if delta_weights == "fp16":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from bench.peers import openvino, optimum, text_ctranslate2, text_openvino, text_optimum
+from bench.peers import openvino, optimum, optimum_kinds, text_ctranslate2, text_openvino, text_optimum
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
@@ -41,7 +41,7 @@ class _Peer(Protocol):
 
 PEERS: dict[str, _Peer] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (optimum, openvino, text_ctranslate2, text_openvino, text_optimum)
+    for module in (optimum, optimum_kinds, openvino, text_ctranslate2, text_openvino, text_optimum)
 }
 
 
@@ -105,10 +105,11 @@ class SuiteRun:
             packed.close()
         return folder
 
-    def peer(self, name: str) -> Path | str:
-        """A peer's model of the same weights as ``bundle``'s; a string is the reason why there is none."""
-        peer = PEERS[name]
-        out = self.work / f"peer-{name}"
+    def peer(self, name: str, *, of: Path | None = None, task: str = "") -> Path | str:
+        """A peer's model of the same weights as ``bundle``'s, or as that task's of the bundle ``of``; a string is the
+        reason why there is none."""
+        peer, own = PEERS[name], [task] if task else []
+        out = self.work / "-".join(["peer", name, *own])
         result = out / peer.RESULT
         python = self.pythons.get(name, "")
         if not _installed(peer.MODULE, python):
@@ -116,8 +117,8 @@ class SuiteRun:
             return f"{peer.MODULE} is not installed {where}"
         if result.is_file():
             return result
-        self.progress(f"exporting with {name}", 0, 1)
-        command = [python or sys.executable, "-m", peer.__name__, str(self.plain()), str(out)]
+        self.progress(" ".join(["exporting with", name, *own]), 0, 1)
+        command = [python or sys.executable, "-m", peer.__name__, str(of or self.plain()), str(out), *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
         if not result.is_file():
             last = (done.stderr.strip() or "no message").splitlines()[-1]

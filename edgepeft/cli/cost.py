@@ -40,6 +40,8 @@ def command(
         print_json(_document(bundle, cost))
     else:
         _show(bundle, cost, nodes=nodes)
+    if cost.read_as is not None:
+        messages().print("note: each text is read as {} rows of {} tokens.".format(*cost.read_as))
     if cost.unknown:
         messages().print(
             f"note: the FLOPs of {', '.join(cost.unknown)} are not counted; docs/cost.md has no entry for them."
@@ -53,6 +55,7 @@ def _document(bundle: Path, cost: Cost) -> dict[str, Any]:
         "task": cost.task,
         "batch_size": cost.batch_size,
         "sequence_length": cost.length,
+        **({} if cost.read_as is None else {"token_rows": cost.read_as[0], "tokens_each": cost.read_as[1]}),
         **({} if cost.decoding is None else {"tokens": cost.decoding.max_new_tokens, "beams": cost.decoding.beams}),
         "precision": cost.precision,
         "flops": cost.flops,

@@ -108,6 +108,9 @@ def _show(bundle: Path, device: Profile, fit: Fit, *, tuned: bool) -> None:
     table_console().print(table)
     if fit.finetune is None and tuned:
         messages().print(f"note: fine-tuning is not in the table: {fit.untunable}", markup=False)
+    for what, (each, tokens) in (("answered", fit.read_as), ("learnt from", fit.taught_as or (1, 0))):
+        if each > 1 and (what == "answered" or fit.taught_as != fit.read_as):
+            messages().print(f"note: each text that is {what} is read as {each} rows of {tokens} tokens.")
     kept = device.memory_bytes - fit.allowed_bytes
     system = f"{_mb(kept)} are kept for them" if kept else "not counted; --reserve leaves it out"
     messages().print(f"note: what the system and other programs take: {system}.", markup=False)

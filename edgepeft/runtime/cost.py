@@ -16,9 +16,10 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.text_sizes import count_answer
 
-__all__ = ["Cost", "bundle_cost", "checked_length", "example_inputs"]
+__all__ = ["Cost", "bundle_cost", "checked_length", "example_inputs", "read_as"]
 
 LENGTH = 128  # of the papers' throughput tables
+_LONGEST_READ = 1 << 20  # tokens of a passage in windows
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Cost:
     works: tuple[Work, ...]
     unknown: tuple[str, ...]
     decoding: Decoding | None = None  # of a task that writes text: as many tokens as it allows
+    read_as: tuple[int, int] | None = None  # token rows that each text is, and their tokens, where it is not one row
 
     @property
     def flops(self) -> int:
@@ -72,12 +74,22 @@ def bundle_cost(
         BundleError: a damaged bundle.
     """
     length = checked_length(bundle, task, batch_size, length)
-    precision, inputs = bundle.manifest.backbone.weights_dtype, example_inputs(bundle, task, batch_size, length)
+    precision, (each, tokens) = bundle.manifest.backbone.weights_dtype, read_as(bundle, task, length)
+    inputs = example_inputs(bundle, task, batch_size * each, tokens)
     if task is not None and bundle.entry(task).writes:
         counted = count_answer(bundle.text_graphs_of(task), inputs, bundle.prompt_length(task), decoding)
         return Cost(task, batch_size, length, precision, *counted, decoding)
     counted = count_run(bundle.graph(task), inputs)
-    return Cost(task, batch_size, length, precision, *counted)
+    shown = None if (each, tokens) == (1, length) else (each, tokens)
+    return Cost(task, batch_size, length, precision, *counted, read_as=shown)
+
+
+def read_as(bundle: Bundle, task: str | None, length: int) -> tuple[int, int]:
+    """The token rows that a text of that length is to a task, and the tokens of each."""
+    if task is None:
+        return 1, length
+    entry = bundle.entry(task)
+    return entry.task_kind.read_as(length, entry.max_length)
 
 
 def checked_length(
@@ -91,12 +103,15 @@ def checked_length(
     """
     if batch_size < 1:
         raise UsageError(f"--batch must be at least 1; found {batch_size}.")
-    prompt = 0 if task is None else bundle.entry(task).prompt_length
+    entry = None if task is None else bundle.entry(task)
+    prompt = 0 if entry is None else entry.prompt_length
+    windows = entry is not None and entry.task_kind.windows
     longest = bundle.architecture.max_length - prompt
     length = min(LENGTH, longest, own or longest) if length is None else length
-    if not 1 <= length <= longest:
+    if not 1 <= length <= (_LONGEST_READ if windows else longest):
         also = f" beside the task's prompt of {prompt}" if prompt else ""
-        raise UsageError(f"--length {length}: this backbone takes 1 to {longest} tokens{also}.")
+        most = f"a passage has 1 to {_LONGEST_READ:,}" if windows else f"this backbone takes 1 to {longest}"
+        raise UsageError(f"--length {length}: {most} tokens{'' if windows else also}.")
     return length
 
 

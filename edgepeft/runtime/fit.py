@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from edgepeft.data.parts import TaskData
@@ -19,7 +20,7 @@ from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import walk
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import checked_length, example_inputs
+from edgepeft.runtime.cost import checked_length, example_inputs, read_as
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
@@ -39,6 +40,7 @@ _SESSION = 16_000_000
 _COPIES = 3  # of a delta: its file, its tensors, its packed matrices
 _TOKENIZER = 20  # of tokenizer.json's bytes: hash tables of every token and merge
 _INPUTS = 6 * 8  # ids, mask and types of a token, and a copy of each
+_LOGITS = 4 * 8  # of each: as they come, in their rows, and in float64 while answers are made of them
 _MOST_ROWS = 1 << 20
 _MOST_TUNED = 1024  # rows of a step
 
@@ -76,6 +78,8 @@ class Fit:
     finetune: Need | None
     untunable: str | None
     decoding: Decoding | None = None  # of a task that writes text
+    read_as: tuple[int, int] = (1, 0)  # token rows that each text is when it is answered, and their tokens
+    taught_as: tuple[int, int] | None = None  # the same when it is learnt from
 
 
 def bundle_fit(
@@ -115,15 +119,19 @@ def bundle_fit(
         raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
     length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
     written = decoding if task is not None and bundle.entry(task).writes else None
-    sizes = {"base": base, "batch_size": batch_size, "length": length, "allowed": allowed}
+    each, tokens = read_as(bundle, task, length)
+    sizes = {"base": base, "batch_size": batch_size, "each": each, "length": tokens, "allowed": allowed}
     inference = _inference(bundle, task, written, **sizes)
     subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
-    tuning = None
+    tuning = taught = None
     if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
-        demand, _, _ = demand_of(bundle, subject, length, TuneOptions())
-        most, peak = demand.most_rows(allowed, 0, _MOST_TUNED), demand.n_bytes(batch_size, 0)
+        taught = subject.facts.kind.read_as(length, subject.max_length, taught=True)
+        demand, _, _ = demand_of(bundle, subject, taught[1], TuneOptions(), each=taught[0])
+        most = demand.most_rows(allowed, 0, _MOST_TUNED * taught[0]) // taught[0]
+        peak = demand.n_bytes(batch_size * taught[0], 0)
         tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
-    return Fit(task, batch_size, length, allowed, _disk(bundle), inference, tuning, why, written)
+    disk = _disk(bundle)
+    return Fit(task, batch_size, length, allowed, disk, inference, tuning, why, written, (each, tokens), taught)
 
 
 def _inference(
@@ -133,9 +141,11 @@ def _inference(
     *,
     base: int,
     batch_size: int,
+    each: int,
     length: int,
     allowed: int,
 ) -> Inference:
+    """``each`` are the token rows of a text, of ``length`` tokens."""
     entry = None if task is None else bundle.entry(task)
     graphs = [bundle.graph(task)] if decoding is None else list(bundle.text_graphs_of(task))
     stored = {name: size for graph in graphs for name, size in stored_bytes(graph.graph).items()}
@@ -157,7 +167,8 @@ def _inference(
     working = _labelled(bundle, task, length) if decoding is None else _written(bundle, task, length, decoding, allowed)
 
     def parts(rows: int) -> dict[str, int]:
-        return {**fixed, **working(rows), "inputs": _INPUTS * rows * length}
+        outputs = 0 if entry is None or decoding is not None else prod(entry.logits_shape(rows * each, length))
+        return {**fixed, **working(rows * each), "inputs": _INPUTS * rows * each * length, "logits": _LOGITS * outputs}
 
     def peak(rows: int) -> int:
         return int(max(sum(parts(rows).values()), first, least))
@@ -224,7 +235,8 @@ class _AnyRows(Files):
         promised: Promise | None = None,
     ) -> TaskData:
         label, own = kind.example(labels)
-        row = Row("a", "b" if self.pairs else None, label, "", 1, candidates=("a", "b"))
+        pairs = self.pairs or kind.windows or kind.gives_vectors
+        row = Row("a", "b" if pairs else None, label, "", 1, candidates=("a", "b"))
         return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)
 
 

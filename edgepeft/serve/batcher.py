@@ -18,6 +18,7 @@ from itertools import islice
 from time import monotonic
 from typing import TypeVar
 
+from edgepeft.data.pattern import UnreadableRow
 from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve.job import Job, as_exception, deliver, give
@@ -311,14 +312,26 @@ class Batcher:
         give([(job, list(islice(rows, len(job.texts)))) for job in batch])
 
     def _by_task(self, job: Job) -> list[RowResult]:
-        """The answers of a failed request's tasks, each run alone; none where it has but one, or fails otherwise."""
+        """The answers of a failed request's tasks, each run alone, and of one with a row that cannot be read each row;
+        none where the request has but one row, or fails otherwise."""
         answers: dict[int, RowResult] = {}
-        tasks = dict.fromkeys(job.tasks)
-        for task in tasks if len(tasks) > 1 else ():
-            rows = [row for row, its in enumerate(job.tasks) if its == task]
+        by_task: dict[str | None, list[int]] = {}
+        for row, task in enumerate(job.tasks):
+            by_task.setdefault(task, []).append(row)
+        left = [*by_task.values()] if len(job.tasks) > 1 else []
+        while left:
+            rows = left.pop(0)
+            task = job.tasks[rows[0]]
             try:
                 answers |= zip(rows, self._run_rows([task] * len(rows), [job.texts[row] for row in rows]), strict=True)
+            except UnreadableRow as error:
+                if len(rows) > 1:
+                    left += [[row] for row in rows]
+                else:  # it was the first of those that ran
+                    answers[rows[0]] = UnreadableRow(str(error).replace("row 0", f"row {rows[0]}", 1))
             except EdgepeftError as error:
+                if len(rows) == len(job.tasks):
+                    return []
                 answers |= dict.fromkeys(rows, error)
             except BaseException:
                 return []

@@ -81,6 +81,9 @@ async def _embeddings(request: Request) -> Response:
     _check(serving, asked)
     texts = asked.texts
     answers = await answers_of(request, [asked.model] * len(texts), texts)
+    for answer in answers:
+        if isinstance(answer, EdgepeftError):
+            raise answer
     n_tokens = await asyncio.to_thread(serving.service.runtime.n_tokens, asked.model, texts)
     if len(texts) <= FEW_ROWS:
         return _listed(asked, answers, n_tokens)

@@ -159,6 +159,11 @@ class Kind(Facts, Certainty, ABC):
         """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
         return None
 
+    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
+        """The token rows that a text of ``length`` tokens is, and the tokens of each, where the task takes ``longest``;
+        ``taught``: while it is learnt from."""
+        return 1, length
+
     def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
         """As ``targets``, of rows that are tokenized so; where they are read in ``windows``, each so often."""
         return self.targets(rows)
@@ -168,9 +173,9 @@ class Kind(Facts, Certainty, ABC):
         """[B, ...] what stands for the targets of rows with this mask [B, S], where only time matters."""
 
     @classmethod
-    def readable(cls, *, pairs: bool) -> Any:
-        """A row that stands for any, as callers give it."""
-        return ("a", "a") if pairs else "a"
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """A row that stands for any, as callers give it: what is as long as ``text`` is that."""
+        return (text, "a") if pairs else text
 
     @classmethod
     @abstractmethod

@@ -100,6 +100,10 @@ class Choice(Kind):
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
 
+    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
+        """With each of two candidates, as COPA has."""
+        return 2, length
+
     def made_per_row(self, n: int) -> list[int]:
         """Two candidates each; the last row has what is left."""
         return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]
@@ -109,9 +113,9 @@ class Choice(Kind):
         return np.array([(0, n) for n in self.made_per_row(len(mask))], np.int64)
 
     @classmethod
-    def readable(cls, *, pairs: bool) -> Any:
-        """A text with two candidates."""
-        return {SENTENCES.names[0]: "a", CANDIDATES: ("a", "b")}
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """That text with two candidates."""
+        return {SENTENCES.names[0]: text, CANDIDATES: ("a", "b")}
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:

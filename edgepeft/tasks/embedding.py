@@ -181,6 +181,10 @@ class Embedding(Kind):
         """float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
 
+    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
+        """Both texts of a pair are learnt from; a single one is answered."""
+        return 1 + taught, length
+
     def made_per_row(self, n: int) -> list[int]:
         """Pairs; of an odd number the last has a third, which is not looked at."""
         return [2] * (n // 2 - 1) + [2 + n % 2] if n > 1 else [n]

@@ -122,10 +122,14 @@ class Spans(Kind):
                 )
         return [(pair[0], pair[1])]
 
+    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
+        """Windows, as ``TextEncoder.windows`` cuts them beside a question of no tokens."""
+        return 1 + max(0, -(-(length - longest) // (longest - longest // 3))), min(length, longest)
+
     @classmethod
-    def readable(cls, *, pairs: bool) -> Any:
-        """A question and a passage."""
-        return ("a", "a")
+    def readable(cls, *, pairs: bool, text: str = "a") -> Any:
+        """A question and that passage."""
+        return ("a", text)
 
     @classmethod
     def example(cls, labels: Sequence[str] | None) -> tuple[str, None]:

@@ -10,18 +10,27 @@ from rich.console import Console
 from tiny import SIZES
 from transformers import T5ForConditionalGeneration
 
-from bench.suites import _random_bundle
+from bench.suites import _random_bundle, kinds
 from bench.suites._random_bundle import Structure
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.subject import open_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch, write_onnxruntime, write_pytorch
+from edgepeft.bench.workloads import (
+    cold_start,
+    finetune_onnxruntime,
+    finetune_pytorch,
+    requests,
+    write_onnxruntime,
+    write_pytorch,
+)
+from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
 from edgepeft.report.tables import bench_table
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.step import TrainingStep
+from edgepeft.tasks.base import kind_named
 
 BATCHES = ((7, 3, 5), (2, 2))
 SETTINGS = {"rank": "2"}
@@ -36,6 +45,25 @@ def folder(tmp_path_factory):
     structures = [Structure("lora", ["words"], SETTINGS, "text", None), Structure("lora", ["one"], SETTINGS)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_random_bundle, "config_of", lambda name: T5)
+        _random_bundle.write_bundle(folder, "tiny", structures)
+    return folder
+
+
+def seeded(*given, **more):
+    """The same delta wherever it is made, without dropout."""
+    torch.manual_seed(0)
+    return new_delta(*given, **{**more, "head_dropout": 0.0})
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A BERT with a task of each kind, called like it."""
+    folder = tmp_path_factory.mktemp("kinds") / "bundle"
+    labels = {kind: kind_named(kind).example(("B-X", "I-X", "O"))[1] for kind in kinds.CASES}
+    structures = [Structure("lora", [kind], SETTINGS, labels=labels[kind], kind=kind) for kind in kinds.CASES]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_random_bundle, "config_of", lambda name: {"model_type": "bert", **SIZES["bert"]})
+        patch.setattr("edgepeft.delta.new_delta", seeded)
         _random_bundle.write_bundle(folder, "tiny", structures)
     return folder
 
@@ -79,11 +107,9 @@ def test_both_engines_write_the_same_number_of_tokens(folder, task, monkeypatch)
     assert shapes == [(len(BATCHES[1]), NEW_TOKENS)] * 2
 
 
-@pytest.mark.parametrize(("task", "new_tokens"), [("words", NEW_TOKENS), ("one", 0)])
-def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monkeypatch):
-    """A fresh LoRA changes nothing, so that the losses of both are those of the bare backbone."""
-    asked, losses = job(folder, task, new_tokens=new_tokens, n_labels=2), []
-    call, backward = TrainingStep.__call__, torch.autograd.backward
+def taken_losses(monkeypatch):
+    """What both engines' steps have for losses, in order."""
+    losses, call, backward = [], TrainingStep.__call__, torch.autograd.backward
 
     def taken(*given, **more):
         found = call(*given, **more)
@@ -92,12 +118,39 @@ def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monk
 
     monkeypatch.setattr(TrainingStep, "__call__", taken)
     monkeypatch.setattr(torch.autograd, "backward", lambda loss: losses.append(loss.item()) or backward(loss))
+    return losses
+
+
+@pytest.mark.parametrize(("task", "new_tokens"), [("words", NEW_TOKENS), ("one", 0)])
+def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monkeypatch):
+    """A fresh LoRA changes nothing, so that the losses of both are those of the bare backbone."""
+    asked, losses = job(folder, task, new_tokens=new_tokens, n_labels=2), taken_losses(monkeypatch)
     finetune_onnxruntime.prepare(asked).step(0)
     finetune_pytorch.prepare(asked).step(0)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     finetune_pytorch.prepare(replace(asked, method="full", task=None, settings={})).step(0)
     if new_tokens:  # the whole model's first loss is that of the bare one, too
         assert losses[2] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", kinds.CASES)
+def test_both_engines_learn_every_kind_from_the_same_targets(encoder, kind, monkeypatch):
+    monkeypatch.setattr("edgepeft.delta.new_delta", seeded)
+    losses = taken_losses(monkeypatch)
+    columns = open_subject(encoder, tasks=[kind]).model.tasks[0].n_labels
+    asked = job(encoder, kind, n_labels=columns)
+    finetune_onnxruntime.prepare(asked).step(0)
+    finetune_pytorch.prepare(asked).step(0)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_request_and_a_cold_start_have_rows_of_the_kind_of_each_task(encoder):
+    ways = [("one", ["spans"]), ("one", ["choice"]), ("each", list(kinds.CASES)), ("mixed", list(kinds.CASES))]
+    asked = [{"how": how, "tasks": tasks, "tokens": [4] * 6} for how, tasks in ways]
+    step = requests.prepare(job(encoder, settings={"requests": asked})).step
+    for number in range(len(asked)):
+        step(number)
+    cold_start.prepare(job(encoder, "choice", batches=((4,),))).step(0)
 
 
 def test_tasks_that_write_are_left_out_beside_others_and_measured_alone(folder):

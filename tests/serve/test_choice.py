@@ -39,3 +39,14 @@ def test_a_task_says_that_it_picks_and_answers_alone_as_among_others(picking):
 def test_what_is_wrong_with_candidates_is_said(picking, body, status, said):
     found, _, told = picking.predict("pick", body)
     assert found == status and said in told["error"]["message"]
+
+
+def test_a_row_that_cannot_be_read_fails_alone_and_is_named_where_it_stands(picking):
+    good, bad = {"text": "w5", "candidates": CANDIDATES}, {"text": "w5"}
+    rows = [{"task": "pick", **row} for row in (good, bad, good)]
+    status, _, told = picking.post("/v1/predict", {"rows": rows})
+    first, second, third = told["answers"]
+    assert status == 200 and first == third and first["prediction"]["label"] in CANDIDATES
+    assert second["error"]["code"] == "unreadable_row" and second["error"]["message"].startswith("row 1: no candidates")
+    status, _, told = picking.predict("pick", {"rows": [good, bad, good]})
+    assert status == 422 and told["error"]["message"].startswith("row 1: no candidates")

@@ -22,12 +22,22 @@ console.log(JSON.stringify([marked.dir, ...told(marked).slice(1)]));
 """
 
 
-def marked(text: str, prediction: dict[str, object]) -> list[object]:
+# The same for a whole card.
+CARD = """
+const titled = (task, name) => make(name, task);
+const make = (name, text) => ({ name, parts: text === undefined ? [] : [text], append(...more) { this.parts.push(...more); } });
+const told = (part) => (typeof part === "string" ? part : [part.name, ...part.parts.map(told)]);
+const { text, second, prediction } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+console.log(JSON.stringify(told(answerCard("qa", { prediction }, text, second)).slice(2)));
+"""
+
+
+def marked(text: str, prediction: dict[str, object], driver: str = DRIVER, **more: str) -> list[object]:
     page = package_data("serve/page.js").read_text(encoding="utf-8")
-    function = page[page.index("function markedText") : page.index("function answerCard")]
+    functions = page[page.index("function markedText") : page.index("function scoreList")]
     assert NODE is not None
-    given = json.dumps({"text": text, "prediction": prediction})
-    done = subprocess.run([NODE, "-e", function + DRIVER], input=given, capture_output=True, text=True, check=True)
+    given = json.dumps({"text": text, "prediction": prediction, **more})
+    done = subprocess.run([NODE, "-e", functions + driver], input=given, capture_output=True, text=True, check=True)
     found: list[object] = json.loads(done.stdout)
     return found
 
@@ -43,3 +53,14 @@ def test_spans_are_marked_where_pythons_string_has_them():
     marks = [["mark", word, ["b", label]] for word, label in found]
     assert parts == ["auto", "😀 ", marks[0], " ", marks[1], " ", marks[2], " ", marks[3], " ", ["s", "end"]]
     assert marked(TEXT, {"spans": []}) == ["auto", TEXT]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_an_answer_is_marked_in_the_passage_and_not_in_the_question():
+    place = {"start": TEXT.index("e\u0301"), "end": TEXT.index(" 𝛽")}
+    prediction = {"text": "e\u0301", "answered": True, **place, "score": 0.5}
+    before, after = TEXT.split("e\u0301")
+    expected = ["p", before, ["mark", "e\u0301", ["b", "answer"]], after]
+    assert marked("what?", prediction, CARD, second=TEXT) == [expected]
+    none = {"text": "", "answered": False, "score": 0.5}
+    assert marked("what?", none, CARD, second=TEXT) == [["p", "no answer in the second text"]]

@@ -12,7 +12,18 @@ from configs import SMALL_BERT
 from rich.console import Console
 
 from bench.suites import __main__ as command_line
-from bench.suites import _random_bundle, _suite_run, scale, sharing, speed, suite_named, suite_names, text, tuning
+from bench.suites import (
+    _random_bundle,
+    _suite_run,
+    kinds,
+    scale,
+    sharing,
+    speed,
+    suite_named,
+    suite_names,
+    text,
+    tuning,
+)
 from bench.suites import _result as suite_run
 from bench.suites._proportional_memory import proportional_bytes
 from bench.suites._random_bundle import Structure, write_bundle
@@ -233,9 +244,9 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["scale", "sharing", "speed", "text", "tuning"]
-    assert [suite_named(name) for name in suite_names()] == [scale, sharing, speed, text, tuning]
-    with pytest.raises(UnknownName, match="scale, sharing, speed, text, tuning"):
+    assert suite_names() == ["kinds", "scale", "sharing", "speed", "text", "tuning"]
+    assert [suite_named(name) for name in suite_names()] == [kinds, scale, sharing, speed, text, tuning]
+    with pytest.raises(UnknownName, match="kinds, scale, sharing, speed, text, tuning"):
         suite_named("_suite_run")
 
 

@@ -25,7 +25,9 @@ from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError, UsageError
 from edgepeft.exporting.bundle import export_bundle
+from edgepeft.graph.cost import count_run
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.cost import example_inputs
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
@@ -266,3 +268,13 @@ def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path
     for name, expected in exact.items():
         share = 1e-5 * float(np.abs(expected.value).max())  # as tests/conformance/test_gradients.py has it
         Exact(expected.value, expected.error + share).require(found.gradients[name], name)
+
+
+def test_cost_and_fit_count_a_text_with_two_candidates(made: Path):
+    one = Bundle(made / "bundle")
+    own = count_run(one.graph("pick"), example_inputs(one, "pick", 2, 16))[0]
+    found = shown("cost", made / "bundle", "--task", "pick", "--length", 16, "--json")
+    assert found["flops"] == sum(work.flops for work in own) and (found["token_rows"], found["tokens_each"]) == (2, 16)
+    fit = shown("fit", made / "bundle", "--profile", "rpi4", "--task", "pick", "--length", 16, "--batch", 3, "--json")
+    assert fit["read_as"] == fit["taught_as"] == [2, 16]
+    assert fit["inference"]["parts"]["inputs"] == 3 * 2 * 16 * 48

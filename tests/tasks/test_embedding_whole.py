@@ -241,3 +241,10 @@ def test_it_is_merged_into_no_model_of_transformers(made: Path, tmp_path: Path):
 def test_a_decoder_gives_no_vectors(tiny: Callable[..., Path]):
     with pytest.raises(UsageError, match="use BERT or one of its kin"):
         random_delta(open_backbone(str(tiny("t5"))), "lora", "near", None, kind="embedding")
+
+
+def test_fit_counts_both_texts_of_a_pair_while_it_is_learnt_from(made: Path):
+    asked = ("--profile", "rpi4", "--length", 16, "--batch", 4, "--json")
+    fit = json.loads(done("fit", made / "bundle", "--task", "near", *asked).stdout)
+    assert (fit["read_as"], fit["taught_as"]) == ([1, 16], [2, 16])
+    assert fit["inference"]["parts"]["inputs"] == 4 * 16 * 48

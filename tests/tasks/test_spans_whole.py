@@ -19,6 +19,7 @@ from verbs import shown, verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
+from edgepeft.backbones.tokens import Text
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.delta import Delta
 from edgepeft.errors import EdgepeftError, UsageError
@@ -223,3 +224,21 @@ def test_eight_bit_weights_are_compared_on_rows(made: Path, backbone: Path, tmp_
     on = Bundle(tmp_path / "int8").entry("qa").verification.data
     assert on.metric == "f1" and on.rows == 60
     assert on.onnxruntime == pytest.approx(on.pytorch, abs=0.05)
+
+
+def test_cost_and_fit_count_the_windows_of_a_passage_and_logits_for_all_of_their_tokens(made: Path):
+    one = shown("cost", made / "bundle", "--task", "qa", "--length", 16, "--json")
+    for question, words in (("w7", 20), ("w7", 60)):
+        batch = open_backbone(str(made / "bundle")).encoder().windows([Text(question, "w10 " * words)], 16)
+        n, length = batch.per_text[0], 3 + 1 + words
+        found = shown("cost", made / "bundle", "--task", "qa", "--length", length, "--json")
+        # A question repeats in each window, which makes a few more of long passages.
+        assert n - 2 - words // 20 <= found["token_rows"] <= n and found["tokens_each"] == 16
+        assert found["product_flops"] == found["token_rows"] * one["product_flops"]
+    asked = ("--profile", "rpi4", "--task", "qa", "--length", 64, "--batch", 4, "--json")
+    fit = shown("fit", made / "bundle", *asked)
+    rows, tokens = fit["read_as"]
+    assert fit["taught_as"] == fit["read_as"] == [1 + -(-(64 - 16) // 11), 16]
+    assert fit["inference"]["parts"]["logits"] == 4 * rows * tokens * 2 * 32  # start and end of every token
+    assert fit["inference"]["parts"]["inputs"] == 4 * rows * tokens * 48
+    assert fit["finetune"]["peak_bytes"] > 0

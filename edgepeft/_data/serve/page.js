@@ -82,7 +82,7 @@ function markedText(text, { spans, unread }) {
   return shown;
 }
 
-function answerCard(task, answer, text) {
+function answerCard(task, answer, text, second) {
   const card = titled(task, "answer");
   if (answer.error) {
     const problem = make("p", answer.error.message);
@@ -99,8 +99,10 @@ function answerCard(task, answer, text) {
     card.append(make("p", `${first.join(", ")}${vector.length > SHOWN ? `, … (${vector.length} numbers)` : ""}`, "value"));
     if (cosine !== undefined) card.append(make("p", `cosine of the two texts: ${cosine.toFixed(3)}`));
   } else {
-    const value = answer.prediction.value;
-    if (answer.prediction.spans) card.append(markedText(text, answer.prediction));
+    const { value, spans, answered, start, end, score } = answer.prediction;
+    if (spans) card.append(markedText(text, answer.prediction));
+    else if (answered) card.append(markedText(second, { spans: [{ start, end, label: "answer", score }] }));
+    else if (answered === false) card.append(make("p", "no answer in the second text", "value"));
     else card.append(make("p", value === undefined ? answer.prediction.text : value.toFixed(3), "value"));
   }
   if (answer.prediction?.note) {
@@ -151,9 +153,10 @@ $("ask").addEventListener("submit", async (event) => {
     const begin = performance.now();
     const text = $("text").value;
     const candidates = $("candidates").value.split("\n").filter((line) => line.trim());
-    const answers = await ask(text, $("second").value, candidates);
+    const second = $("second").value;
+    const answers = await ask(text, second, candidates);
     $("took").textContent = `${tasks.length === 1 ? "1 task" : `${tasks.length} tasks`} in ${(performance.now() - begin).toFixed(1)} ms`;
-    $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i], text)));
+    $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i], text, second)));
   } catch (error) {
     $("error").textContent = error.message;
     $("error").hidden = false;

@@ -22,7 +22,8 @@ with Runtime(asked["bundle"], threads=asked["threads"], cache=asked["cache"]) as
     if asked["task"] is None:
         runtime.predict_mixed([None], asked["texts"])
     else:
-        runtime.predict(asked["task"], asked["texts"])
+        kind = runtime.bundle.entry(asked["task"]).task_kind
+        runtime.predict(asked["task"], [kind.readable(pairs=False, text=text) for text in asked["texts"]])
 """
 
 

@@ -1,6 +1,7 @@
 """Requests to one open runtime, as a program makes them: a step is request number i of ``settings["requests"]``.
 
-Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many tokens, answered so:
+Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many tokens, which a row of a task's kind is made
+around, answered so:
 
 | how | |
 |---|---|
@@ -12,6 +13,7 @@ Each is ``{"how": ..., "tasks": [...], "tokens": [...]}``, texts of so many toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.bench.planning.job import Job, Prepared
@@ -39,23 +41,29 @@ def prepare(job: Job) -> Prepared:
     return Prepared(step)
 
 
+def _rows(runtime: Runtime, task: str, texts: Sequence[str]) -> list[Any]:
+    """The texts as the task reads them, beside a word where its rows have more."""
+    kind = runtime.bundle.entry(task).task_kind
+    return [kind.readable(pairs=False, text=text) for text in texts]
+
+
 def _put(runtime: Runtime, how: str, tasks: list[str], texts: list[str]) -> None:
     size = len(texts) // len(tasks)
-    dealt = {task: texts[number * size : (number + 1) * size] for number, task in enumerate(tasks)}
+    parts = [texts[start : start + size] for start in range(0, size * len(tasks), size)]
     match how:
         case "one":
-            runtime.predict(tasks[0], texts)
+            runtime.predict(tasks[0], _rows(runtime, tasks[0], texts))
         case "each" | "each_all":
-            for task in tasks:
-                runtime.predict(task, dealt[task] if how == "each" else texts)
+            for task, part in zip(tasks, parts, strict=True):
+                runtime.predict(task, _rows(runtime, task, part if how == "each" else texts))
         case "mixed":
-            named = [task for task in dealt for _ in range(size)]
-            runtime.predict_mixed(named, [text for own in dealt.values() for text in own])
+            dealt = [_rows(runtime, task, part) for task, part in zip(tasks, parts, strict=True)]
+            runtime.predict_mixed([task for task in tasks for _ in range(size)], [row for own in dealt for row in own])
         case "bare":
             runtime.predict_mixed([None] * len(texts), texts)
         case "bare_each":
-            for own in dealt.values():
-                runtime.predict_mixed([None] * size, own)
+            for part in parts:
+                runtime.predict_mixed([None] * size, part)
         case "all":
             runtime.predict_all(tasks, texts)
         case _:

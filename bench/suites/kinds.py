@@ -1,0 +1,108 @@
+"""A task of each kind beside optimum's export of transformers' class for it, both by ONNX Runtime, on real lengths.
+
+Ours is a fresh LoRA, which changes nothing and costs what a trained one does: so both sides give the same values, which
+is looked at before anything is timed.  A step is a batch of token rows to logits, or to vectors of length 1: windows of
+passages and candidates are rows that are there already; what makes answers of logits is left out on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bench.peers.optimum_kinds import KINDS, values_of
+from bench.suites._random_bundle import Structure
+from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._row import SuiteRow, Target
+from bench.suites._suite_run import Racer, SuiteRun
+from edgepeft.bench.planning.job import Batches, batches_of
+from edgepeft.bench.planning.lengths import load_lengths
+from edgepeft.errors import EdgepeftError
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.session import plain_session
+from edgepeft.tasks.base import CLOSE, kind_named
+
+__all__ = ["CASES", "TITLE", "measure"]
+
+TITLE = "Every kind of task"
+CASES = tuple(KINDS)
+
+_OWN, _PEER = "edgepeft", "optimum"
+_BATCH = 32
+_SETS = ("sst2", "mrpc", "rte")
+_LABELS = {"tokens": ("B-X", "I-X", "B-Y", "I-Y", "O"), "labels": tuple("abcdef")}
+_GOAL = Target(1.6)
+
+Samples = tuple[Sequence[float], Sequence[float]]
+
+
+def measure(run: SuiteRun) -> Iterator[SuiteRow]:
+    """Each kind on each set of lengths, their mean, and that of all kinds.
+
+    Raises:
+        EdgepeftError: the two sides do not give the same values.
+    """
+    every: list[Samples] = []
+    for kind in run.cases or CASES:
+        model = run.peer("optimum_kinds", of=_bundle(run), task=kind)
+        if isinstance(model, str):
+            yield SuiteRow(kind, _PEER, note=model)
+            continue
+        apart, races = _apart(run, kind, model), list[Samples]()
+        for name in _SETS:
+            raced = run.race(f"{kind}, lengths of {name}", _racers(run, kind, model, _batches(run, name)))
+            races.append((raced[_OWN], raced[_PEER]))
+            what = f"{kind}, lengths of {name}, batches of {_BATCH}"
+            note = f"values of the two are {apart:.1e} apart at most"
+            yield ratio_row(what, raced, _OWN, _PEER, of_totals=True, note=note)
+        every += races
+        yield _mean(f"{kind}: geometric mean of {', '.join(_SETS)}", races)
+    if every:
+        yield _mean(f"geometric mean of {len(every) // len(_SETS)} kinds", every, _GOAL)
+
+
+def _mean(what: str, races: Sequence[Samples], target: Target | None = None) -> SuiteRow:
+    mean = geometric_mean(races)
+    return SuiteRow(what, _PEER, mean.value, (mean.low, mean.high), target=target)
+
+
+def _bundle(run: SuiteRun) -> Path:
+    """A task of each kind, called like it."""
+    structures = []
+    for kind in CASES:
+        _, labels = kind_named(kind).example(_LABELS.get(kind))
+        structures.append(Structure("lora", [kind], {"rank": "8"}, labels=labels, kind=kind))
+    return run.bundle("kinds", structures)
+
+
+def _batches(run: SuiteRun, name: str) -> Batches:
+    return batches_of(load_lengths(name, seed=run.seed).clamped(run.sizes.max_length).values, _BATCH)
+
+
+def _racers(run: SuiteRun, kind: str, model: Path, batches: Batches) -> dict[str, Racer]:
+    own = run.job("infer_onnxruntime", _bundle(run), batches=batches, task=kind)
+    peer = run.job("bench.peers.optimum_kinds", Path(), batches=batches, model=str(model), kind=kind)
+    return {_OWN: Racer(own, range(len(batches))), _PEER: Racer(peer, range(len(batches)))}
+
+
+def _apart(run: SuiteRun, kind: str, model: Path) -> float:
+    """The largest difference of the two sides' values on a batch of each set.
+
+    Raises:
+        EdgepeftError: it is more than rounding.
+    """
+    theirs, found = plain_session(model, run.threads), [0.0]
+    with Runtime(_bundle(run), threads=run.threads) as runtime:
+        for name in _SETS:
+            inputs = run.job("", Path(), batches=_batches(run, name)).batch(0)
+            own, other = runtime.logits(kind, inputs), values_of(theirs, kind, inputs)
+            read = inputs["attention_mask"] != 0 if own.ndim > 2 else ...
+            found.append(float(np.abs(own - other)[read].max()))
+    if not max(found) <= CLOSE:
+        raise EdgepeftError(
+            f"a task of kind {kind} and its export by optimum are {max(found):.1e} apart, and {CLOSE:.0e} is what "
+            "rounding makes: they are not the same model, and their times say nothing."
+        )
+    return max(found)
