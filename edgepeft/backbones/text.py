@@ -44,6 +44,15 @@ class TextGraphs(NamedTuple):
     encoder: onnx.ModelProto
     decoder: onnx.ModelProto
 
+    def unequal(self) -> str | None:
+        """A cache that one of them lacks, or has in other sizes; None where all fit."""
+        given, taken = (
+            {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
+            for values in (self.encoder.graph.output, self.decoder.graph.input)
+        )
+        cross = {name for name in (*given, *taken) if name.startswith(f"{CROSS}.")}
+        return min((name for name in cross if given.get(name) != taken.get(name)), default=None)
+
 
 def caches(kind: str, layer: int) -> tuple[str, str]:
     """The names of a decoder layer's keys and values."""

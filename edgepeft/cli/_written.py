@@ -1,16 +1,23 @@
-"""What the verbs that count and predict share of text that is written: how much of it."""
+"""What verbs share of text that is written: how much of it, what was cut, and how it is shown while it comes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from edgepeft.cli._output import messages
 from edgepeft.errors import UsageError
+from edgepeft.printable import printable
 
 if TYPE_CHECKING:
+    from edgepeft.data.rows import Row
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
+    from edgepeft.runtime.runtime import Runtime
 
-__all__ = ["decoding_of", "written"]
+__all__ = ["decoding_of", "print_as_written", "say_cuts", "written"]
 
 
 def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tokens: int | None) -> Decoding:
@@ -35,3 +42,25 @@ def written(decoding: Decoding | None) -> str:
         return ""
     beams = "" if decoding.beams == 1 else f" by {decoding.beams} beams"
     return f" and {decoding.max_new_tokens} written{beams}"
+
+
+def print_as_written(runtime: Runtime, tasks: list[str], rows: Iterable[Row], decoding: Decoding) -> None:
+    """Print the text of each row piece by piece, as its tokens come, and a line's end.
+
+    Raises:
+        UsageError: not one task that writes text, or several beams.
+    """
+    if len(tasks) != 1 or not runtime.bundle.entry(tasks[0]).writes:
+        raise UsageError(f"--stream shows what one task writes, found {', '.join(tasks)}; --task names one that does.")
+    for row in rows:
+        for piece in runtime.stream(tasks[0], row.readable, decoding):
+            typer.echo(printable(piece), nl=False)  # flushed at once
+        typer.echo()
+
+
+def say_cuts(runtime: Runtime, decoding: Decoding) -> None:
+    """Say how many texts were not read to their ends, and how many not written to theirs."""
+    if runtime.truncation.rows:
+        messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
+    if runtime.truncation.texts:
+        messages().print(f"{runtime.truncation.texts} text(s) were cut at {decoding.max_new_tokens} tokens.")

@@ -21,12 +21,14 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import print_json, show_errors
 from edgepeft.cli._progress import shown_steps
+from edgepeft.cli._written import say_cuts
 from edgepeft.data.by_class import worst_of
 from edgepeft.data.posing import of_source
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.errors import DataError
 
 if TYPE_CHECKING:
+    from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import Runtime
     from edgepeft.tasks.base import Kind
 
@@ -55,6 +57,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Score a task of the bundle on labelled data, and show its errors by class and the worst rows."""
+    from edgepeft.runtime.decoding import GREEDY, Decoding
     from edgepeft.runtime.runtime import Runtime, in_batches
 
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
@@ -64,14 +67,17 @@ def command(
     kind, keep = entry.task_kind, columns.source is not None
     how: dict[str, Any] = {"keep": keep, "label_of": kind.label_text, "optional": kind.optional_labels}
     rows = read_rows(data, labels=True, columns=kind.columns(columns), **how)
+    longest = entry.max_target_length
+    decoding = GREEDY if longest is None else Decoding(max_new_tokens=longest)
     with shown_steps() as show:
-        asked = _Asked(runtime, task, metric, lambda n: show(f"{task}: rows", n, None))
+        asked = _Asked(runtime, task, metric, decoding, lambda n: show(f"{task}: rows", n, None))
         found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, batch_size))
     if as_json:
         print_json({"schema": "edgepeft.eval/1", "bundle": str(bundle), "task": task, **found})
     else:
         typer.echo(f"{task}: {found['metric']} {found['score']:.4f} on {found['rows']} rows ({found['averaged']})")
         show_errors(found)
+    say_cuts(runtime, decoding)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class _Asked:
     runtime: Runtime
     task: str
     metric: str | None
+    decoding: Decoding  # of text
     advance: Callable[[int], None]
 
 
@@ -115,16 +122,12 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
 
 def _of_texts(asked: _Asked, batches: Batches) -> Scores:
     """What was written; the loss of a row is what its F1 lacks."""
-    from edgepeft.runtime.decoding import GREEDY, Decoding
-
-    entry, worst = asked.runtime.bundle.entry(asked.task), list[dict[str, Any]]()
-    kind, longest = entry.task_kind, entry.max_target_length
+    kind, worst = asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     name = kind.metric_or_default(asked.metric)
-    decoding = GREEDY if longest is None else Decoding(max_new_tokens=longest)
     written, references = list[str](), list[Sequence[str]]()
     for batch in batches:
         texts = [row.readable for row in batch]
-        answers = [answer.text for answer in asked.runtime.write(asked.task, texts, decoding)]
+        answers = [answer.text for answer in asked.runtime.write(asked.task, texts, asked.decoding)]
         known = [row.references or (row.label or "",) for row in batch]
         losses = [1 - kind.score("f1", [k], [a]) for a, k in zip(answers, known, strict=True)]
         worst = worst_of([*worst, *map(_shown, batch, map(kind.expected, batch), answers, losses)])

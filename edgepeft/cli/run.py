@@ -26,6 +26,7 @@ from edgepeft.cli._options import (
 from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.cli._progress import no_longer
 from edgepeft.cli._vectors import check_vectors, cut, write_vectors
+from edgepeft.cli._written import print_as_written, say_cuts
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError
@@ -64,6 +65,7 @@ def command(
     max_new_tokens: MaxNewTokens = None,
     length_penalty: LengthPenalty = None,
     no_repeat_ngram: NoRepeatNgram = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print what a task writes as its tokens come.")] = False,
     threads: Threads = None,
     no_cache: NoCache = False,
     out: Annotated[
@@ -77,7 +79,9 @@ def command(
 
     columns = Columns(text_column, pair_column)
     asked = _Source(text, second, input_file, columns, task_column, skip_unknown, task, tuple(candidate or ()))
-    if STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
+    if stream and (as_json or input_file is not None or out is not None or dims is not None):
+        raise UsageError("--stream prints what is written of texts; leave --json, --input, --out and --dims out.")
+    if stream or STDIN in (str(input_file), *(text or ())) or sys.stdout.isatty():
         no_longer()  # who types is waited for, and answers on the terminal say enough
     runtime = Runtime(bundle, threads=threads, cache=not no_cache)
     _say_costs(runtime, task)
@@ -90,7 +94,11 @@ def command(
     if out is not None:
         n = write_vectors(runtime, _tasks(runtime, task)[0], in_batches(source.rows(), batch_size), out, dims)
         messages().print(f"{n} vectors written to {out}", markup=False)
-        _say_cuts(runtime, manner)
+        say_cuts(runtime, manner)
+        return
+    if stream:
+        print_as_written(runtime, _tasks(runtime, task), source.rows(), manner)
+        say_cuts(runtime, manner)
         return
     if task_column is not None:
         _check_tasks(runtime, source)  # in the whole file, before anything runs
@@ -106,14 +114,7 @@ def command(
         print_json(list(answers))
     else:
         _print_lines(answers)
-    _say_cuts(runtime, manner)
-
-
-def _say_cuts(runtime: Runtime, manner: Decoding) -> None:
-    if runtime.truncation.rows:
-        messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
-    if runtime.truncation.texts:
-        messages().print(f"{runtime.truncation.texts} text(s) were cut at {manner.max_new_tokens} tokens.")
+    say_cuts(runtime, manner)
 
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:

@@ -136,7 +136,7 @@ class Bundle:
         """``encoder.onnx`` and ``decoder.onnx`` without the weights.
 
         Raises:
-            BundleError: truncated or altered; the bundle was made without them.
+            BundleError: truncated or altered; not of the same sizes; the bundle was made without them.
         """
         text = self.manifest.backbone.text
         if text is None:
@@ -144,7 +144,13 @@ class Bundle:
                 f"{self.folder} cannot write text: it has no {ENCODER_FILE} and {DECODER_FILE}. A bundle that was made "
                 "before edgepeft wrote text must be exported again; a backbone without a decoder writes none."
             )
-        return TextGraphs(self._graph(ENCODER_FILE, text.encoder), self._graph(DECODER_FILE, text.decoder))
+        graphs = TextGraphs(self._graph(ENCODER_FILE, text.encoder), self._graph(DECODER_FILE, text.decoder))
+        if (cache := graphs.unequal()) is not None:
+            raise BundleError(
+                f"{self.folder}: {ENCODER_FILE} and {DECODER_FILE} are of different models, for {cache} is not of the "
+                "same sizes in both. Export the bundle again."
+            )
+        return graphs
 
     def _graph(self, name: str, sha256: str) -> onnx.ModelProto:
         self._expect_hash(self.folder / name, sha256)

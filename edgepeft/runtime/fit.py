@@ -24,7 +24,7 @@ from edgepeft.runtime.cost import checked_length, example_inputs, read_as
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
-from edgepeft.runtime.text_sizes import cache_bytes, pass_bytes
+from edgepeft.runtime.text_sizes import written_bytes
 from edgepeft.runtime.tuning.memory import demand_of, matrices_read, most_within, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
@@ -213,10 +213,7 @@ def _written(
 
     @functools.cache
     def taken(rows: int) -> dict[str, int]:
-        inputs = example_inputs(bundle, task, rows, length)
-        encoder, step = pass_bytes(graphs, inputs, prompt, decoding)
-        caches = cache_bytes(graphs, rows, length + prompt, decoding)
-        return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
+        return written_bytes(graphs, example_inputs(bundle, task, rows, length), prompt, decoding)
 
     return lambda rows: taken(rows_at_once(bundle, rows, length + prompt, decoding, allowed))
 

@@ -22,8 +22,9 @@ from edgepeft.graph.shapes import Spec, walk
 from edgepeft.operators import Work
 from edgepeft.runtime.decoding import Decoding
 
-__all__ = ["cache_bytes", "count_answer", "pass_bytes"]
+__all__ = ["count_answer", "written_bytes"]
 
+_ARENA = 1.4  # pieces of powers of two, and holes, as ``fit`` has them
 _FLOAT_BYTES = 4
 _MOST_TOKENS = 1 << 20  # the distances to all of them are computed
 Inputs = Mapping[str, NDArray[np.int64]]
@@ -51,7 +52,15 @@ def count_answer(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Deco
     return Costs(tuple(named), tuple(sorted({*encoder.unknown, *first.unknown})))
 
 
-def cache_bytes(graphs: TextGraphs, rows: int, length: int, decoding: Decoding) -> dict[str, int]:
+def written_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> dict[str, int]:
+    """What texts that are written at once take: caches, and a pass of the decoder, or of the encoder beyond them."""
+    rows, length = inputs["input_ids"].shape
+    encoder, step = _pass_bytes(graphs, inputs, prompt, decoding)
+    caches = _cache_bytes(graphs, rows, length + prompt, decoding)
+    return {**caches, "a pass": int(max(_ARENA * encoder - sum(caches.values()), _ARENA * step))}
+
+
+def _cache_bytes(graphs: TextGraphs, rows: int, length: int, decoding: Decoding) -> dict[str, int]:
     """Keys and values that are kept between the last steps, by whose tokens they are; ``length`` has a prompt in it."""
     specs = _step(graphs.decoder, rows, rows * decoding.beams, length, decoding.max_new_tokens - 1)
     sizes = {name: value.n_bytes for name, value in specs.items() if isinstance(value, Spec)}
@@ -59,7 +68,7 @@ def cache_bytes(graphs: TextGraphs, rows: int, length: int, decoding: Decoding) 
     return {"keys and values of the texts": cross, "of what is written": sum(sizes.values()) - cross}
 
 
-def pass_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> tuple[int, int]:
+def _pass_bytes(graphs: TextGraphs, inputs: Inputs, prompt: int, decoding: Decoding) -> tuple[int, int]:
     """The most that is alive while the encoder runs, and in the decoder's last step beside the caches.
 
     Logits of several beams are held three times more while a step's tokens are chosen.

@@ -76,12 +76,14 @@ class Text(Kind):
         return np.where(mask > 0, 3 + np.arange(mask.shape[1]) % 2, -100)
 
     def losses(self, logits: NDArray[np.float32], targets: Values) -> NDArray[np.float64]:
-        """[B, T, v] and [B, T]: the mean over each row's tokens."""
-        exact, known = logits.astype(np.float64), targets >= 0
-        shifted = exact - exact.max(-1, keepdims=True)
-        likely = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-        each = np.take_along_axis(likely, np.where(known, targets, 0)[..., None], -1)[..., 0]
-        losses: NDArray[np.float64] = -np.where(known, each, 0.0).sum(1) / known.sum(1)
+        """[B, T, v] and [B, T]: the mean over each row's tokens; in float64 a row at a time, for v is large."""
+        losses = np.empty(len(targets))
+        for i, (of_row, tokens) in enumerate(zip(logits, targets, strict=True)):
+            known = np.flatnonzero(tokens >= 0)
+            exact = of_row[known].astype(np.float64)
+            exact -= exact.max(-1, keepdims=True)
+            each = exact[np.arange(len(known)), tokens[known]]
+            losses[i] = (np.log(np.exp(exact, out=exact).sum(-1)) - each).mean()
         return losses
 
     def loss(self, logits: Any, targets: Any, weights: Any = None) -> Any:

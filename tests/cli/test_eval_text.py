@@ -57,3 +57,18 @@ def test_a_metric_of_labels_and_a_row_without_its_answer_are_refused(bundle: Pat
     path.write_text(json.dumps({"text": "w9", "label": "yes"}) + "\n")
     assert "accuracy is no metric of text" in str(evaluated(bundle, path, "--metric", "accuracy").exception)
     assert "no column answers. Found columns: text, label" in str(evaluated(bundle, path).exception)
+
+
+def test_what_was_cut_is_said(bundle: Path, tmp_path: Path):
+    """Sources longer than the task reads, and texts that reached the longest target of its training."""
+    path = tmp_path / "rows.jsonl"
+    lengths = (300, 1, 300)  # words
+    path.write_text("".join(json.dumps({"text": "w9 " * n, "answers": "w10"}) + "\n" for n in lengths))
+    with Runtime(bundle) as runtime:
+        written = runtime.write("sum", ["w9 " * n for n in lengths], Decoding(max_new_tokens=5))
+    cut = sum(not answer.ended for answer in written)
+    assert cut, "none is cut, so nothing is tested"
+    done = evaluated(bundle, path, "--json")
+    assert json.loads(done.stdout)["rows"] == 3
+    assert "2 answer(s) read a text cut to the task's maximal length." in done.stderr
+    assert f"{cut} text(s) were cut at 5 tokens." in done.stderr

@@ -18,6 +18,7 @@ from writing import MINI
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.cli import _written
 from edgepeft.cli._main import app
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, DoesNotFit, UsageError, VerificationFailed
@@ -180,6 +181,30 @@ def test_the_command_line_writes_text_and_says_what_it_cannot_do_with_it(made: t
         verb("run", bundle, "--task", "labels", "w6", "--beams", 2)
     with pytest.raises(DoesNotFit, match="fewer beams"):
         verb("run", bundle, "--task", "lora", "w6", "--beams", 25, "--max-new-tokens", 10**8)
+
+
+def test_a_stream_prints_what_is_written_piece_by_piece(made: tuple[Backbone, Path], monkeypatch: pytest.MonkeyPatch):
+    bundle, printed = made[1] / "bundle", list[str]()
+    texts, manner = ["w9 w5", "w6 w7 w8"], ["--max-new-tokens", 5]
+    monkeypatch.setattr(_written.typer, "echo", lambda text="", nl=True: printed.append(text + "\n" * nl))
+    verb("run", bundle, "--task", "lora", *texts, *manner, "--stream")
+    written = [answer.text for answer in Runtime(bundle, threads=1).write("lora", texts, Decoding(5))]
+    assert "".join(printed) == "".join(f"{text}\n" for text in written)
+    assert len(printed) > 2 * len(texts), "each text came in several pieces"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--task", "labels"], "what one task writes, found labels; --task names one that does"),
+        (["--task", "lora", "--task", "norms"], "what one task writes, found lora, norms"),
+        (["--task", "lora", "--beams", 2], "2 beams: texts are written together, or as a stream, with one"),
+        (["--task", "lora", "--json"], "leave --json, --input, --out and --dims out"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused(made: tuple[Backbone, Path], options: list[object], words: str):
+    with pytest.raises(UsageError, match=words):
+        verb("run", made[1] / "bundle", "w9", *options, "--stream")
 
 
 def test_a_bundle_from_before_asks_to_be_exported_again(made: tuple[Backbone, Path], tmp_path: Path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from deltas import random_delta
@@ -21,6 +23,7 @@ from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import UsageError
 from edgepeft.heads.text import decoder_inputs
 from edgepeft.methods.base import method_of
+from edgepeft.tasks.base import kind_named
 
 FORMS = [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}, {"decoder_start_token_id": 4}]
 TARGETS = torch.tensor([[7, 9, 3, NO_TARGET], [5, 6, 7, 3], [3, NO_TARGET, NO_TARGET, NO_TARGET]])
@@ -134,3 +137,17 @@ def test_an_encoder_writes_nothing_and_text_has_no_labels(tiny: Callable[..., Pa
         new_delta(open_backbone(str(tiny("bert"))), method_of("lora"), "t", None, head="text")
     with pytest.raises(UsageError, match="writes text and has no labels"):
         new_delta(open_backbone(str(tiny("t5"))), method_of("lora"), "t", ("yes", "no"), head="text")
+
+
+def test_losses_hold_one_row_in_float64_at_a_time():
+    chance = np.random.default_rng(0)
+    logits = chance.standard_normal((8, 50, 2000), np.float32)
+    targets = chance.integers(0, 2000, (8, 50))
+    tracemalloc.start()
+    losses = kind_named("text")().losses(logits, targets)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    exact = logits.astype(np.float64)
+    each = np.take_along_axis(exact, targets[..., None], -1)[..., 0] - np.log(np.exp(exact).sum(-1))
+    np.testing.assert_allclose(losses, -each.mean(1), rtol=1e-12)
+    assert peak < 4 * 8 * 50 * 2000, "a few copies of a row of the eight"

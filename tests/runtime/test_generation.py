@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 from tiny import SIZES, ragged
 from writing import MINI, Bare
 
+from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.manifest import Manifest
+from edgepeft.runtime.runtime import Runtime
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "relu, tied": {},
@@ -100,6 +105,39 @@ def test_a_bundle_with_one_of_the_two_graphs_is_refused_by_name(tiny: Callable[.
     manifest.write_text(json.dumps(document))
     with pytest.raises(BundleError, match=f"backbone.text.{file.removesuffix('.onnx')}"):
         Manifest.read(tmp_path)
+
+
+def restated(bundle: Path, file: str, model: onnx.ModelProto) -> None:
+    """Put another graph in a bundle, and its hash in the manifest."""
+    content, manifest = model.SerializeToString(), bundle / "edgepeft.json"
+    (bundle / file).write_bytes(content)
+    document = json.loads(manifest.read_text())
+    document["backbone"]["text"][file.removesuffix(".onnx")] = hashlib.sha256(content).hexdigest()
+    manifest.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("sizes", [{"num_decoder_layers": 1}, {"num_heads": 2}, {"d_kv": 10}])
+def test_a_decoder_of_other_caches_than_the_encoders_is_refused_by_name(tiny: Any, tmp_path: Path, sizes: Any):
+    Bare(tiny("t5"), tmp_path)
+    other = open_backbone(str(tiny("t5", **sizes)))
+    restated(tmp_path, "decoder.onnx", other.family.text_graphs(other.architecture, other.checkpoint).decoder)
+    with pytest.raises(BundleError, match=r"different models, for cross\.key\.\d is not of the same sizes"):
+        Bundle(tmp_path).text_graphs  # noqa: B018
+
+
+def test_caches_that_are_shorter_than_their_mask_stop_in_words(tiny: Callable[..., Path], tmp_path: Path):
+    """Sizes that only a run tells: the encoder gives keys of all tokens but the last."""
+    Bare(tiny("t5"), tmp_path)
+    encoder = onnx.load(tmp_path / "encoder.onnx", load_external_data=False)
+    for node in encoder.graph.node:
+        node.output[:] = ["long" if name == "cross.key.0" else name for name in node.output]
+    for name, value in (("first", 0), ("last", -1), ("axis", 2)):
+        encoder.graph.initializer.append(numpy_helper.from_array(np.array([value]), f"of_keys.{name}"))
+    bounds = [f"of_keys.{name}" for name in ("first", "last", "axis")]
+    encoder.graph.node.append(onnx.helper.make_node("Slice", ["long", *bounds], ["cross.key.0"]))
+    restated(tmp_path, "encoder.onnx", encoder)
+    with Runtime(tmp_path, threads=1, cache=False) as runtime, pytest.raises(BundleError, match="stops in the decoder"):
+        runtime.generator.write(None, ragged(2, 5, SIZES["t5"]), Decoding(2))
 
 
 def test_bundles_without_text_graphs_open_and_say_that_they_write_none(tiny: Callable[..., Path], tmp_path: Path):

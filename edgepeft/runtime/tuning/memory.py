@@ -14,24 +14,30 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import onnx
 import psutil
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.data.batches import Encoded
+from edgepeft.backbones.text import TextGraphs
+from edgepeft.data.batches import Encoded, Writing
 from edgepeft.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.protos import followed, writers
 from edgepeft.graph.shapes import Spec
+from edgepeft.graph.splice import splice_text
 from edgepeft.host.cores import thread_count
 from edgepeft.host.machine import memory_bytes
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
+from edgepeft.runtime.text_sizes import written_bytes
 from edgepeft.runtime.tuning.hidden import SplitGraphs, training_graph
 from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.step import rows_at_once, targets_at_once
+from edgepeft.runtime.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 
 __all__ = [
@@ -59,6 +65,7 @@ _FLOAT_BYTES = 4
 # A task whose tensors are generated is opened when it is put in force: in the model, in its bytes, and in the session.
 # (MiniLM's shape, 86 MiB of tensors: 355 MiB.)
 _GENERATED_COPIES = 4
+_LOGITS = 3  # of a product, past its shape, and as they are given
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ class Demand:
         longest: int,
         target: int = 0,
         words: int = 0,
+        written: int = 0,
         generated: Sequence[int] = (),
         each: int = 1,
     ) -> None:
@@ -129,6 +137,7 @@ class Demand:
             longest: tokens of a row.
             target: tokens of the longest target, where text is taught.
             words: that its decoder knows.
+            written: bytes of an evaluation, where text is taught: beside the step's.
             generated: numbers of each tensor that is generated from what is trained.
             each: token rows of the row that has most: they are computed at once, however many.
         """
@@ -140,7 +149,7 @@ class Demand:
         # The tensors themselves, their two moments, the best ones, a step's gradients.
         self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
         pass_bytes = _pass_bytes(architecture, longest)
-        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION
+        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION + written
         # Made, and gone through backwards, in as many numbers as the next power of two.
         transforms = sorted(_FLOAT_BYTES << (size - 1).bit_length() for size in generated)
         self._step += sum(transforms[-thread_count() :])
@@ -315,10 +324,23 @@ def demand_of(
         longest=longest,
         target=target,
         words=0 if writing is None else writing.words,
+        written=0 if writing is None else _written(bundle, subject, writing, longest, target),
         generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
         each=each,
     )
     return demand, training, split
+
+
+def _written(bundle: Bundle, subject: TuningSubject, writing: Writing, longest: int, target: int) -> int:
+    """Of an evaluation: both graphs that write and what they take; logits of losses, whose arena keeps them."""
+    graphs = splice_text(*bundle.text_graphs, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+    decoding, length = Decoding(max_new_tokens=writing.max_length), longest + subject.prompt_length
+    rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())
+    tokens = np.ones((rows, longest), np.int64)
+    inputs = {"input_ids": tokens, "attention_mask": tokens}
+    caches = sum(written_bytes(TextGraphs(*graphs), inputs, subject.prompt_length, decoding).values())
+    logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target, writing.words) * target * writing.words
+    return sum(packed_bytes(graph.graph) + _SESSION for graph in graphs) + caches + logits
 
 
 def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: MemoryBudget) -> str:

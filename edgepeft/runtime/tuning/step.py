@@ -22,7 +22,7 @@ from edgepeft.runtime.packed import packed
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.session import failing_as, session_options
 
-__all__ = ["StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
+__all__ = ["WRITTEN_ROWS", "StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
@@ -33,6 +33,7 @@ _COPIES_WEIGHTS = ["ConstantFolding"]
 
 
 _WORDS = 2**23  # logits of a part's targets: 32 MB, of which a step holds a few copies
+WRITTEN_ROWS = 16  # of an evaluation, at once: beside the step's own memory, a row of t5-base has caches of 40 MB
 
 
 class StepResult(NamedTuple):

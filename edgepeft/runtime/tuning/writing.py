@@ -24,14 +24,12 @@ from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.text_check import CANDIDATES, STEPS, TextCheck
 from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
-from edgepeft.runtime.tuning.step import targets_at_once
+from edgepeft.runtime.tuning.step import WRITTEN_ROWS, targets_at_once
 from edgepeft.runtime.verify import in_groups
 from edgepeft.runtime.weights import TaskSession
 from edgepeft.tasks.base import Kind
 
 __all__ = ["WritingEngine"]
-
-_ROWS = 64  # decoded at once
 
 
 class WritingEngine(OnnxRuntimeEngine):
@@ -42,7 +40,7 @@ class WritingEngine(OnnxRuntimeEngine):
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
         generator, session = Generator(self._bundle, self._open), self._session()
-        for chosen in sorted_batches(rows.lengths, _ROWS):
+        for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):
             inputs, targets = rows.batch(chosen)
             losses[chosen] = self._losses(inputs, targets, kind)
             written = generator.written(lambda: session, inputs, decoding, self._subject.prompt_length)
