@@ -19,6 +19,7 @@ class Facts:
     metrics: ClassVar[Mapping[str, Metric]]
     default_metric: ClassVar[str]
     has_labels: ClassVar[bool] = False  # the columns of the logits have names
+    needs_names: ClassVar[bool] = False  # and what they are called is what is answered: no number stands for a name
     one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it
     has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
     chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows

@@ -61,6 +61,7 @@ class Choice(Kind):
         "transformers' models for multiple choice take [batch, choices, length], and what is written takes rows of "
         "tokens; edgepeft run and serve answer it"
     )
+    model: ClassVar[str] = "ForMultipleChoice"
     picks: ClassVar[bool] = True
     several: ClassVar[bool] = True
 

@@ -54,6 +54,7 @@ class Embedding(Kind):
     default_metric: ClassVar[str] = "spearman"
     compared: ClassVar[str] = "values"
     head: ClassVar[str] = "vector"
+    model: ClassVar[str] = "Model"
     several: ClassVar[bool] = True
     whole_batch: ClassVar[bool] = True
     optional_labels: ClassVar[bool] = True

@@ -53,6 +53,7 @@ class Spans(Kind):
     windows: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     head: ClassVar[str] = "tokens"
+    model: ClassVar[str] = "ForQuestionAnswering"
     unmerged: ClassVar[str] = (
         "transformers' models for question answering give start_logits and end_logits, and what is written gives "
         "logits; edgepeft run and serve answer it"
