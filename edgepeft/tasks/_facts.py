@@ -28,7 +28,6 @@ class Facts:
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
-    unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
     picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     windows: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]

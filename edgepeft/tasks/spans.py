@@ -54,10 +54,6 @@ class Spans(Kind):
     chooses: ClassVar[bool] = True
     head: ClassVar[str] = "tokens"
     model: ClassVar[str] = "ForQuestionAnswering"
-    unmerged: ClassVar[str] = (
-        "transformers' models for question answering give start_logits and end_logits, and what is written gives "
-        "logits; edgepeft run and serve answer it"
-    )
 
     def __post_init__(self) -> None:
         """See that what was chosen can be.
