@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,28 @@ GOLDEN = Path(__file__).parent / "interop" / "golden"
 def backbone_of(name):
     """What the golden checkpoint of that name was trained on."""
     return open_backbone(str(GOLDEN / name.partition("-")[0]))
+
+
+TAGS = ("O", "B-X", "I-X", "B-Y", "I-Y")
+
+
+def golden(folder, backbone):
+    """A golden checkpoint as a delta; of tags, which checkpoints seldom name, with ``TAGS``."""
+    logits = theirs_of(folder)
+    return imported(folder, backbone, labels=TAGS[: logits.shape[-1]] if "tag" in folder.name else None)
+
+
+def theirs_of(folder):
+    """The logits that the library gave; of tokens those of the rows' own, not of a prompt in front."""
+    logits = load_file(folder / "logits.safetensors")["logits"].numpy()
+    length = load_file(GOLDEN / folder.name.partition("-")[0] / "inputs.safetensors")["input_ids"].shape[1]
+    return logits[:, -length:] if logits.ndim > 2 else logits
+
+
+def exact_of_golden(folder, backbone, delta):
+    """``exact_of`` and ``theirs_of``, of tokens without those of padding."""
+    exact, theirs, rows = exact_of(delta, backbone), theirs_of(folder), rows_beside(backbone)["attention_mask"] > 0
+    return (exact, theirs) if theirs.ndim == 2 else (replace(exact, value=exact.value[rows]), theirs[rows])
 
 
 def imported(folder, backbone, **request):

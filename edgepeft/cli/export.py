@@ -144,7 +144,9 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     source = open_backbone(backbone)
     loaded = Delta.load(delta, source)
     write_peft(loaded, source, folder, force=force)
-    of = f"sequence classification model of {source.source} with num_labels={loaded.card.n_outputs}"
+    kind = loaded.card.task_kind
+    problem = f" and problem_type={kind.problem_type}" if kind.problem_type else ""
+    of = f"AutoModel{kind.model} of {source.source} with num_labels={loaded.card.n_outputs}{problem}"
     if loaded.trie is not None:
         of = f"model of {source.source} for conditional generation, which writes {', '.join(loaded.card.labels or ())}"
     messages().print(f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' {of}", markup=False)

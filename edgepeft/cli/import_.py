@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgepeft.cli._options import Replace
+from edgepeft.cli._options import Replace, TaskKind
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.errors import requiring
 
@@ -22,8 +22,10 @@ def command(
     out: Annotated[Path, typer.Option(help="The delta's folder, for `edgepeft export --delta`.")],
     task: Annotated[str | None, typer.Option(help="The task's name. Default: the folder's.")] = None,
     labels: Annotated[
-        str | None, typer.Option(help="The labels' names, in order: a,b,c. Default: LABEL_0, ...")
+        str | None,
+        typer.Option(help="The names of labels or tags, in order: a,b,c. Default: a config's, or LABEL_0, ..."),
     ] = None,
+    kind: TaskKind = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: what the backbone takes.")] = None,
     force: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the delta's card as one JSON document.")] = False,
@@ -37,14 +39,14 @@ def command(
     importer = importer_of(folder)
     name = check_task_name(folder.resolve().name if task is None else task)
     names = None if labels is None else tuple(label.strip() for label in labels.split(","))
-    delta = importer.read(folder, open_backbone(backbone), ImportRequest(name, names, max_length))
+    delta = importer.read(folder, open_backbone(backbone), ImportRequest(name, names, max_length, kind))
     delta.save(out, force=force)
     if as_json:
         print_json(delta.card.model_dump(mode="json"))
         return
     counts, card = delta.n_parameters(), delta.card
-    kind = card.task_kind
-    shown = kind.listed if kind.has_labels else f"a {kind.answers}"
+    made = card.task_kind
+    shown = made.listed if made.has_labels else f"a {made.answers}"
     table_console().print(
         f"{card.task}: {card.method} from {importer.library}, answers {shown}; "
         f"{counts['delta']:,} parameters and {counts['head']:,} of the head\n{out}",

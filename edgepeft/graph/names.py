@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "END",
     "LABELS",
     "LOGITS",
     "LOSS",
@@ -10,6 +11,8 @@ __all__ = [
     "PLACES",
     "PROMPT_LENGTH",
     "SHARES",
+    "START",
+    "STATES",
     "adapted",
     "dropout",
     "generated",
@@ -23,6 +26,8 @@ __all__ = [
 ]
 
 LOGITS = "logits"
+# What transformers' models for answers, and those without a head, give in its place.
+START, END, STATES = "start_logits", "end_logits", "last_hidden_state"
 LABELS, SHARES, LOSS = "labels", "shares", "loss"  # of a training graph
 PLACES = "places"  # of one whose rows have several token rows
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.

@@ -15,7 +15,7 @@ from edgepeft.errors import BundleError
 from edgepeft.graph.bias import split_biases
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.generated import generated_tensors
-from edgepeft.graph.names import LOGITS, without_prefix
+from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
 from edgepeft.graph.protos import copied, read_instead, reads, replace
@@ -24,7 +24,7 @@ from edgepeft.graph.quantise import dequantised, restore
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.residual import share_residual_sums
 
-__all__ = ["splice", "splice_text"]
+__all__ = ["splice", "splice_states", "splice_text"]
 
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used, gives_logits])
@@ -53,6 +53,21 @@ def splice(
     if not outputs:
         raise BundleError(f"the delta graph has no output called {LOGITS}.")
     return _joined(backbone, delta, delta, bindings, checkpoint, outputs=outputs[:1], generate=generate)
+
+
+@Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used])
+def splice_states(
+    backbone: onnx.ModelProto, delta: onnx.ModelProto, bindings: Mapping[str, str], checkpoint: Checkpoint
+) -> onnx.ModelProto:
+    """The task's model up to its head: ``last_hidden_state`` [batch, length, d] out, a prompt's tokens in front.
+
+    Raises:
+        BundleError: as ``splice``; or the backbone gives no such value.
+    """
+    outputs = [output for output in backbone.graph.output if output.name == STATES]
+    if not outputs:
+        raise BundleError(f"the backbone's graph has no output called {STATES}.")
+    return _joined(backbone, delta, delta, bindings, checkpoint, outputs=outputs)
 
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used])

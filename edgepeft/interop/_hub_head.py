@@ -1,11 +1,12 @@
-"""AdapterHub's heads: its flexible classification heads, and transformers' own ones saved beside an adapter.
+"""AdapterHub's heads: its flexible heads, and transformers' own ones saved beside an adapter.
 
-Source: adapters 1.3.0, ``heads/base.py`` and ``loading.py``.  All of them read position 0.
+Source: adapters 1.3.0, ``heads/base.py`` and ``loading.py``.  Those of a text read position 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,15 +16,21 @@ from torch import Tensor
 from edgepeft.backbones.config import read_config
 from edgepeft.errors import BundleError
 from edgepeft.interop._hub_config import HubFile
-from edgepeft.interop.base import ImportedHead
-from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.base import ImportedHead, usual_problem
+from edgepeft.interop.classifier import ANSWERS, ENCODERS, SEQUENCES, TOKENS, Classifier
 from edgepeft.interop.conversion import check_tensors, parsed, read_state_dict
 
 __all__ = ["read_head"]
 
 HEAD_CONFIG = "head_config.json"
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
-_STATIC = "ForSequenceClassification"
+# Their type of head -> how transformers' class for it ends, and its problem type, where it has one.
+_TYPES: Mapping[str, tuple[str, str | None]] = {
+    "classification": (SEQUENCES, None),
+    "multilabel_classification": (SEQUENCES, "multi_label_classification"),
+    "tagging": (TOKENS, None),
+    "question_answering": (ANSWERS, None),
+}
 _WRITERS = ("seq2seq_lm", "T5ForConditionalGeneration", "MT5ForConditionalGeneration")
 
 # (layers, activation, pooler) -> our kind, and its modules by their place in the head's sequence.
@@ -48,8 +55,10 @@ class _Flexible(BaseModel):
     label2id: dict[str, int] | None = None
 
 
-def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
+def read_head(folder: Path, classifier: Classifier, asked: str | None) -> ImportedHead:
     """The head beside an adapter, else the backbone's own, which it is where labels are scored.
+
+    ``asked`` is how the name of transformers' class ends for the kind of task that is asked for.
 
     Raises:
         BundleError: neither is there, or it is damaged, of another architecture, or of a kind that edgepeft lacks.
@@ -58,6 +67,7 @@ def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
     if classifier.scores_labels:
         return _output_layer(folder, classifier)
     if not path.is_file():
+        classifier = replace(classifier, model=asked if asked in ENCODERS else SEQUENCES)
         stored = any((folder / name).is_file() for name in HEAD_FILES)
         state = read_state_dict(folder, *HEAD_FILES) if stored else classifier.stored_head()
         if not state:
@@ -71,9 +81,11 @@ def read_head(folder: Path, classifier: Classifier) -> ImportedHead:
     state = read_state_dict(folder, *HEAD_FILES)
     if file.config is not None:
         return _flexible(parsed(_Flexible, file.config, path), file, state, classifier, folder)
-    if not file.model_class.endswith(_STATIC):
-        raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: ...{_STATIC}.")
-    return _static(state, classifier, folder, _labels(file.label2id))
+    model = next((model for model in ENCODERS if file.model_class.endswith(model)), None)
+    if model is None:
+        known = ", ".join(f"...{model}" for model in ENCODERS)
+        raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: {known}.")
+    return _static(state, replace(classifier, model=model), folder, _labels(file.label2id))
 
 
 def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
@@ -106,13 +118,26 @@ def _static(
     wanted = classifier.head_tensors(outputs)
     check_tensors(state, {theirs: shape for theirs, (_, shape) in wanted.items()}, folder)
     values = {ours: state[theirs] for theirs, (ours, _) in wanted.items()}
-    return ImportedHead(classifier.head, outputs, values, labels)
+    return ImportedHead(classifier.head, outputs, values, labels, classifier.model)
 
 
 def _flexible(
     config: _Flexible, file: HubFile, state: Mapping[str, Tensor], classifier: Classifier, folder: Path
 ) -> ImportedHead:
-    kind, modules = _kind(config, classifier, folder)
+    if config.head_type not in _TYPES:
+        known = ", ".join(_TYPES)
+        raise BundleError(
+            f"{folder / HEAD_CONFIG}: a head of type {config.head_type} cannot be imported; what can: {known}."
+        )
+    model, problem = _TYPES[config.head_type]
+    if model == SEQUENCES:
+        kind, modules, problem = *_kind(config, classifier, folder), problem or usual_problem(config.num_labels)
+    elif config.layers == 1:
+        kind, modules = replace(classifier, model=model).head, {"classifier": 1}
+    else:
+        raise BundleError(
+            f"{folder / HEAD_CONFIG}: layers = {config.layers}; a head for each token can be imported with one layer."
+        )
     d = classifier.architecture.hidden_size
     names: dict[str, str] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -126,13 +151,11 @@ def _flexible(
     values = {ours: state[theirs] for ours, theirs in names.items()}
     if not config.bias:
         values[f"head/{list(modules)[-1]}.bias"] = torch.zeros(config.num_labels)
-    return ImportedHead(kind, config.num_labels, values, _labels(config.label2id))
+    return ImportedHead(kind, config.num_labels, values, _labels(config.label2id), model, problem)
 
 
 def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str, dict[str, int]]:
     path = folder / HEAD_CONFIG
-    if config.head_type != "classification":
-        raise BundleError(f"{path}: a head of type {config.head_type} cannot be imported; what can: classification.")
     activation = (config.activation_function or "none").lower() if config.layers > 1 else ""
     kind = _KINDS.get((config.layers, activation, config.use_pooler))
     pooler = f"use_pooler = {config.use_pooler}"

@@ -117,7 +117,7 @@ class AdapterHub(Importer):
         state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
         _check_shared(state, plan, classifier, folder)
         check_tensors(state, plan.shapes, folder)
-        head, values = read_head(folder, classifier), plan.convert(state)
+        head, values = read_head(folder, classifier, request.model), plan.convert(state)
         return request.delta(backbone, plan.method, head, values, folder=folder, origin=_origin(file, config, folder))
 
 

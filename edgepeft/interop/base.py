@@ -3,41 +3,56 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, new_delta
 from edgepeft.errors import BundleError, UsageError
+from edgepeft.heads.base import head_named
+from edgepeft.interop.classifier import SEQUENCES
 from edgepeft.methods.base import Method
 from edgepeft.registry import modules_of
+from edgepeft.tasks.base import Kind, kind_named, kinds
 
-__all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importers"]
+__all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importers", "usual_problem"]
+
+Config = Mapping[str, Any]
 
 
 class ImportedHead(NamedTuple):
     """Our kind of head, its tensors by our names, and the labels in order where the checkpoint names them.
 
-    ``outputs`` is None where a decoder scores labels, of which a checkpoint says nothing.
+    ``outputs`` is None where a decoder scores labels, of which a checkpoint says nothing.  ``model`` is how the name of
+    transformers' class for it ends, ``problem`` its ``problem_type`` where the checkpoint says it.
     """
 
     kind: str
     outputs: int | None
     values: Mapping[str, Tensor]
     labels: tuple[str, ...] | None = None
+    model: str = SEQUENCES
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What such checkpoints do not say: the task's name, its labels, how long its texts may be."""
+    """What such checkpoints do not say: the task's name, its labels, how long its texts may be, its kind by name."""
 
     task: str
     labels: tuple[str, ...] | None = None
     max_length: int | None = None  # None: as long as the backbone takes
+    kind: str | None = None  # None: as the checkpoint or a config has it, or the usual one of such a head
+
+    @property
+    def model(self) -> str | None:
+        """How the name of transformers' class ends for the kind that is asked for."""
+        return None if self.kind is None else kind_named(self.kind).model
 
     def delta(
         self,
@@ -51,39 +66,79 @@ class ImportRequest:
     ) -> Delta:
         """A delta of ``values``, by our names, and the head; LayerNorms that were not tuned stay the backbone's.
 
-        A head reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the card.
+        A head of a text reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the
+        card.  What the checkpoint does not say of its labels is read from a config beside it, or from the backbone's.
 
         Raises:
-            UsageError: the request's labels or its length do not fit, or labels to be scored are missing.
+            UsageError: the request's kind, labels or length do not fit, or labels are missing that are needed.
+            BundleError: no kind of task has such a head.
         """
-        prompt, labels = method.prompt_length, self._labels_for(head, backbone)
+        beside = folder / "config.json"
+        configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
+        kind = self._kind_of(head, configs, folder)
+        prompt, labels = method.prompt_length, self._labels_for(head, kind, configs, backbone)
         longest = self._length_for(backbone, prompt)
-        delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest)
+        of_task: dict[str, Any] = {"kind": kind and kind.name, "pairs": kind is not None and kind.windows}
+        delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest, **of_task)
         own, values = delta.tensors(), {**values, **head.values}
         kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
         # What is shared stands in the delta once, under its first name.
         delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
-        reads = {} if head.outputs is None else {"head_reads": "first_position" if prompt else "first_token"}
+        of_text = head.outputs is not None and not head_named(head.kind).per_token
+        reads = {"head_reads": "first_position" if prompt else "first_token"} if of_text else {}
         delta.card = delta.card.model_copy(update={**reads, **origin})
         return delta.eval()
 
-    def _labels_for(self, head: ImportedHead, backbone: Backbone) -> tuple[str, ...] | None:
-        """One name an output, of the request, the head, the backbone's config, or LABEL_0, ...; None for one number."""
-        outputs = head.outputs
-        if outputs is None:
+    def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[Kind] | None:
+        """What is asked for, or what the checkpoint or a config says; None for labels that a decoder scores."""
+        if head.outputs is None:
+            return None if self.kind is None else kind_named(self.kind)
+        fitting = {kind.problem_type: kind for kind in kinds().values() if _may_have(kind, head)}
+        if not fitting:
+            raise BundleError(f"{folder}: no kind of task has a head of ...{head.model} with {head.outputs} outputs.")
+        if self.kind is not None:
+            asked = kind_named(self.kind)
+            if asked not in fitting.values():
+                found = " or ".join(kind.title for kind in fitting.values())
+                raise UsageError(
+                    f"--kind {asked.name} is {asked.title}; the checkpoint's head, ...{head.model} with {head.outputs} "
+                    f"outputs, is of {found}."
+                )
+            return asked
+        said = next((config["problem_type"] for config in configs if config.get("problem_type")), None)
+        known = (said, usual_problem(head.outputs), *fitting)
+        return next(fitting[problem] for problem in known if isinstance(problem, str | None) and problem in fitting)
+
+    def _labels_for(
+        self, head: ImportedHead, kind: type[Kind] | None, configs: Sequence[Config], backbone: Backbone
+    ) -> tuple[str, ...] | None:
+        """One name an output, of the request, the head, a config, or LABEL_0, ...; None where they have none."""
+        if head.outputs is None or kind is None:
             if not self.labels:
                 raise UsageError(
                     f"{backbone.source} scores labels with its decoder, and checkpoints do not say which: give them as "
                     "the words that it was trained to write, --labels a,b,c."
                 )
             return self.labels
-        if not self.labels:
-            named = head.labels if head.labels and len(head.labels) == outputs else None
-            return None if outputs == 1 else named or _known_labels(outputs, backbone)
-        if outputs == 1 or len(self.labels) != outputs or len(set(self.labels)) != outputs:
-            wanted = "no labels, for one output is a number" if outputs == 1 else f"{outputs} different labels"
-            raise UsageError(f"the checkpoint's head needs {wanted}; found {', '.join(self.labels)}.")
-        return self.labels
+        outputs, given = head.outputs, self.labels or ()
+        if not kind.has_labels:
+            if given:
+                raise UsageError(
+                    f"the checkpoint's head needs no labels, for {kind.title} has none; found {', '.join(given)}."
+                )
+            return None
+        if given and (len(given) != outputs or len(set(given)) != outputs or not all(given)):
+            raise UsageError(f"the checkpoint's head needs {outputs} different labels; found {', '.join(given)}.")
+        numbered = tuple(f"LABEL_{i}" for i in range(outputs))
+        named = (head.labels, *(_names_in(config) for config in configs))
+        labels = given or next((names for names in named if names and len(names) == outputs and all(names)), numbered)
+        if kind.needs_names and not given and labels == numbered:
+            raise UsageError(
+                f"neither the checkpoint nor a config.json names the {outputs} outputs of its head, and {kind.title} "
+                "answers by names; give them in their order: --labels a,b,c."
+            )
+        kind.check_labels(labels)
+        return labels
 
     def _length_for(self, backbone: Backbone, prompt: int) -> int:
         longest = backbone.architecture.max_length - prompt
@@ -138,10 +193,24 @@ def importer_of(folder: Path) -> Importer:
     raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
 
 
-def _known_labels(outputs: int, backbone: Backbone) -> tuple[str, ...]:
-    known = backbone.config.get("id2label")
-    if isinstance(known, Mapping) and set(known) == {str(i) for i in range(outputs)}:
-        names = tuple(str(known[str(i)]) for i in range(outputs))
-        if len(set(names)) == outputs:
-            return names
-    return tuple(f"LABEL_{i}" for i in range(outputs))
+def usual_problem(outputs: int) -> str:
+    """What transformers takes a classifier of sequences for where its config does not say ``problem_type``."""
+    return "regression" if outputs == 1 else "single_label_classification"
+
+
+def _may_have(kind: type[Kind], head: ImportedHead) -> bool:
+    """Whether tasks of that kind have such heads."""
+    if kind.model != head.model or kind.writes or head.problem not in (None, kind.problem_type):
+        return False
+    if not kind.has_labels:
+        return kind().n_outputs == head.outputs
+    return head.outputs != 1 or not kind.one_label  # of two or more, one is right
+
+
+def _names_in(config: Config) -> tuple[str, ...] | None:
+    """What a config calls the outputs, where it calls each otherwise."""
+    known = config.get("id2label")
+    if not isinstance(known, Mapping) or set(known) != {str(i) for i in range(len(known))}:
+        return None
+    names = tuple(str(known[str(i)]) for i in range(len(known)))
+    return names if len(set(names)) == len(names) else None

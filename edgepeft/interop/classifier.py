@@ -1,7 +1,7 @@
 """transformers' class that gives logits: how it names what our sites, backbones and heads hold.
 
-That is ``...ForSequenceClassification``, or ``...ForConditionalGeneration`` of what has a decoder: its output layer is
-the backbone's own, and no head.
+That is one of ``ENCODERS``, or ``...ForConditionalGeneration`` of what has a decoder: its output layer is the
+backbone's own, and no head.
 """
 
 from __future__ import annotations
@@ -18,19 +18,27 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
 from edgepeft.errors import UsageError
 from edgepeft.heads.base import head_named
+from edgepeft.tasks.base import kinds
 
-__all__ = ["Classifier"]
+__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "Classifier"]
+
+# How classes' names end.
+SEQUENCES, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
+GENERATION = "ForConditionalGeneration"
+ENCODERS = (SEQUENCES, TOKENS, ANSWERS)
+_LAST = {ANSWERS: "qa_outputs"}  # what gives the logits, where it is not called as a head's ``places`` have it
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """The names in that class for one backbone.
+    """The names in the class that ends so, for one backbone.
 
     Raises:
         UsageError: its head is none of ours.
     """
 
     backbone: Backbone
+    model: str = SEQUENCES
 
     def __post_init__(self) -> None:
         if self.architecture.foreign_head:
@@ -53,7 +61,8 @@ class Classifier:
     @property
     def head(self) -> str:
         """The kind of head it has."""
-        return self.architecture.head
+        of_tokens = (kind.head for kind in kinds().values() if kind.per_token and kind.model == self.model)
+        return next(of_tokens, None) or self.architecture.head
 
     @property
     def scores_labels(self) -> bool:
@@ -63,7 +72,8 @@ class Classifier:
     @property
     def head_modules(self) -> Mapping[str, str]:
         """Module of our head -> theirs."""
-        return head_named(self.head).places
+        places = head_named(self.head).places
+        return {**places, **{ours: _LAST[self.model] for ours in list(places)[-1:] if self.model in _LAST}}
 
     @property
     def last(self) -> str:
@@ -72,8 +82,9 @@ class Classifier:
 
     @cached_property
     def tensors(self) -> dict[str, str]:
-        """Tensor of their encoder and pooler -> its name in the base model."""
-        names = (*self.architecture.tensors, *self.architecture.pooler)
+        """Tensor of their encoder, and of the pooler where the class has one -> its name in the base model."""
+        pooler = () if head_named(self.head).per_token else self.architecture.pooler
+        names = (*self.architecture.tensors, *pooler)
         return {self.prefix + name: name for name in names}
 
     @cached_property

@@ -5,6 +5,7 @@ Source of the names: peft 0.21.2, ``utils/save_and_load.py``; the golden checkpo
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,8 +17,9 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, write_tensors
 from edgepeft.errors import BundleError, UsageError
+from edgepeft.heads.base import head_named
 from edgepeft.interop.base import ImportedHead, Importer, ImportRequest
-from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.interop.peft_methods.base import (
     CONFIG_FILE,
@@ -27,7 +29,7 @@ from edgepeft.interop.peft_methods.base import (
     WrapConfig,
     peft_methods,
     read_peft_config,
-    task_type,
+    task_types,
 )
 from edgepeft.resources import new_folder, write_json
 
@@ -49,12 +51,19 @@ class Peft(Importer):
 
     def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
         """As ``Importer.read``."""
-        classifier = Classifier(backbone)
-        config = read_peft_config(folder, task_type(classifier))
+        types = task_types(backbone)
+        config = read_peft_config(folder, types)
+        classifier = Classifier(backbone, config.model(types, request.model))
         head = set(classifier.head_modules.values())
         if odd := [module for module in classifier.modules if module not in head and config.saves(module)]:
             raise BundleError(
                 f"{folder}: modules_to_save has more than the head, which no delta can represent: {', '.join(odd)}."
+            )
+        if classifier.model == ANSWERS and "token_type_ids" in backbone.architecture.inputs:
+            warnings.warn(
+                "PEFT's own model for question answering (0.21.2) does not pass token_type_ids on, and this task reads "
+                "them, as transformers' class does. If it was trained through PEFT's, score it: edgepeft eval.",
+                stacklevel=2,
             )
         plan = config.plan(classifier, folder)
         stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
@@ -62,7 +71,7 @@ class Peft(Importer):
         outputs = _outputs(state, classifier, folder)
         of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
         check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
-        imported = ImportedHead(classifier.head, outputs, of_head.convert(state))
+        imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
         return request.delta(
             backbone, plan.method, imported, plan.convert(state), folder=folder, origin=_origin(config, folder)
         )
@@ -127,15 +136,15 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits.
 
     Raises:
-        UsageError: a method that PEFT has no form for, or a head that transformers' class does not have; or the folder
-            exists.
+        UsageError: a method or a kind of task that PEFT has no form for, or a head that transformers' class does not
+            have; or the folder exists.
     """
-    classifier = Classifier(backbone)
+    classifier = Classifier(backbone, _model_of(delta, backbone))
     config = _config_of(delta, classifier)
     settings, tensors = config.written(delta, classifier)
     settings |= {
         "peft_type": config.kind,
-        "task_type": task_type(classifier),
+        "task_type": next(name for name, model in task_types(backbone).items() if model == classifier.model),
         "base_model_name_or_path": delta.card.backbone.source,
         "modules_to_save": sorted({module.partition(".")[0] for module in classifier.head_modules.values()}) or None,
         "inference_mode": True,
@@ -147,13 +156,27 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
         write_json(new / CONFIG_FILE, settings)
 
 
+def _model_of(delta: Delta, backbone: Backbone) -> str:
+    """How the name of transformers' class ends that it is written for."""
+    card, known = delta.card, task_types(backbone).values()
+    model = card.task_kind.model if backbone.architecture.decoder is None else GENERATION
+    if model not in known:
+        raise UsageError(
+            f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
+            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in known)}."
+        )
+    return model
+
+
 def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
     card = delta.card
     written = {config.ours: config for config in peft_methods().values() if config.ours}
     if card.method not in written:
         known = " and ".join(sorted(map(str, written)))
         raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
-    if (card.head, card.head_reads) != (classifier.head, "labels" if classifier.scores_labels else "first_token"):
+    theirs = head_named(classifier.head)
+    reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else "first_token"
+    if (card.head, card.head_reads) != (classifier.head, reads):
         raise UsageError(
             f"PEFT wraps transformers' own head, here {classifier.head} over the first token; the task {card.task!r} "
             f"has {card.head} over {card.head_reads.replace('_', ' ')}, which it cannot hold."

@@ -10,19 +10,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx.external_data_helper import load_external_data_for_model
 from tokenizers import Tokenizer
 
 from edgepeft.backbones.config import read_config
-from edgepeft.errors import UsageError
-from edgepeft.graph.names import LOGITS
-from edgepeft.graph.rows import logits_as_rows
 from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle, expect_hash
+from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import TaskEntry, Verification
+from edgepeft.runtime.merge_forms import form_of
 from edgepeft.runtime.merge_text import write_text_model
-from edgepeft.runtime.session import failing_as, plain_session, run_session
+from edgepeft.runtime.session import failing_as, plain_session
 from edgepeft.runtime.verify import read_check, replay, require_passed
 from edgepeft.runtime.versions import CHECK
 
@@ -36,18 +37,17 @@ _MOST_INLINE = 1_900_000_000  # protobuf ends at 2 GiB; above, the weights lie b
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
     """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
 
-    Inputs are the backbone's, ``logits`` [batch, outputs], or [batch, length, outputs], the only output.  The
-    task's check file is replayed on the file that was written.  A task that writes text: as ``write_text_model``.
+    Inputs and outputs are those of transformers' class for the kind of task: ``logits`` alone, but for what
+    ``merge_forms`` has.  The task's check file is replayed on the file that was written.  A task that writes text: as
+    ``write_text_model``.
 
     Raises:
         UnknownName: no such task.
-        UsageError: ``out`` exists, and ``force`` is not given; or such a kind of task is no model of transformers'.
+        UsageError: ``out`` exists, and ``force`` is not given.
         BundleError: a file is damaged.
         VerificationFailed: the written model does not give PyTorch's logits; nothing is left.
     """
     entry, config = bundle.entry(task), read_config(bundle.folder / "config.json")
-    if (obstacle := entry.task_kind.unmerged) is not None:
-        raise UsageError(f"task {task} is {entry.task_kind.title}, which cannot be merged: {obstacle}.")
     with new_folder(out, force=force) as folder:
         write_json(folder / "config.json", config if entry.writes else _config(config, entry))
         write_json(folder / "tokenizer_config.json", _tokenizer_config(bundle, entry))
@@ -60,7 +60,12 @@ def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> 
 
 
 def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
-    model = logits_as_rows(bundle.graph(task))
+    entry = bundle.entry(task)
+    form = form_of(entry)
+    model = form.graph(bundle, task)
+    for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_json(folder / name, content)
     load_external_data_for_model(model, str(bundle.folder))
     inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
     onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, location=f"{MODEL_FILE}_data")
@@ -69,14 +74,15 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:
     """The backbone's config as that of a model for the task's kind."""
-    labels = entry.labels or ("LABEL_0",)
+    kind = entry.task_kind
+    labels = entry.labels or [f"LABEL_{i}" for i in range(0 if kind.gives_vectors else entry.n_outputs)]
     classes = {name: re.sub(r"(Model|For[A-Z]\w*)$", "", name) for name in config.get("architectures") or ()}
+    named, numbers = {str(i): label for i, label in enumerate(labels)}, {label: i for i, label in enumerate(labels)}
     return {
         **config,
-        "architectures": [f"{name}{entry.task_kind.model}" for name in classes.values()],
-        "id2label": {str(index): label for index, label in enumerate(labels)},
-        "label2id": {label: index for index, label in enumerate(labels)},
-        "problem_type": entry.task_kind.problem_type,
+        "architectures": [f"{name}{kind.model}" for name in classes.values()],
+        **({"id2label": named, "label2id": numbers} if labels else {}),
+        "problem_type": kind.problem_type,
     }
 
 
@@ -94,9 +100,18 @@ def _tokenizer_config(bundle: Bundle, entry: TaskEntry) -> dict[str, Any]:
 def _verified(bundle: Bundle, task: str, path: Path) -> Verification:
     """Replay the task's check file on the written file, opened by its path alone as users will."""
     where = bundle.current(task, CHECK)
-    expect_hash(where, bundle.entry(task).check_sha256)
+    entry = bundle.entry(task)
+    expect_hash(where, entry.check_sha256)
     inputs, reference = read_check(where.read_bytes(), str(where))
     with failing_as("cannot open the merged model"):
         session = plain_session(path)
-    compare = bundle.entry(task).task_kind.agreement
-    return replay(lambda group: run_session(session, LOGITS, group), inputs, reference, bundle.allowed(task), compare)
+    form, names = form_of(entry), [output.name for output in session.get_outputs()]
+
+    def run(rows: Inputs) -> NDArray[np.float32]:
+        given = form.inputs(rows)
+        with failing_as("stops in the merged model"):
+            found = session.run(names, {value.name: given[value.name] for value in session.get_inputs()})
+        logits: NDArray[np.float32] = form.logits(dict(zip(names, found, strict=True)), rows, entry)
+        return logits
+
+    return replay(run, inputs, reference, bundle.allowed(task), entry.task_kind.agreement)

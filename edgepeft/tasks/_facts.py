@@ -19,6 +19,7 @@ class Facts:
     metrics: ClassVar[Mapping[str, Metric]]
     default_metric: ClassVar[str]
     has_labels: ClassVar[bool] = False  # the columns of the logits have names
+    needs_names: ClassVar[bool] = False  # and what they are called is what is answered: no number stands for a name
     one_label: ClassVar[bool] = False  # and each row has one of these, so that rows can be weighed by it
     has_baselines: ClassVar[bool] = True  # a majority and a linear head are its rivals
     chooses: ClassVar[bool] = False  # something is chosen on the evaluation rows
@@ -27,7 +28,6 @@ class Facts:
     head: ClassVar[str | None] = None  # the head that it needs; None: any that gives logits
     compared: ClassVar[str] = "decisions"  # what of 8-bit weights is compared: these, or values
     problem_type: ClassVar[str | None] = None  # transformers' name for it
-    unmerged: ClassVar[str | None] = None  # why no model of transformers' is written of it
     picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
     windows: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]

@@ -115,6 +115,15 @@ class Kind(Facts, Certainty, ABC):
         return None
 
     @classmethod
+    def check_labels(cls, labels: Sequence[str]) -> None:
+        """See that the columns of logits that were trained elsewhere can have these names.
+
+        Raises:
+            UsageError: they cannot.
+        """
+        return
+
+    @classmethod
     def columns(cls, given: Columns) -> Columns:
         """What is read of its files' rows, by the names that are given."""
         return given

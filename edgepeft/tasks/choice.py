@@ -57,10 +57,7 @@ class Choice(Kind):
     title: ClassVar[str] = "a choice among candidates"
     answers: ClassVar[str] = "candidate"
     default_metric: ClassVar[str] = "accuracy"
-    unmerged: ClassVar[str] = (
-        "transformers' models for multiple choice take [batch, choices, length], and what is written takes rows of "
-        "tokens; edgepeft run and serve answer it"
-    )
+    model: ClassVar[str] = "ForMultipleChoice"
     picks: ClassVar[bool] = True
     several: ClassVar[bool] = True
 

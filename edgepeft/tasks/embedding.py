@@ -54,14 +54,11 @@ class Embedding(Kind):
     default_metric: ClassVar[str] = "spearman"
     compared: ClassVar[str] = "values"
     head: ClassVar[str] = "vector"
+    model: ClassVar[str] = "Model"
     several: ClassVar[bool] = True
     whole_batch: ClassVar[bool] = True
     optional_labels: ClassVar[bool] = True
     gives_vectors: ClassVar[bool] = True
-    unmerged: ClassVar[str] = (
-        "transformers' models for feature extraction give a hidden state for each token, and this is one vector of "
-        "length 1 for a text; edgepeft run --out x.npy writes it, and edgepeft serve answers /v1/embeddings"
-    )
 
     def __post_init__(self) -> None:
         """See that what was chosen can be.

@@ -66,6 +66,7 @@ class Labels(Kind):
     answers: ClassVar[str] = "several labels"
     default_metric: ClassVar[str] = "micro_f1"
     has_labels: ClassVar[bool] = True
+    needs_names: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     problem_type: ClassVar[str] = "multi_label_classification"
 

@@ -53,10 +53,7 @@ class Spans(Kind):
     windows: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     head: ClassVar[str] = "tokens"
-    unmerged: ClassVar[str] = (
-        "transformers' models for question answering give start_logits and end_logits, and what is written gives "
-        "logits; edgepeft run and serve answer it"
-    )
+    model: ClassVar[str] = "ForQuestionAnswering"
 
     def __post_init__(self) -> None:
         """See that what was chosen can be.

@@ -28,7 +28,7 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, words_of
-from edgepeft.errors import DataError
+from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._entity_scores import ENTITY_SCORES, counts_of
 from edgepeft.tasks._tagged import tagged_label, tagged_row
 from edgepeft.tasks._tags import OUTSIDE, Entity, complete, entities, type_of
@@ -87,6 +87,7 @@ class Tokens(Kind):
     metrics: ClassVar[Mapping[str, Metric]] = ENTITY_SCORES
     default_metric: ClassVar[str] = "entity_f1"
     has_labels: ClassVar[bool] = True
+    needs_names: ClassVar[bool] = True
     per_token: ClassVar[bool] = True
     head: ClassVar[str] = "tokens"
     model: ClassVar[str] = "ForTokenClassification"
@@ -131,12 +132,19 @@ class Tokens(Kind):
             )
         return tags
 
+    @classmethod
+    def check_labels(cls, labels: Sequence[str]) -> None:
+        """All are of one scheme."""
+        try:
+            complete(labels)
+        except ValueError as error:
+            raise UsageError(f"the head's tags are {', '.join(labels)}, and {error}; name them: --labels.") from error
+
     def strange(self, row: Row) -> str | None:
-        """The first tag, or type of a span, that is none of these."""
-        read = tagged_row(row)
-        if read.given is not None:
-            return next((tag for tag in read.given if tag not in (self.labels or ())), None)
-        return next((entity.label for entity in read.found if entity.label not in self.types), None)
+        """The first type of a span, or tag, that is none of these; what was trained elsewhere may lack some."""
+        read, known = tagged_row(row), self.labels or ()
+        odd = None if read.given else next((each.label for each in read.found if each.label not in self.types), None)
+        return odd or next((tag for tag in read.tags(known) if tag not in known), None)
 
     def strata(self, rows: Sequence[Row]) -> list[str]:
         """Each row's rarest type; rows without an entity are of one."""
@@ -212,15 +220,11 @@ class Tokens(Kind):
             found[i] = best
         return found
 
-    @property
-    def _outside(self) -> int:
-        return (self.labels or ()).index(OUTSIDE) if OUTSIDE in (self.labels or ()) else 0
-
     def _given(self, target: Values, output: Any) -> list[str]:
         """The tags of a row's words; ``output`` may be one tag for all."""
         names, places = self.labels or (), target[1]
-        best = np.full(len(places), output) if np.ndim(output) == 0 else np.append(output, self._outside)[places]
-        return [names[i] for i in np.where(places == NOWHERE, self._outside, best)]
+        best = np.full(len(places), output) if np.ndim(output) == 0 else np.append(output, 0)[places]
+        return [OUTSIDE if place == NOWHERE else names[i] for i, place in zip(best, places, strict=True)]
 
     def both(self, targets: Values, outputs: Values) -> list[tuple[list[str], list[str]]]:
         """The right tags of each row's words, and those that are given."""

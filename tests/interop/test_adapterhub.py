@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import GOLDEN as BACKBONES
-from checkpoints import backbone_of, exact_of, imported, logits_of
+from checkpoints import TAGS, backbone_of, exact_of, exact_of_golden, golden, imported, logits_of, theirs_of
 from safetensors.torch import load_file, save_file
 
 from edgepeft.backbones.source import open_backbone
@@ -26,7 +26,7 @@ SAFE, PICKLED = "adapter.safetensors", "pytorch_adapter.bin"
 
 
 def theirs(name):
-    return load_file(GOLDEN / name / "logits.safetensors")["logits"].numpy()
+    return theirs_of(GOLDEN / name)
 
 
 def change_json(path, change):
@@ -61,7 +61,7 @@ def test_adapters_made_the_golden_checkpoints_of_both_backbones():
     cards = [json.loads((GOLDEN / name / "adapter_config.json").read_text()) for name in NAMES]
     assert {card["version"] for card in cards} == {f"adapters.{versions['adapters']}"}
     kinds = [{name.partition("-")[2] for name in NAMES if name.startswith(family)} for family in ("bert-", "roberta-")]
-    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 27
+    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 33
     for name in NAMES:  # in the names and containers that adapters writes, of which our code writes none
         folder = GOLDEN / name
         safe = (folder / SAFE).exists()
@@ -85,8 +85,10 @@ def test_import_works_where_adapters_cannot_be_imported(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_imported_checkpoint_gives_the_logits_that_adapters_gave(name):
     backbone = backbone_of(name)
-    assert np.ptp(theirs(name), axis=0).min() > 0.1  # rows are told apart
-    exact_of(imported(GOLDEN / name, backbone), backbone).require(theirs(name))
+    delta = imported(GOLDEN / name, backbone, labels=("a", "b", "c")) if "multilabel" in name else None
+    exact, theirs = exact_of_golden(GOLDEN / name, backbone, delta or golden(GOLDEN / name, backbone))
+    assert np.ptp(theirs, axis=0).min() > 0.1  # rows, or tokens, are told apart
+    exact.require(theirs)
 
 
 @pytest.mark.parametrize("kind", ["compacter-shared", "own-norms", "residual-after-ln", "lora-everywhere"])
@@ -134,6 +136,24 @@ def test_labels_are_those_asked_for_or_the_heads_or_numbered():
     assert imported(GOLDEN / "bert-attention-alone", backbone).card.labels is None  # one output is a number
     with pytest.raises(UsageError, match="3 different labels"):
         imported(GOLDEN / "bert-double-seq-bn", backbone, labels=("a", "b"))
+
+
+def test_the_kind_of_head_says_the_kind_of_task():
+    kinds = {"tagging": "tokens", "multilabel": "labels", "question": "spans"}
+    for name in NAMES:
+        kind = next((kind for start, kind in kinds.items() if f"-{start}" in name), None)
+        if kind:
+            labels = {"labels": ("a", "b", "c"), "tokens": TAGS[:3]}.get(kind)
+            card = imported(GOLDEN / name, backbone_of(name), labels=labels).card
+            assert (card.kind, card.labels, card.pairs) == (kind, labels, kind == "spans")
+    backbone = backbone_of("bert")
+    assert imported(GOLDEN / "bert-tagging", backbone).card.labels == ("O", "B-X", "I-X")  # by the head's own names
+    for name in ("tagging-prompt", "tagging-static", "multilabel"):  # LABEL_0, ... are none
+        with pytest.raises(UsageError, match="answers by names"):
+            imported(GOLDEN / f"bert-{name}", backbone)
+    for name, asked in (("multilabel", "classification"), ("seq-bn", "labels"), ("tagging", "spans")):
+        with pytest.raises(UsageError, match=f"--kind {asked} is"):
+            imported(GOLDEN / f"bert-{name}", backbone, kind=asked)
 
 
 def test_half_precision_is_read(copy):
@@ -232,8 +252,9 @@ def test_prompts_that_no_delta_can_represent_are_refused_by_name(copy, settings,
 @pytest.mark.parametrize(
     ("head", "named"),
     [
-        ({"head_type": "tagging"}, "type tagging"),
-        ({"head_type": "multilabel_classification"}, "multilabel_classification"),
+        ({"head_type": "masked_lm"}, "type masked_lm .*what can: classification, multilabel_classification, tagging"),
+        ({"head_type": "multiple_choice"}, "multiple_choice"),
+        ({"head_type": "tagging", "layers": 2}, "layers = 2; a head for each token"),
         ({"layers": 3}, "layers = 3"),
         ({"activation_function": "swish"}, "activation_function = 'swish'"),
         ({"activation_function": None}, "activation_function = None"),
@@ -254,8 +275,8 @@ def test_a_pooler_that_the_backbone_runs_without_is_refused(copy):
 
 def test_a_head_for_another_task_is_refused_by_its_class(copy):
     folder = copy("bert-seq-bn-static")
-    change_json(folder / "head_config.json", lambda card: card.update(model_class="BertForTokenClassification"))
-    with pytest.raises(BundleError, match="BertForTokenClassification"):
+    change_json(folder / "head_config.json", lambda card: card.update(model_class="BertForMaskedLM"))
+    with pytest.raises(BundleError, match=r"BertForMaskedLM .*\.\.\.ForTokenClassification"):
         imported(folder, backbone_of("bert"))
 
 

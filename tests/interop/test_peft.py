@@ -5,12 +5,13 @@ import pickle
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from checkpoints import GOLDEN, backbone_of, changed_copy, exact_of, imported, logits_of
+from checkpoints import GOLDEN, TAGS, backbone_of, changed_copy, exact_of, exact_of_golden, golden, imported, logits_of
 from safetensors.torch import load_file, save_file
 
 from edgepeft.backbones.source import open_backbone
@@ -38,7 +39,7 @@ def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
     versions = json.loads((GOLDEN / "peft-versions.json").read_text())
     made_by = {json.loads((GOLDEN / name / "adapter_config.json").read_text())["peft_version"] for name in NAMES}
     assert made_by == {versions["peft"]}
-    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 22
+    assert {name.partition("-")[0] for name in NAMES} == {"bert", "roberta"} and len(NAMES) == 2 * len(KINDS) == 32
 
 
 def test_import_works_where_peft_cannot_be_imported(tmp_path):
@@ -57,9 +58,9 @@ def test_import_works_where_peft_cannot_be_imported(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_imported_checkpoint_gives_the_logits_that_peft_gave(name):
     backbone = backbone_of(name)
-    theirs = load_file(GOLDEN / name / "logits.safetensors")["logits"]
-    assert np.ptp(theirs.numpy(), axis=0).min() > 0.1  # rows are told apart
-    exact_of(imported(GOLDEN / name, backbone), backbone).require(theirs)
+    exact, theirs = exact_of_golden(GOLDEN / name, backbone, golden(GOLDEN / name, backbone))
+    assert np.ptp(theirs, axis=0).min() > 0.1  # rows, or tokens, are told apart
+    exact.require(theirs)
 
 
 @pytest.mark.parametrize("name", ["bert-lora-bias-all", "roberta-rslora-every-site", "roberta-ln-tuning-part"])
@@ -106,6 +107,98 @@ def test_labels_that_the_backbones_config_names_are_taken(tmp_path):
     assert two == ("LABEL_0", "LABEL_1")
 
 
+def test_the_class_that_was_trained_says_the_kind_of_task():
+    cards = {name: golden(GOLDEN / name, backbone_of(name)).card for name in NAMES if "tags" in name or "spans" in name}
+    for name, card in cards.items():
+        kind, labels, reads = ("spans", None, "tokens") if "spans" in name else ("tokens", card.labels, "tokens")
+        assert (card.kind, card.labels, card.head, card.head_reads) == (kind, labels, "tokens", reads)
+        assert card.pairs == (kind == "spans")
+    assert cards["bert-tags-lora"].labels == TAGS and cards["bert-tags-prompt"].max_length == 32 - 4
+
+
+def test_several_labels_are_asked_for_or_said_by_a_config(copy, tmp_path):
+    names, backbone = ("a", "b", "c"), backbone_of("bert")
+    assert imported(GOLDEN / "bert-lora", backbone, labels=names, kind="labels").card.kind == "labels"
+    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
+    several = {"problem_type": "multi_label_classification", "id2label": {"0": "x", "1": "y", "2": "z"}}
+    config = json.loads((folder / "config.json").read_text()) | several
+    (folder / "config.json").write_text(json.dumps(config))
+    whole = open_backbone(str(folder))
+    said = imported(GOLDEN / "bert-lora", whole).card
+    assert (said.kind, said.labels) == ("labels", ("x", "y", "z"))
+    assert imported(GOLDEN / "bert-lora", whole, kind="classification").card.kind == "classification"
+    assert imported(GOLDEN / "bert-lora-patterns", whole, labels=("x",)).card.kind == "labels"  # one of one
+    beside = copy("bert-lora")
+    (beside / "config.json").write_text(json.dumps(several))
+    theirs = load_file(GOLDEN / "bert-lora" / "logits.safetensors")["logits"]
+    exact_of(imported(beside, backbone), backbone).require(theirs)
+    assert imported(beside, backbone).card.kind == "labels"
+    for odd in (3, [], {"a": 1}):
+        (beside / "config.json").write_text(json.dumps({"problem_type": odd, "id2label": odd}))
+        assert imported(beside, backbone).card.kind == "classification"
+
+
+def test_names_that_answers_are_made_of_are_needed(copy, tmp_path):
+    tags, backbone = copy("bert-tags-prompt"), backbone_of("bert")
+    for asked in ({}, {"kind": "tokens"}):
+        with pytest.raises(
+            UsageError, match="names the 3 outputs of its head, and a tagging of words answers by names"
+        ):
+            imported(tags, backbone, **asked)
+    with pytest.raises(UsageError, match=r"several labels answers by names; .*--labels a,b,c"):
+        imported(GOLDEN / "bert-lora", backbone, kind="labels")
+    for labels, said in (
+        (("O", "B-X"), "3 different"),
+        (("O", "", "X"), "3 different"),
+        (("O", "B-X", "Y"), "one way"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            imported(tags, backbone, labels=labels)
+    (tags / "config.json").write_text(json.dumps({"id2label": {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}}))
+    with pytest.raises(UsageError, match="answers by names"):
+        imported(tags, backbone)
+    (tags / "config.json").write_text(json.dumps({"id2label": {"0": "O", "1": "NOUN", "2": "VERB"}}))
+    assert imported(tags, backbone).card.labels == ("O", "NOUN", "VERB")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "said"),
+    [
+        (
+            "bert-tags-prompt",
+            {"kind": "labels"},
+            r"--kind labels is .*ForTokenClassification with 3 .* a tagging of words",
+        ),
+        ("bert-lora", {"kind": "spans"}, r"--kind spans is .*ForSequenceClassification"),
+        ("bert-lora", {"kind": "regression"}, "is of a classification or a task of several labels"),
+        ("bert-lora-patterns", {"kind": "classification"}, "with 1 outputs, is of"),
+        ("bert-lora", {"kind": "choice"}, "a choice among candidates"),
+        ("bert-lora", {"kind": "answers"}, "no kind of task is called 'answers'"),
+        ("bert-spans-ia3", {"labels": ("a", "b")}, "no labels, for a search for answers in passages has none"),
+    ],
+)
+def test_a_kind_that_the_head_is_not_of_is_refused(name, asked, said):
+    with pytest.raises(UsageError, match=said):
+        imported(GOLDEN / name, backbone_of(name), **asked)
+
+
+def test_three_outputs_are_no_start_and_end(copy):
+    def change(tensors):
+        tensors["base_model.model.qa_outputs.weight"] = torch.zeros(3, 16)
+        tensors["base_model.model.qa_outputs.bias"] = torch.zeros(3)
+
+    with pytest.raises(BundleError, match=r"no kind of task has a head of .*ForQuestionAnswering with 3 outputs"):
+        imported(retensored(copy("bert-spans-ia3"), change), backbone_of("bert"))
+
+
+def test_what_peft_leaves_out_of_a_search_for_answers_is_said():
+    with pytest.warns(UserWarning, match="does not pass token_type_ids on"):
+        imported(GOLDEN / "bert-spans-ia3", backbone_of("bert"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        imported(GOLDEN / "roberta-spans-ia3", backbone_of("roberta"))
+
+
 def test_half_precision_is_read(copy):
     folder = retensored(copy("bert-lora"), lambda t: t.update({n: v.half() for n, v in t.items()}))
     backbone = backbone_of("bert")
@@ -139,7 +232,8 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"task_type": "TOKEN_CLS"}, "TOKEN_CLS"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "SEQ_2_SEQ_LM .*what can: SEQ_CLS, TOKEN_CLS, QUESTION_ANS"),
+        ({"task_type": ["SEQ_CLS"]}, "SEQ_CLS"),
         ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
         ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
         ({"peft_type": "VERA"}, "VERA"),

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from checkpoints import golden
 from deltas import random_delta
 from safetensors.torch import load_file
 from tolerance import exactly
@@ -79,6 +80,50 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 
 
+@pytest.mark.parametrize("name", ["bert-tags-lora", "roberta-tags-untyped", "bert-spans-lora"])
+def test_heads_of_tokens_come_back_tensor_by_tensor(name, tmp_path):
+    backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
+    write_peft(golden(GOLDEN / name, backbone), backbone, tmp_path / "out")
+    ours, copies = load_file(tmp_path / "out" / "adapter_model.safetensors"), (".original_module.", ".modules_to_save.")
+    theirs = {n: t for n, t in theirs_of(name).items() if not any(copy in n for copy in copies)}
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    head, task_type = {"t": ("classifier", "TOKEN_CLS"), "s": ("qa_outputs", "QUESTION_ANS")}[name.split("-")[1][0]]
+    assert (config["modules_to_save"], config["task_type"]) == ([head], task_type)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+@pytest.mark.parametrize(("kind", "labels"), [("tokens", ("O", "B-X", "I-X")), ("spans", None), ("labels", ("a", "b"))])
+def test_peft_loads_a_delta_of_another_kind_with_equal_logits(model_type, kind, labels, tiny, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+    from tiny import ragged
+
+    folder = tiny(model_type)
+    backbone = open_backbone(str(folder))
+    head = backbone.architecture.head if kind == "labels" else None
+    delta = random_delta(backbone, "lora", "task", labels, kind=kind, head=head, settings={"rank": 3, "bias": "all"})
+    write_peft(delta, backbone, tmp_path / "out")
+    end = {"tokens": "ForTokenClassification", "spans": "ForQuestionAnswering", "labels": "ForSequenceClassification"}
+    auto = getattr(transformers, f"AutoModel{end[kind]}")
+    base = auto.from_pretrained(folder, num_labels=len(labels or "12"), attn_implementation="eager")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval().double().base_model
+    inputs = {n: torch.from_numpy(v) for n, v in ragged(6, 9, base.config.to_dict()).items()}
+    inputs = {name: inputs[name] for name in backbone.architecture.inputs}
+
+    def asked():
+        found = theirs(**inputs)
+        return {"logits": torch.stack([found.start_logits, found.end_logits], -1) if kind == "spans" else found.logits}
+
+    with torch.no_grad():
+        exactly(asked)["logits"].require(delta.logits(load_model(backbone, "eager"), inputs).numpy())
+    request = ImportRequest("task", labels, kind="labels" if kind == "labels" else None)
+    again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, request)
+    assert again.card.kind == kind
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
+
+
 class TwoStory(Head):
     """A head of another form than those that are there."""
 
@@ -131,4 +176,7 @@ def test_other_methods_and_other_heads_are_refused_by_name(tmp_path):
         write_peft(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
     with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear"):
         write_peft(random_delta(backbone, "lora", "mood", head="linear"), backbone, tmp_path / "out")
+    for kind, title in (("choice", "a choice among candidates"), ("embedding", "an embedding")):
+        with pytest.raises(UsageError, match=f"{title}, and PEFT has no task type for it"):
+            write_peft(random_delta(backbone, "lora", "mood", None, kind=kind), backbone, tmp_path / "out")
     assert not (tmp_path / "out").exists()

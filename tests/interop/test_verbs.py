@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from checkpoints import exact_of
+from checkpoints import TAGS, exact_of, exact_of_golden
 from safetensors.numpy import load_file
 from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
+from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,6 +63,32 @@ def test_what_adapterhub_saved_gives_its_logits_in_onnxruntime(family, kinds, tm
         expected = exact_of(Delta.load(tmp_path / kind, opened), opened)
         expected.require(theirs)
         expected.require(runtime.logits(f"{family}-{kind}", inputs))
+
+
+def test_heads_of_every_kind_give_their_librarys_logits_in_onnxruntime(tmp_path):
+    labels = {"tags-prompt": TAGS[:3], "adapterhub/bert-multilabel": ("a", "b", "c")}
+    names = ("tags-prompt", "spans-ia3", "adapterhub/bert-multilabel", "adapterhub/bert-question-answering-static")
+    backbone, deltas, folders = GOLDEN / "bert", [], {}
+    for name in names:
+        folder, out = GOLDEN / (name if "/" in name else f"bert-{name}"), tmp_path / name.replace("/", "-")
+        asked = ("--labels", ",".join(labels[name])) if name in labels else ()
+        done = edgepeft("import", folder, "--backbone", backbone, "--out", out, "--task", out.name, *asked)
+        assert done.returncode == 0, done.stderr
+        deltas, folders[out.name] = [*deltas, "--delta", out], folder
+    assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
+    assert edgepeft("verify", tmp_path / "bundle").returncode == 0
+    inputs, opened = load_file(backbone / "inputs.safetensors"), open_backbone(str(backbone))
+    runtime = Runtime(tmp_path / "bundle")
+    for task, folder in folders.items():
+        exact, theirs = exact_of_golden(folder, opened, Delta.load(tmp_path / task, opened))
+        exact.require(theirs)
+        found = runtime.logits(task, inputs)
+        exact.require(found[inputs["attention_mask"] > 0] if found.ndim > 2 else found)
+    kinds = [entry.kind for entry in Bundle(tmp_path / "bundle").manifest.tasks.values()]
+    assert sorted(kinds) == ["labels", "spans", "spans", "tokens"]
+    spans = runtime.predict("spans-ia3", [("w5 w6", "w7 w8 w9")])[0].as_json()
+    assert spans["answered"] and "w7 w8 w9"[spans["start"] : spans["end"]] == spans["text"]
+    assert {*runtime.predict("adapterhub-bert-multilabel", ["w5"])[0].scores} == {"a", "b", "c"}
 
 
 def test_what_of_adapterhub_cannot_be_imported_exits_with_1_and_writes_nothing(tmp_path):

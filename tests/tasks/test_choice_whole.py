@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
 from verbs import shown, verb
@@ -23,7 +24,7 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch
 from edgepeft.delta import Delta
-from edgepeft.errors import DataError, UsageError
+from edgepeft.errors import DataError
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.graph.cost import count_run
 from edgepeft.runtime.bundle import Bundle
@@ -144,10 +145,23 @@ def test_what_is_wrong_in_rows_is_named(made: Path, tmp_path: Path):
     assert isinstance(done.exception, DataError) and "odd.jsonl:1: no candidates to pick from" in str(done.exception)
     done = verb("run", made / "bundle", "w5 w6")
     assert isinstance(done.exception, DataError) and "text:1: no candidates" in str(done.exception)
-    done = verb("merge", made / "bundle", "--task", "pick", "--out", tmp_path / "plain")
-    assert isinstance(done.exception, UsageError) and "task pick is a choice among candidates, which cannot be" in str(
-        done.exception
-    )
+
+
+def test_transformers_class_for_choices_scores_by_the_merged_model_as_the_bundle(made: Path, tmp_path: Path):
+    assert verb("merge", made / "bundle", "--task", "pick", "--out", tmp_path / "plain").exit_code == 0
+    assert json.loads((tmp_path / "plain" / "config.json").read_text())["architectures"] == ["BertForMultipleChoice"]
+    peer = optimum_class("ORTModelForMultipleChoice")
+    from transformers import AutoTokenizer
+
+    model, tokenizer = peer.from_pretrained(tmp_path / "plain"), AutoTokenizer.from_pretrained(tmp_path / "plain")
+    rows = [GIVEN, {"sentence1": "w19 w5 w10 w11", "candidates": ["w5", "w10 w11", "w12 w13 w14 w15"]}]
+    texts = [(row["sentence1"], candidate) for row in rows for candidate in row["candidates"]]
+    given = tokenizer(*map(list, zip(*texts, strict=True)), padding=True, truncation=True, return_tensors="pt")
+    logits = model(**{name: values.unflatten(0, (2, 3)) for name, values in given.items()}).logits
+    assert logits.shape == (2, 3)
+    for answer, own in zip(Runtime(made / "bundle").predict("pick", rows), logits, strict=True):
+        assert answer.logits == pytest.approx(own.tolist(), abs=1e-4)
+        assert answer.index == own.argmax()  # type: ignore[attr-defined]
 
 
 def test_rows_of_choices_and_of_labels_are_answered_in_one_batch(tiny: Callable[..., Path], tmp_path: Path):

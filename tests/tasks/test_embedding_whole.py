@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
+from optimum_classes import optimum_class
 from tolerance import Exact, error_beside, exactly
 from torch.nn.functional import cosine_similarity, normalize
 from verbs import verb
@@ -233,9 +234,39 @@ def test_eight_bits_keep_the_directions_and_the_score_is_told(made: Path, tiny: 
     assert verb("verify", tmp_path / "int8").exit_code == 0
 
 
-def test_it_is_merged_into_no_model_of_transformers(made: Path, tmp_path: Path):
-    refused = verb("merge", made / "bundle", "--task", "near", "--out", tmp_path / "plain")
-    assert isinstance(refused.exception, UsageError) and "run --out x.npy" in str(refused.exception)
+@pytest.mark.parametrize(("task", "mean"), [("near", True), ("prompted", True), ("first", False)])
+def test_pooled_states_of_the_merged_model_are_the_bundles_vectors(made: Path, tmp_path: Path, task: str, mean: bool):
+    bundle, backbone = made / "bundle", made / "bundle"
+    if task != "near":  # a prompt in front of the text; a backbone that is read at its first token
+        backbone = Path(shutil.copytree(made / "bundle", tmp_path / "backbone"))
+        shutil.rmtree(backbone / "tasks")
+        (backbone / "edgepeft.json").unlink()
+        (backbone / "1_Pooling").mkdir(exist_ok=True)
+        (backbone / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": mean}))
+        method, settings = ("prompt-t", {"length": 4}) if mean else ("pfeiffer", {"bottleneck": 4})
+        opened = open_backbone(str(backbone))
+        delta = saved(random_delta(opened, method, task, None, kind="embedding", settings=settings), tmp_path / "delta")
+        bundle = tmp_path / "bundle"
+        export_bundle(opened, [delta], bundle, texts=TEXTS[:9])
+    folder = tmp_path / "plain"
+    done("merge", bundle, "--task", task, "--out", folder)
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertModel"]
+    noted = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    assert (noted["pooling_mode_mean_tokens"], noted["pooling_mode_cls_token"]) == (mean, not mean)
+    peer = optimum_class("ORTModelForFeatureExtraction")
+    from transformers import AutoTokenizer, pipeline
+
+    model, tokenizer = peer.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    texts, asked = MOVED, pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    vectors = np.stack([answer.vector for answer in Runtime(bundle).predict(task, texts)])
+    for states, vector in zip(asked(texts), vectors, strict=True):
+        pooled = np.mean(states[0], axis=0) if mean else np.array(states[0][0])
+        np.testing.assert_allclose(pooled / np.linalg.norm(pooled), vector, rtol=0, atol=error_beside(made / "bundle"))
+    together = tokenizer(texts, padding=True, return_tensors="pt")  # with padding
+    states, mask = model(**together).last_hidden_state.numpy(), together["attention_mask"].numpy()[..., None]
+    pooled = (states * mask).sum(1) / mask.sum(1) if mean else states[:, 0]
+    theirs = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+    np.testing.assert_allclose(theirs, vectors, rtol=0, atol=error_beside(made / "bundle"))
 
 
 def test_a_decoder_gives_no_vectors(tiny: Callable[..., Path]):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from deltas import random_delta, saved
+from optimum_classes import optimum_class
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
 from verbs import shown, verb
@@ -22,7 +23,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.delta import Delta
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.options import TuneOptions
@@ -151,8 +152,59 @@ def test_what_cannot_be_is_refused(made: Path, tmp_path: Path):
     assert isinstance(done.exception, EdgepeftError) and 'odd.jsonl:1: at 3 of the passage stands "w6"' in str(
         done.exception
     )
-    done = verb("merge", made / "bundle", "--task", "qa", "--out", tmp_path / "plain")
-    assert isinstance(done.exception, UsageError) and "start_logits" in str(done.exception)
+
+
+@pytest.mark.parametrize("task", ["qa", "parts", "prompted"])
+def test_transformers_pipeline_answers_by_the_merged_model_as_the_bundle(made: Path, tmp_path: Path, task: str):
+    """``qa`` may say that there is no answer, by a threshold."""
+    folder, bundle = tmp_path / "plain", made / "bundle"
+    assert verb("merge", bundle, "--task", task, "--out", folder).exit_code == 0
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForQuestionAnswering"]
+    peer = optimum_class("ORTModelForQuestionAnswering")
+    from transformers import AutoTokenizer, pipeline
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, cls_token="[CLS]")
+    asked = pipeline("question-answering", model=peer.from_pretrained(folder), tokenizer=tokenizer)
+    source = random.Random(7)  # of one window, and of different words: the pipeline adds up spans of the same text
+    passages = [source.sample([f"w{i}" for i in range(10, 20)], 6) for _ in range(24)]
+    asked_of = [("w7 w8", " ".join(["😀", "w5 w6", *words] if i % 2 else words)) for i, words in enumerate(passages)]
+    manner = {"max_answer_len": 30, "handle_impossible_answer": task == "qa"}
+    answers, none = Runtime(bundle).predict(task, asked_of), 0
+    for (question, passage), answer in zip(asked_of, answers, strict=True):
+        theirs, ours = asked(question=question, context=passage, **manner), answer.as_json()
+        assert theirs["answer"] == ours["text"]
+        if ours["answered"]:
+            assert (theirs["start"], theirs["end"]) == (ours["start"], ours["end"])
+        if task != "qa":  # where the threshold stands among what probabilities are shared by
+            assert theirs["score"] == pytest.approx(ours["score"], abs=1e-4)
+        none += not ours["answered"]
+    assert 0 < none < 24 if task == "qa" else none == 0
+
+
+def test_windows_of_the_merged_model_are_searched_as_run_qa_does(made: Path, tmp_path: Path):
+    assert verb("merge", made / "bundle", "--task", "qa", "--out", tmp_path / "plain").exit_code == 0
+    peer = optimum_class("ORTModelForQuestionAnswering")
+    from transformers import AutoTokenizer
+
+    model, tokenizer = peer.from_pretrained(tmp_path / "plain"), AutoTokenizer.from_pretrained(tmp_path / "plain")
+    cut = {"truncation": "only_second", "max_length": 16, "stride": 3, "return_overflowing_tokens": True}
+    for before in (0, 9, 30):
+        for found in ("w5 w6", "w9"):
+            passage = "w10 " * before + found + " w12" * 20
+            given = tokenizer("w7 w8", passage, **cut, padding=True, return_offsets_mapping=True, return_tensors="pt")
+            names = ("input_ids", "attention_mask", "token_type_ids")
+            outputs = model(**{name: given[name] for name in names})
+            starts, ends = outputs.start_logits.numpy(), outputs.end_logits.numpy()
+            assert len(starts) > 1
+            best, null = (-np.inf, 0, 0), min(starts[:, 0] + ends[:, 0])
+            for window, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                own = [i for i, part in enumerate(given.sequence_ids(window)) if part == 1]
+                places = [(start[i] + end[j], i, j) for i in own for j in own if i <= j < i + 30]
+                score, i, j = max(places)
+                span = given["offset_mapping"][window][i][0].item(), given["offset_mapping"][window][j][1].item()
+                best = max(best, (score, *span))
+            (answer,) = Runtime(made / "bundle").predict("qa", [("w7 w8", passage)])
+            assert answer.value == (passage[best[1] : best[2]] if best[0] >= null else "")
 
 
 def test_rows_and_answers_go_over_http(made: Path):

@@ -19,7 +19,7 @@ from edgepeft.data.batches import encode
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.data.words import NOWHERE, Words, places_of, read_words, spread, words_of
-from edgepeft.errors import DataError
+from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._tags import Entity, complete, entities, with_tags
 from edgepeft.tasks.tokens import Tokens
 
@@ -35,6 +35,23 @@ def row(text: str, label: object, line: int = 1) -> Row:
 def test_entities_are_seqevals(scheme):
     found = [[list(entity) for entity in entities(tags)] for tags in GOLDEN[scheme]["right"]]
     assert found == GOLDEN[scheme]["entities"]
+
+
+def test_tags_that_a_head_from_elsewhere_lacks_are_strange_and_mixed_ones_are_refused():
+    assert Tokens(("B-X", "O")).strange(row("a b", {"spans": [(0, 1, "X")]})) is None
+    verbs = Tokens(("NOUN", "VERB"))  # no tag for a word outside
+    assert verbs.strange(row("a b", {"spans": [(0, 1, "NOUN")]})) == "O"
+    assert verbs.strange(row("a b", {"tags": ["NOUN", "VERB"]})) is None
+    assert verbs.strange(row("a b", {"tags": ["NOUN", "ADJ"]})) == "ADJ"
+    assert Tokens(("B-X", "O")).strange(row("a b", {"spans": [(0, 3, "X")]})) == "I-X"
+    Tokens.check_labels(("NOUN", "VERB"))
+    with pytest.raises(UsageError, match="write all of them one way"):
+        Tokens.check_labels(("B-X", "Y"))
+
+
+def test_words_that_are_not_read_are_outside_even_where_no_tag_says_so():
+    target, output = np.array([[0, 1], [1, NOWHERE]]), np.array([0, 0, 0])
+    assert Tokens(("NOUN", "VERB"))._given(target, output) == ["NOUN", "O"]
 
 
 @pytest.mark.parametrize("scheme", GOLDEN)

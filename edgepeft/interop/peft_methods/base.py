@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,9 +15,10 @@ import regex
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
+from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
-from edgepeft.interop.classifier import Classifier
+from edgepeft.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, Classifier
 from edgepeft.interop.conversion import ConversionPlan, ForeignConfig
 from edgepeft.registry import classes_of
 
@@ -30,12 +31,14 @@ __all__ = [
     "match_pattern",
     "peft_methods",
     "read_peft_config",
-    "task_type",
+    "task_types",
 ]
 
 CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
 _PATIENCE_S = 2.0
+
+_TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS}
 
 _Names = str | list[str] | None
 
@@ -47,12 +50,11 @@ class PeftConfig(ForeignConfig):
     ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
     prefix: ClassVar[str] = PREFIX
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
-    ignored: ClassVar[frozenset[str]] = frozenset(
-        {"auto_mapping", "base_model_name_or_path", "inference_mode", "revision"}
-    )
+    ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
 
     peft_type: str
     task_type: str | None = None
+    auto_mapping: dict[str, Any] | None = None  # which class was wrapped, where it has no task type
     peft_version: str = "unknown"
     modules_to_save: _Names = None
 
@@ -72,6 +74,14 @@ class PeftConfig(ForeignConfig):
             UsageError: PEFT has no form for it.
         """
         raise NotImplementedError(f"{cls.kind} cannot be written")
+
+    def model(self, known: Mapping[str, str], asked: str | None) -> str:
+        """How the wrapped class's name ends, of ``known`` by task type; as ``asked`` where nothing says it."""
+        if self.task_type is not None:
+            return known[self.task_type]
+        wrapped = str((self.auto_mapping or {}).get("base_model_class"))
+        said = next((model for model in known.values() if wrapped.endswith(model)), asked)
+        return said if said is not None and said in known.values() else next(iter(known.values()))
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -126,13 +136,13 @@ def peft_methods() -> dict[str, type[PeftConfig]]:
     return classes_of("edgepeft.interop.peft_methods", PeftConfig, "kind")  # type: ignore[type-abstract]
 
 
-def task_type(classifier: Classifier) -> str:
-    """What PEFT calls the kind of model."""
-    return "SEQ_2_SEQ_LM" if classifier.scores_labels else "SEQ_CLS"
+def task_types(backbone: Backbone) -> Mapping[str, str]:
+    """What PEFT calls the kinds of models of that backbone -> how transformers' class for it ends; the usual first."""
+    return _TASK_TYPES if backbone.architecture.decoder is None else {"SEQ_2_SEQ_LM": GENERATION}
 
 
-def read_peft_config(folder: Path, wanted: str) -> PeftConfig:
-    """The checkpoint's config, if a delta of a backbone of the task type that is ``wanted`` can represent it.
+def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
+    """The checkpoint's config, if a delta of a backbone of these task types can represent it.
 
     Raises:
         BundleError: not such a file, or another method, task type or setting; each is named.
@@ -143,9 +153,10 @@ def read_peft_config(folder: Path, wanted: str) -> PeftConfig:
     known = peft_methods()
     if not isinstance(kind, str) or kind not in known:
         raise BundleError(f"{path}: PEFT's {kind} cannot be imported; what can: {', '.join(known)}.")
-    if task not in (wanted, None):
+    if task is not None and task not in list(types):
         raise BundleError(
-            f"{path}: a checkpoint of task type {task} cannot be imported for this backbone; what can: {wanted}."
+            f"{path}: a checkpoint of task type {task} cannot be imported for this backbone; what can: "
+            f"{', '.join(types)}."
         )
     config = known[kind].read(document, path)
     try:

@@ -16,15 +16,17 @@ import adapters
 import torch
 import transformers
 from adapters import BnConfig, CompacterConfig, CompacterPlusPlusConfig, DoubleSeqBnConfig, LoRAConfig, SeqBnConfig
-from adapters.heads import ClassificationHead
+from adapters.heads import ClassificationHead, MultiLabelClassificationHead, QuestionAnsweringHead, TaggingHead
 from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "adapterhub"
 NAME = "sst"
 FAMILIES = {"bert": adapters.BertAdapterModel, "roberta": adapters.RobertaAdapterModel}
-STATIC = "static"  # transformers' own class and head
+# transformers' own class and head
+STATIC, TAGS, SPANS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
 DEFAULT = {"num_labels": 3}  # two layers with tanh
+TAGGING = {"num_labels": 3, "of": TaggingHead}
 ONE, NUMBER, RELU, GELU = (
     {"layers": 1},
     {"num_labels": 1},
@@ -98,15 +100,21 @@ CHECKPOINTS = {
     ),
     "prompt": (adapters.PromptTuningConfig(prompt_length=5), DEFAULT, True),
     "prompt-static": (adapters.PromptTuningConfig(prompt_length=3), STATIC, False),
+    "tagging": (SeqBnConfig(reduction_factor=4), TAGGING | {"id2label": dict(enumerate(("O", "B-X", "I-X")))}, True),
+    "tagging-prompt": (adapters.PromptTuningConfig(prompt_length=4), TAGGING, False),
+    "tagging-static": (LoRAConfig(r=4, alpha=6), TAGS, True),
+    "multilabel": (CompacterConfig(reduction_factor=2), DEFAULT | {"of": MultiLabelClassificationHead}, False),
+    "question-answering": (DoubleSeqBnConfig(reduction_factor=4), {"of": QuestionAnsweringHead}, True),
+    "question-answering-static": (SeqBnConfig(reduction_factor=4), SPANS, False),
 }  # fmt: skip
 OF_BERT = {"pooler-head": (SeqBnConfig(reduction_factor=4), {"layers": 1, "use_pooler": True}, True)}
 
 
 def model_of(backbone, head):
-    if head == STATIC:
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            backbone, num_labels=3, attn_implementation="eager"
-        )
+    if isinstance(head, str):
+        auto = getattr(transformers, f"AutoModel{head}")
+        labels = 2 if head == SPANS else 3
+        model = auto.from_pretrained(backbone, num_labels=labels, attn_implementation="eager")
         adapters.init(model)
     else:
         model = FAMILIES[backbone.name].from_pretrained(backbone, attn_implementation="eager")
@@ -114,7 +122,7 @@ def model_of(backbone, head):
 
 
 def randomise(model, static):
-    heads = ("classifier.",) if static else (f"heads.{NAME}.",)
+    heads = ("classifier.", "qa_outputs.") if static else (f"heads.{NAME}.",)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape)
         if f".{NAME}." not in name and not name.startswith(heads):
@@ -125,28 +133,38 @@ def randomise(model, static):
             parameter.data = (0.5 if parameter.dim() > 1 else 0.3) * noise
 
 
+def logits_of(outputs):
+    """[rows, labels]; of tokens, a prompt's too, [rows, length, labels]: of an answer its start and its end."""
+    return outputs.logits if "logits" in outputs else torch.stack([outputs.start_logits, outputs.end_logits], -1)
+
+
 def write_checkpoint(backbone, name, config, head, safe):
     torch.manual_seed(0)
-    model, static = model_of(backbone, head), head == STATIC
+    model, static = model_of(backbone, head), isinstance(head, str)
     model.add_adapter(NAME, config=config)
     if not static:
-        model.add_prediction_head(ClassificationHead(model, NAME, **head))
+        settings = {key: value for key, value in head.items() if key != "of"}
+        model.add_prediction_head(head.get("of", ClassificationHead)(model, NAME, **settings))
     model.set_active_adapters(NAME)
     model.eval()
     inputs = load_file(backbone / "inputs.safetensors")
     asked = inputs if static else inputs | {"head": NAME}
     with torch.no_grad():
         randomise(model, static)
-        logits = model(**asked).logits
+        logits = logits_of(model(**asked))
         model.set_active_adapters(None)
-        unmoved = model(**asked).logits  # the trained head on the untouched encoder
-    difference = (logits - unmoved).abs().max()
+        unmoved = logits_of(model(**asked))  # the trained head on the untouched encoder
+    rows = inputs["attention_mask"] > 0 if logits.dim() > 2 else slice(None)
+    moved = logits[:, -unmoved.shape[1] :] if logits.dim() > 2 else logits
+    difference = (moved - unmoved)[rows].abs().max()
     assert difference > 0.1, (backbone, name, difference)
     folder = FOLDER / f"{backbone.name}-{name}"
     model.save_adapter(folder, NAME, use_safetensors=safe)
     reread = model_of(backbone, head)
     reread.load_adapter(str(folder), set_active=True, use_safetensors=safe)
-    torch.testing.assert_close(reread.eval()(**asked).logits, logits, atol=1e-6, rtol=0)  # the folder holds all of it
+    torch.testing.assert_close(
+        logits_of(reread.eval()(**asked)), logits, atol=1e-6, rtol=0
+    )  # the folder holds all of it
     save_file({"logits": logits.contiguous()}, folder / "logits.safetensors")
     for card in (folder / "adapter_config.json", folder / "head_config.json"):
         settings = json.loads(card.read_text()) | {"model_name": backbone.name}  # not where it lay

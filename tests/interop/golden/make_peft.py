@@ -34,8 +34,15 @@ EVERY = ["query", "key", "value", "attention.output.dense", "intermediate.dense"
 LORA = {"r": 4, "lora_alpha": 6, "target_modules": ["query", "value"]}
 
 
-def lora(**more):
-    return peft.LoraConfig(task_type="SEQ_CLS", **(LORA | more))
+AUTO = {  # of a task type
+    "SEQ_CLS": transformers.AutoModelForSequenceClassification,
+    "TOKEN_CLS": transformers.AutoModelForTokenClassification,
+    "QUESTION_ANS": transformers.AutoModelForQuestionAnswering,
+}
+
+
+def lora(task_type="SEQ_CLS", **more):
+    return peft.LoraConfig(task_type=task_type, **(LORA | more))
 
 
 # name -> (config, number of labels, safetensors or not)
@@ -65,6 +72,11 @@ CHECKPOINTS = {
         False,
     ),
     "prompt": (lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
+    "tags-lora": (lambda: lora("TOKEN_CLS", bias="all", target_modules=["query", "dense"]), 5, True),  # no pooler here
+    "tags-prompt": (lambda: peft.PromptTuningConfig(task_type="TOKEN_CLS", num_virtual_tokens=4), 3, True),
+    "tags-untyped": (lambda: lora(None, modules_to_save=["classifier"]), 3, True),  # the class alone says what it is
+    "spans-lora": (lambda: lora("QUESTION_ANS"), 2, False),
+    "spans-ia3": (lambda: peft.IA3Config(task_type="QUESTION_ANS"), 2, True),
 }
 
 
@@ -78,40 +90,54 @@ def write_backbone(folder, model_type):
     return inputs
 
 
-def model_of(folder, labels):
-    return transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=labels, attn_implementation="eager"
-    ).eval()
+def model_of(folder, name):
+    config, labels, _ = CHECKPOINTS[name]
+    auto = AUTO[config().task_type or "TOKEN_CLS"]
+    return auto.from_pretrained(folder, num_labels=labels, attn_implementation="eager").eval()
+
+
+def logits_of(model, inputs):
+    """[rows, labels]; of tokens, a prompt's too, [rows, length, labels]: of an answer its start and its end.
+
+    Past PEFT's model for question answering, whose ``forward`` leaves token_type_ids out.
+    """
+    if model.active_peft_config.task_type != "QUESTION_ANS":
+        return model(**inputs).logits
+    outputs = model.base_model(**inputs)
+    return torch.stack([outputs.start_logits, outputs.end_logits], -1)
 
 
 def write_checkpoint(backbone, name, inputs):
-    config, labels, safe = CHECKPOINTS[name]
+    config, _, safe = CHECKPOINTS[name]
     torch.manual_seed(0)
-    model = peft.get_peft_model(model_of(backbone, labels), config()).eval()
+    model = peft.get_peft_model(model_of(backbone, name), config()).eval()
     # What a prompt makes of a row is seen from its own place, which the row's tokens move less.
     strong = ("lora_", "ia3_", "prompt_encoder") + (("classifier",) if name == "prompt" else ())
+    rows, of_tokens = inputs["attention_mask"] > 0, name.startswith(("tags", "spans"))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.add_(
                     (0.5 if any(part in parameter_name for part in strong) else 0.2) * torch.randn(parameter.shape)
                 )
-        logits = model(**inputs).logits
+        logits = logits_of(model, inputs)
         # The trained head on the untouched encoder: what a reader that lost the encoder's part would say.
         # A prompt is in the wrapper's forward alone; peft 0.21.2's disable_adapter fails on it.
         prompt = isinstance(model.active_peft_config, peft.PromptTuningConfig)
         with contextlib.nullcontext() if prompt else model.disable_adapter():
-            fresh = model.get_base_model().base_model(**inputs)
-            head = model.get_base_model().classifier.modules_to_save["default"]
-            pooled = fresh.pooler_output if fresh.pooler_output is not None else fresh.last_hidden_state
+            base = model.get_base_model()
+            fresh = base.base_model(**inputs)
+            head = (base.qa_outputs if name.startswith("spans") else base.classifier).modules_to_save["default"]
+            pooled = fresh.last_hidden_state if of_tokens or fresh.pooler_output is None else fresh.pooler_output
             unmoved = head(pooled)
-    difference = (logits - unmoved).abs().max()
+    moved = logits[:, -rows.shape[1] :][rows] - unmoved[rows] if of_tokens else logits - unmoved
+    difference = moved.abs().max()
     assert difference > 0.1, (backbone, name, difference)
     folder = backbone.parent / f"{backbone.name}-{name}"
     model.save_pretrained(folder, safe_serialization=safe)
     (folder / "README.md").unlink()
-    reread = peft.PeftModel.from_pretrained(model_of(backbone, labels), folder).eval()
-    torch.testing.assert_close(reread(**inputs).logits, logits, atol=1e-6, rtol=0)  # the folder holds all of it
+    reread = peft.PeftModel.from_pretrained(model_of(backbone, name), folder).eval()
+    torch.testing.assert_close(logits_of(reread, inputs), logits, atol=1e-6, rtol=0)  # the folder holds all of it
     save_file({"logits": logits.contiguous()}, folder / "logits.safetensors")
     card = folder / "adapter_config.json"
     settings = json.loads(card.read_text()) | {"base_model_name_or_path": backbone.name}  # not where it lay
