@@ -112,6 +112,8 @@ def command(
 def _say_cuts(runtime: Runtime, manner: Decoding) -> None:
     if runtime.truncation.rows:
         messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
+    if runtime.truncation.windows.texts:
+        messages().print(f"read in windows: {runtime.truncation.windows}.")
     if runtime.truncation.texts:
         messages().print(f"{runtime.truncation.texts} text(s) were cut at {manner.max_new_tokens} tokens.")
 

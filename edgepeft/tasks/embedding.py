@@ -58,6 +58,7 @@ class Embedding(Kind):
     whole_batch: ClassVar[bool] = True
     optional_labels: ClassVar[bool] = True
     gives_vectors: ClassVar[bool] = True
+    pools: ClassVar[tuple[str, ...]] = ("direction",)
     unmerged: ClassVar[str] = (
         "transformers' models for feature extraction give a hidden state for each token, and this is one vector of "
         "length 1 for a text; edgepeft run --out x.npy writes it, and edgepeft serve answers /v1/embeddings"

@@ -50,7 +50,7 @@ class Spans(Kind):
     default_metric: ClassVar[str] = "f1"
     per_token: ClassVar[bool] = True
     several: ClassVar[bool] = True
-    windows: ClassVar[bool] = True
+    passages: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     head: ClassVar[str] = "tokens"
     unmerged: ClassVar[str] = (

@@ -57,7 +57,7 @@ def prepare(job: Job) -> Prepared:
         counts = kind.made_per_row(rows)
         per_row = None if counts is None else np.array(counts)
         given = expansion.inputs(tensors), inputs, labels, masks, shares
-        read = inputs["attention_mask"] != 0 if kind.windows else None
+        read = inputs["attention_mask"] != 0 if kind.passages else None
         result = training(*given, most_rows=most, per_row=per_row, read=read, states=partial(_of_rows, beside))
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 
