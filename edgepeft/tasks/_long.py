@@ -51,6 +51,11 @@ class Long(Facts):
             return (self,)
         return tuple(replace(self, chosen={**self.chosen, "pool": pool}) for pool in self.pools)  # type: ignore[type-var]
 
+    def in_one_window(self) -> Self:
+        """This kind as of texts that all fit, where only time matters."""
+        chosen = {name: value for name, value in self.chosen.items() if name not in ("stride", "pool")}
+        return replace(self, chosen=chosen)  # type: ignore[type-var]
+
     def overlap(self, max_length: int) -> int:
         """How many tokens two windows of that length share."""
         return int(self.chosen.get("stride", max_length // 3))
