@@ -111,7 +111,8 @@ class Standing:
         token row, or a window no place for an answer."""
         if self.per_text is not None:
             if self.read is not None:
-                of_passages = np.where(self.read[..., None], values, np.asarray(LOWEST, values.dtype))
+                own = values[:, : self.read.shape[1]]  # of a batch with others these may be wider
+                of_passages = np.where(self.read[..., None], own, np.asarray(LOWEST, values.dtype))
                 return grouped(of_passages, places_of(self.per_text))
             if self.stitches is not None:
                 return stitched(values, self.stitches, list(self.per_text))

@@ -54,9 +54,9 @@ def made(backbone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``train.jsonl``, ``windows``, a delta trained on it, what was said, its bundle, and ``cut``, one that says nothing
     of windows."""
     folder = tmp_path_factory.mktemp("long")
-    data = write(folder / "train.jsonl", 120, 0)
+    data = write(folder / "train.jsonl", 100, 0)
     asked = ("--backbone", backbone, "--data", data, "--task", "mood", "--method", "pfeiffer", "--set", "bottleneck=4")
-    asked = (*asked, "--steps", 40, "--lr", "1e-2", "--max-length", LENGTH, "--long", "windows", "--stride", STRIDE)
+    asked = (*asked, "--steps", 30, "--lr", "1e-2", "--max-length", LENGTH, "--long", "windows", "--stride", STRIDE)
     done = verb("train", *asked, "--out", folder / "windows")
     assert done.exit_code == 0, (done.output, done.exception)
     (folder / "windows.txt").write_text(done.output)
