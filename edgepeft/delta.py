@@ -262,6 +262,7 @@ def new_delta(
     head_dropout: float = 0.1,
     posed: Mapping[str, Any] = MappingProxyType({}),
     kind: str | None = None,
+    stride: int | None = None,
 ) -> Delta:
     """A fresh delta of ``method``; its random parts come from torch's global generator.
 
@@ -276,6 +277,7 @@ def new_delta(
         head_dropout: the probability.
         posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
         kind: of the task, by its name; None takes the one that has such labels.
+        stride: how many tokens windows of long texts share; None cuts these.
 
     Raises:
         UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
@@ -291,6 +293,7 @@ def new_delta(
             f"a prompt of {prompt} and texts of {max_length} tokens do not fit into the {positions} positions of "
             f"{backbone.source}; texts may have {positions - prompt}."
         )
+    chosen = dict(of_task.begun(backbone.architecture.hidden_size)) | ({} if stride is None else {"stride": stride})
     card = DeltaCard(
         task=task,
         method=method.name,
@@ -298,7 +301,7 @@ def new_delta(
         labels=labels,
         pairs=pairs,
         kind=of_task.name,
-        chosen=dict(of_task.begun(backbone.architecture.hidden_size)),
+        chosen=chosen,
         head=read_by.kind,
         head_reads=reads,
         head_dropout=head_dropout,

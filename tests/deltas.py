@@ -24,10 +24,10 @@ def random_delta(
     seed: int = 0,
     **more: Any,
 ) -> Delta:
-    settings = more.pop("settings", {})
+    settings, longest = more.pop("settings", {}), more.pop("max_length", 40)
     torch.manual_seed(seed)
     delta = new_delta(
-        backbone, method_named(method).from_settings(settings), task, labels, max_length=40, **more
+        backbone, method_named(method).from_settings(settings), task, labels, max_length=longest, **more
     ).eval()
     for parameter in delta.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))

@@ -29,13 +29,21 @@ class TokenBatch:
     """Padded rows, int64 [batch, length] each, by input name; ``truncated`` counts rows that lost tokens.
 
     ``encodings`` say where in its text each token of a row stands.  ``per_text`` says how many rows each text is, where
-    it is read in windows.
+    it is read in windows; ``whole`` are the encodings of the texts as if nothing were too long, two windows that follow
+    each other share ``overlap`` tokens.
     """
 
     inputs: dict[str, NDArray[Any]]
     truncated: int = 0
     encodings: tuple[Encoding, ...] = ()
     per_text: tuple[int, ...] = ()
+    whole: tuple[Encoding, ...] = ()
+    overlap: int = 0
+
+    @property
+    def of_texts(self) -> tuple[Encoding, ...]:
+        """The encoding of each text: as much as is read of it."""
+        return self.whole or self.encodings
 
     @property
     def windows(self) -> list[tuple[Encoding, ...]]:
@@ -67,27 +75,40 @@ class TextEncoder:
         encodings = self._encoded(texts)
         return TokenBatch(self._padded(encodings), sum(bool(e.overflowing) for e in encodings), tuple(encodings))
 
-    def windows(self, texts: Sequence[Text], max_length: int, names: Sequence[str] = ()) -> TokenBatch:
-        """Tokenize pairs, each in as many rows as it takes to read its second text; two that follow each other share a
-        third of ``max_length``.  ``names`` are the texts' in errors.
+    def windows(
+        self, texts: Sequence[Text], max_length: int, overlap: int, names: Sequence[str] = (), *, second: bool = False
+    ) -> TokenBatch:
+        """Tokenize, each text in as many rows as it takes to read it; two that follow each other share ``overlap``
+        tokens.
+
+        Of a pair the longer part is divided, or always the ``second``, and the other one stands whole in every window.
+        What fits into one is as ``encode`` has it.  ``names`` are the texts' in errors.
 
         Raises:
-            DataError: a first text leaves no room for the second.
+            DataError: a window has no room for more than it shares.
         """
         self._tokenizer.no_truncation()
-        alone = self._encoded([Text(text.first) for text in texts], special=False)
-        own, overlap = self._tokenizer.num_special_tokens_to_add(True), max_length // 3
-        for i, first in enumerate(alone):
-            if (room := max_length - own - len(first.ids)) <= overlap:
-                raise DataError(
-                    f"{names[i] if names else f'row {i}'}: the question's {len(first.ids)} tokens leave "
-                    f"{max(0, room)} of {max_length} for the passage, and a window of it needs more than {overlap}; "
-                    "ask in fewer words, or train with a greater --max-length."
-                )
-        self._tokenizer.enable_truncation(max_length, stride=overlap, strategy="only_second")
-        found = [(first, *first.overflowing) for first in self._encoded(texts)]
+        whole = self._encoded(texts)
+        found, divided = [(encoding,) for encoding in whole], {"only_first": list[int](), "only_second": list[int]()}
+        for i, encoding in enumerate(whole):
+            sizes = [encoding.sequence_ids.count(part) for part in (0, 1)]
+            own, fits = int(second or sizes[1] > sizes[0]), len(encoding.ids) <= max_length
+            room = max_length - len(encoding.ids) + sizes[own]
+            if room <= overlap and (second or not fits):
+                name, kept = names[i] if names else f"row {i}", None if texts[i].second is None else sizes[1 - own]
+                raise DataError(_no_room(name, kept, room, (max_length, overlap), second))
+            if not fits:
+                divided[("only_first", "only_second")[own]].append(i)
+        for strategy, chosen in divided.items():
+            self._tokenizer.enable_truncation(max_length, stride=overlap, strategy=strategy)
+            for i, first in zip(chosen, self._encoded([texts[i] for i in chosen]), strict=True):
+                found[i] = (first, *first.overflowing)
         every = tuple(window for windows in found for window in windows)
-        return TokenBatch(self._padded(every), 0, every, tuple(map(len, found)))
+        return TokenBatch(self._padded(every), 0, every, tuple(map(len, found)), tuple(whole), overlap)
+
+    def room(self, max_length: int, *, pairs: bool) -> int:
+        """How many tokens of a text, or of a pair, stand in so many beside special ones."""
+        return max_length - int(self._tokenizer.num_special_tokens_to_add(pairs))
 
     def _encoded(self, texts: Sequence[Text], special: bool = True) -> list[Encoding]:
         pairs = [cleaned(t.first) if t.second is None else (cleaned(t.first), cleaned(t.second)) for t in texts]
@@ -116,6 +137,20 @@ class TextEncoder:
         """The text's own tokens, no special ones."""
         self._tokenizer.no_truncation()
         return list(self._tokenizer.encode(cleaned(text), add_special_tokens=False).ids)
+
+
+def _no_room(name: str, kept: int | None, room: int, of: tuple[int, int], second: bool) -> str:
+    """``kept`` are the tokens of the part of a pair that stands in every window."""
+    max_length, overlap = of
+    if kept is None:
+        read = f"a window of {max_length} tokens reads {max(0, room)} of a text"
+        return f"{name}: {read}, and shares {overlap} with the next."
+    parts = ("question", "passage") if second else ("shorter text", "longer one")
+    instead = "ask in fewer words, or train with" if second else "shorten it, or train with --long cut or"
+    return (
+        f"{name}: the {parts[0]}'s {kept} tokens leave {max(0, room)} of {max_length} for the {parts[1]}, and a window "
+        f"of it needs more than {overlap}; {instead} a greater --max-length."
+    )
 
 
 def pad_rows(rows: Sequence[Sequence[int]], fill: int) -> NDArray[Any]:

@@ -18,7 +18,7 @@ from edgepeft.cli._progress import bars
 if TYPE_CHECKING:
     from edgepeft.data.course.run import CourseResult, Progress
 
-__all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "stopping", "use_threads"]
+__all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "say_windows", "stopping", "use_threads"]
 
 
 def use_threads(threads: int | None) -> None:
@@ -28,6 +28,19 @@ def use_threads(threads: int | None) -> None:
     from edgepeft.host.cores import thread_count
 
     torch.set_num_threads(threads or thread_count())
+
+
+def say_windows(result: CourseResult) -> None:
+    """What reading long texts in windows cost, and how their logits are pooled."""
+    from edgepeft.data.windows import Spread
+
+    told = dict(result.training.get("windows", {}))
+    if not told:
+        return
+    pools = told.pop("pools", {})
+    scores = ", ".join(f"{name} {score:.4f}" for name, score in pools.items())
+    how = f" Their logits' {result.chosen['pool']} answers (eval rows: {scores})." if pools else ""
+    messages().print(f"note: read in windows: {Spread(**told)}.{how}", markup=False, soft_wrap=True)
 
 
 def say_temperature(result: CourseResult) -> None:

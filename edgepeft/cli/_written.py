@@ -59,8 +59,10 @@ def print_as_written(runtime: Runtime, tasks: list[str], rows: Iterable[Row], de
 
 
 def say_cuts(runtime: Runtime, decoding: Decoding) -> None:
-    """Say how many texts were not read to their ends, and how many not written to theirs."""
+    """Say how many texts were cut or read in windows, and how many not written to their ends."""
     if runtime.truncation.rows:
         messages().print(f"{runtime.truncation.rows} answer(s) read a text cut to the task's maximal length.")
+    if runtime.truncation.windows.texts:
+        messages().print(f"read in windows: {runtime.truncation.windows}.")
     if runtime.truncation.texts:
         messages().print(f"{runtime.truncation.texts} text(s) were cut at {decoding.max_new_tokens} tokens.")

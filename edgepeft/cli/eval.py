@@ -19,7 +19,7 @@ from edgepeft.cli._options import (
     TextColumn,
     Threads,
 )
-from edgepeft.cli._output import print_json, show_errors
+from edgepeft.cli._output import messages, print_json, show_errors
 from edgepeft.cli._progress import shown_steps
 from edgepeft.cli._written import say_cuts
 from edgepeft.data.by_class import worst_of
@@ -72,6 +72,8 @@ def command(
     with shown_steps() as show:
         asked = _Asked(runtime, task, metric, decoding, lambda n: show(f"{task}: rows", n, None))
         found = (_of_texts if entry.writes else _of_logits)(asked, in_batches(rows, batch_size))
+    if runtime.truncation.windows.texts:
+        messages().print(f"read in windows: {runtime.truncation.windows}.")
     if as_json:
         print_json({"schema": "edgepeft.eval/1", "bundle": str(bundle), "task": task, **found})
     else:

@@ -28,6 +28,8 @@ def command(
     opened = Bundle(bundle)
     with stages(1) as stage, stage(f"merge {task}"):
         result = merge_task(opened, task, out, force=force)
+    if opened.entry(task).task_kind.windows:
+        messages().print("note: what is written answers for one window; texts that are longer it cuts.")
     if as_json:
         print_json({"task": task, "folder": str(out), "verification": result.model_dump()})
         return

@@ -34,7 +34,7 @@ from edgepeft.cli._options import (
     settings_of,
 )
 from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, use_threads
+from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows, use_threads
 from edgepeft.data.posing import Posing, posing
 from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
@@ -80,6 +80,13 @@ def command(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
     max_length: Annotated[int | None, typer.Option(help="Tokens kept of a text or pair. Default: 128.")] = None,
+    long: Annotated[
+        Literal["cut", "windows"] | None,
+        typer.Option(help="Longer texts lose their ends, or are read in windows that overlap. Default: cut."),
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="Tokens that two windows share. Default: a third of --max-length.")
+    ] = None,
     max_target_length: Annotated[
         int | None, typer.Option(help="Tokens of a text that is written, its end included. Default: 128.")
     ] = None,
@@ -176,11 +183,13 @@ def _say_what_to_know(result: TrainResult) -> None:
     if result.truncated:
         longest = result.delta.card.max_length
         messages().print(
-            f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length)."
+            f"note: {result.truncated} texts were longer than {longest} tokens and lost their ends (--max-length, "
+            "or --long windows)."
         )
     if result.cut:
         most = result.delta.card.max_target_length
         messages().print(f"note: {result.cut} targets were longer than {most} tokens (--max-target-length).")
+    say_windows(result)
     say_temperature(result)
     say_unbeaten(result, "another --method")
 

@@ -29,7 +29,7 @@ from edgepeft.cli._options import (
     rows_or_share,
 )
 from edgepeft.cli._output import messages, print_json
-from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten
+from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows
 from edgepeft.data.rows import Columns
 
 if TYPE_CHECKING:
@@ -127,6 +127,7 @@ def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
         messages().print(
             f"note: {tuned.truncated} texts were longer than the task's maximal length and lost their ends."
         )
+    say_windows(tuned)
     say_temperature(tuned)
     say_unbeaten(tuned, "another --template")
     if as_json:

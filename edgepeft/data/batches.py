@@ -14,8 +14,8 @@ from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
-from edgepeft.data.several import LOWEST, grouped, members, places_of
-from edgepeft.data.windows import readable, token_places
+from edgepeft.data.several import Standing, mean_matrix, members, places_of
+from edgepeft.data.windows import Spread, readable, stitches_of, token_places
 from edgepeft.data.words import at_tokens
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
@@ -41,10 +41,11 @@ class Encoded:
     """Rows without padding: ``columns[name][i]`` are row i's values, ``targets`` [n, ...] what the kind's loss takes.
 
     Where text is written, ``targets`` are arrays of tokens, ``cut`` of which lost their ends, and ``references`` all
-    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.  Where the
-    kind reads a row as several token rows, ``columns`` hold those of all rows one after another, ``per_row`` [n] says
-    how many each has, and batches hold whole rows.  ``windowed`` says that these are a passage's windows, each of which
-    has a loss of its own.
+    right answers of each row.  ``per_token`` says that logits are of tokens, and targets so too in a batch.  Where a
+    row is several token rows, ``columns`` hold those of all rows one after another, ``per_row`` [n] says how many,
+    and batches hold whole rows.  Where texts are read in windows, ``per_text`` has for each row how many each of its
+    texts is.  ``windowed`` says that each window has a loss of its own: of passages, or of tokens, which ``stitches``
+    say the window of.
     """
 
     columns: dict[str, list[NDArray[np.int64]]]
@@ -56,7 +57,15 @@ class Encoded:
     cut: int = 0
     per_token: bool = False
     per_row: NDArray[np.int64] | None = None
+    several: bool = False
+    per_text: tuple[NDArray[np.int64], ...] | None = None
     windowed: bool = False
+    stitches: tuple[NDArray[np.int64], ...] | None = None
+
+    @property
+    def spread(self) -> Spread:
+        """What reading in windows costs; of no texts where nothing is."""
+        return Spread() if self.per_text is None else Spread.of(np.concatenate(self.per_text))
 
     @property
     def token_lengths(self) -> list[int]:
@@ -85,26 +94,54 @@ class Encoded:
         return np.ones(len(chosen), np.int64) if self.per_row is None else self.per_row[list(chosen)]
 
     def places(self, chosen: Sequence[int]) -> NDArray[np.int64] | None:
-        """[batch, most]: where the token rows of each of those rows stand in their batch, -1 where one has none; None
-        where a row is one token row.  Of windows [token rows, length], where each one's tokens stand among all of the
-        batch, -1 where no answer can be."""
+        """[batch, most]: where the texts of each of those rows stand in their batch, -1 where one has none; None where
+        a row is one text.  Of passages [token rows, length], where each one's tokens stand among all of the batch, -1
+        where no answer can be."""
         if self.windowed:
-            return token_places(self.readable(chosen))
-        return None if self.per_row is None else places_of(self.per_row[list(chosen)], self.most)
+            return None if self.stitches is not None else token_places(self.readable(chosen))
+        return places_of(self.texts(chosen), self._most_texts) if self.several else None
+
+    def texts(self, chosen: Sequence[int]) -> NDArray[np.int64]:
+        """[batch]: how many texts each of those rows is."""
+        if self.per_text is None or (self.windowed and self.stitches is None):
+            return self.counts(chosen)
+        return np.array([len(self.per_text[i]) for i in chosen], np.int64)
+
+    @property
+    def _most_texts(self) -> int:
+        return int(self.texts(range(len(self.targets))).max())
+
+    def windows(self, chosen: Sequence[int]) -> list[NDArray[np.int64]] | None:
+        """Of each of those rows, how many windows each of its texts is, where their logits are pooled."""
+        return None if self.per_text is None or self.windowed else [self.per_text[i] for i in chosen]
+
+    def pooling(self, chosen: Sequence[int]) -> NDArray[np.float32] | None:
+        """[texts, token rows] of those rows, which takes the mean of each text's windows; None where none is taken."""
+        windows = self.windows(chosen)
+        return None if windows is None else mean_matrix(np.concatenate(windows))
 
     def readable(self, chosen: Sequence[int]) -> NDArray[np.bool_]:
         """[token rows, longest]: where the answer of each window of those rows can be."""
         longest = max(self.token_lengths[i] for i in self.token_rows(chosen))
         return readable([self.targets[i].passage for i in chosen], longest)
 
-    def by_row(self, logits: NDArray[Any], chosen: Sequence[int]) -> NDArray[Any]:
-        """[token rows, ...] of those rows -> [batch, most, ...], ``LOWEST`` where a row has none, or a window no place
-        for an answer; as they are where a row is one token row."""
-        if self.windowed:
-            read = np.where(self.readable(chosen)[..., None], logits, np.float32(LOWEST))
-            return grouped(read, places_of(self.counts(chosen)))
-        places = self.places(chosen)
-        return logits if places is None else grouped(logits, places)
+    def of_texts(self, values: NDArray[Any], chosen: Sequence[int]) -> NDArray[Any]:
+        """[token rows, ...] of those rows -> [texts, ...], windows put together; passages stay in theirs."""
+        if self.per_text is None or (self.windowed and self.stitches is None):
+            return values
+        stitches = None if self.stitches is None else [self.stitches[i] for i in chosen]
+        return Standing(np.concatenate([self.per_text[i] for i in chosen]), stitches=stitches).by_row(values, "mean")
+
+    def by_row(self, values: NDArray[Any], chosen: Sequence[int], pool: str = "mean") -> NDArray[Any]:
+        """[token rows, ...] of those rows -> [batch, (most,) ...], as ``Standing`` has them."""
+        passages = self.windowed and self.stitches is None
+        return Standing(
+            None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen]),
+            self.texts(chosen) if self.several and not passages else None,
+            self._most_texts if self.several and not passages else None,
+            None if self.stitches is None else [self.stitches[i] for i in chosen],
+            self.readable(chosen) if passages else None,
+        ).by_row(values, pool)
 
     @property
     def longest_target(self) -> int:
@@ -119,11 +156,24 @@ class Encoded:
         }
         if self.writing is not None:
             return inputs, pad_rows([self.targets[i].tolist() for i in chosen], NO_TARGET)
+        if self.stitches is not None:
+            return inputs, self._tags(chosen, inputs["input_ids"].shape)
         if self.windowed:
             return inputs, np.concatenate([self.targets[i].wanted for i in chosen])
         if self.per_token:
             return inputs, at_tokens(self.targets[list(chosen)], inputs["input_ids"].shape[1])
         return inputs, self.targets[list(chosen)]
+
+    def _tags(self, chosen: Sequence[int], shape: Sequence[int]) -> NDArray[np.int64]:
+        """[token rows, longest]: each word's tag in the one window that answers for it."""
+        assert self.stitches is not None
+        found, first = np.full(shape, NO_TARGET), 0
+        for i, count in zip(chosen, self.counts(chosen), strict=True):
+            where = self.stitches[i]
+            (tags,) = at_tokens(self.targets[[i]], len(where))
+            found[first + where[:, 0], where[:, 1]] = tags
+            first += count
+        return found
 
 
 def encode(
@@ -142,18 +192,21 @@ def encode(
     """
     columns: dict[str, list[NDArray[np.int64]]] = {}
     truncated, targets = 0, list[NDArray[Any]]()
-    texts, per_row = _texts(rows, kind)
-    counts = list[int]()
+    texts, names, per_row = _texts(rows, kind)
+    counts, stitches = list[int](), list[NDArray[np.int64]]()
     for start in range(0, len(texts), CHUNK):
-        part = texts[start : start + CHUNK]
+        part, overlap = texts[start : start + CHUNK], kind.overlap(max_length)
         if kind.windows:
-            tokens = encoder.windows(part, max_length, [row.where for row in rows[start : start + CHUNK]])
+            own = names[start : start + CHUNK]
+            tokens = encoder.windows(part, max_length, overlap, own, second=kind.passages)
             counts += tokens.per_text
         else:
             tokens = encoder.encode(part, max_length)
         truncated += tokens.truncated
+        if kind.stitches:
+            stitches += stitches_of(tokens)
         if kind.per_token:
-            found = tokens.windows if kind.windows else tokens.encodings
+            found = tokens.windows if kind.passages else tokens.of_texts
             targets.append(kind.encoded(rows[start : start + CHUNK], found))
         lengths = tokens.inputs["attention_mask"].sum(axis=1)
         for name, padded in tokens.inputs.items():
@@ -164,17 +217,22 @@ def encode(
         written, cut = _written(rows, encoder, writing)
         return Encoded(columns, written, truncated, pad, writing, references, cut)
     of_rows = np.concatenate(targets) if kind.per_token else kind.targets(rows)
-    per_row = np.array(counts) if kind.windows else per_row
-    more: dict[str, Any] = {"per_token": kind.per_token, "windowed": kind.windows}
+    more: dict[str, Any] = {"per_token": kind.per_token, "several": kind.several}
+    if kind.windows:
+        ends = np.cumsum(np.ones(len(rows), int) if per_row is None else per_row)
+        per_text = tuple(np.split(np.array(counts, np.int64), ends[:-1]))
+        per_row = np.array([each.sum() for each in per_text], np.int64)
+        more |= {"per_text": per_text, "windowed": kind.per_token, "stitches": tuple(stitches) or None}
     return Encoded(columns, of_rows, truncated, pad, per_row=per_row, **more)
 
 
-def _texts(rows: Sequence[Row], kind: Kind) -> tuple[list[Text], NDArray[np.int64] | None]:
-    """What is tokenized, and how many of it are each row's, where a row is several."""
+def _texts(rows: Sequence[Row], kind: Kind) -> tuple[list[Text], list[str], NDArray[np.int64] | None]:
+    """What is tokenized, of which row each is, and how many are each row's, where a row is several."""
     if not kind.several:
-        return [Text(row.sentence1, row.sentence2) for row in rows], None
+        return [Text(row.sentence1, row.sentence2) for row in rows], [row.where for row in rows], None
     found = [kind.token_rows(row.readable, row.where) for row in rows]
-    return [Text(*text) for of_row in found for text in of_row], np.array([*map(len, found)], np.int64)
+    names = [row.where for row, of_row in zip(rows, found, strict=True) for _ in of_row]
+    return [Text(*text) for of_row in found for text in of_row], names, np.array([*map(len, found)], np.int64)
 
 
 def _written(rows: Sequence[Row], encoder: TextEncoder, writing: Writing) -> tuple[NDArray[Any], int]:

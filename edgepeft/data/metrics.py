@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,9 @@ SCORED_ROWS = 64  # at once: no gradients are kept, so more rows fit than in tra
 
 class Scored(NamedTuple):
     """The metric (higher is better) and the mean loss; of each row what is answered, as the kind's ``outputs`` are, and
-    its loss; the kind with what was chosen on these rows, where it was to be; and logits [n, C], where the kind says
-    with them how far probabilities can be believed."""
+    its loss; the kind with what was chosen on these rows, where it was to be; logits [n, C], where the kind says with
+    them how far probabilities can be believed; and where it was to choose what is made of a text's windows, the score
+    of each ``pools``."""
 
     score: float
     loss: float
@@ -27,6 +29,7 @@ class Scored(NamedTuple):
     losses: NDArray[np.float64]
     kind: Kind
     logits: NDArray[np.float32] | None = None
+    pools: Mapping[str, float] = MappingProxyType({})
 
 
 def score_rows(
@@ -43,21 +46,40 @@ def score_rows(
     With ``choose`` what the kind chooses (thresholds) is chosen on these rows first.  A loss of a whole batch is
     that of all these.
     """
-    losses, outputs, kept = np.empty(len(rows.targets)), np.empty(0), None
-    if kind.calibrates:
-        kept = np.empty((len(losses), kind.n_outputs), np.float32)
+    found = [_Answers(each, len(rows.targets)) for each in (kind.pooling() if choose else (kind,))]
     for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
-        logits = rows.by_row(logits_of(chosen), chosen)
-        found = kind.outputs(logits)
-        if not kind.whole_batch:
-            losses[chosen] = kind.losses(logits, rows.targets[chosen])
-        if not outputs.size:
-            outputs = np.empty((len(losses), *found.shape[1:]), found.dtype)
-        outputs[chosen] = found
-        if kept is not None:
-            kept[chosen] = logits
+        logits = logits_of(chosen)
+        for each in found:
+            each.take(rows, chosen, rows.by_row(logits, chosen, each.kind.pool))
         advance(len(chosen))
-    if kind.whole_batch:
-        losses = kind.losses(np.asarray(outputs, np.float32), rows.targets)
-    kind = kind.with_chosen(rows.targets, outputs) if choose else kind
-    return Scored(kind.score(metric, rows.targets, outputs), float(losses.mean()), outputs, losses, kind, kept)
+    scored = [each.scored(rows.targets, metric, choose=choose) for each in found]
+    best = max(scored, key=lambda each: (each.score, -each.loss))  # of equals the first
+    return best._replace(pools={each.kind.pool: each.score for each in scored} if len(scored) > 1 else {})
+
+
+class _Answers:
+    """Of all rows, by what a kind makes of their logits."""
+
+    def __init__(self, kind: Kind, n: int) -> None:
+        self.kind, self.losses, self.outputs = kind, np.empty(n), np.empty(0)
+        self.logits = np.empty((n, kind.n_outputs), np.float32) if kind.calibrates else None
+
+    def take(self, rows: Encoded, chosen: list[int], logits: NDArray[np.float32]) -> None:
+        """Those of some rows."""
+        found = self.kind.outputs(logits)
+        if not self.kind.whole_batch:
+            self.losses[chosen] = self.kind.losses(logits, rows.targets[chosen])
+        if not self.outputs.size:
+            self.outputs = np.empty((len(self.losses), *found.shape[1:]), found.dtype)
+        self.outputs[chosen] = found
+        if self.logits is not None:
+            self.logits[chosen] = logits
+
+    def scored(self, targets: NDArray[Any], metric: str, *, choose: bool) -> Scored:
+        """When all are taken."""
+        kind, outputs = self.kind, self.outputs
+        if kind.whole_batch:
+            self.losses = kind.losses(np.asarray(outputs, np.float32), targets)
+        kind = kind.with_chosen(targets, outputs) if choose else kind
+        score, loss = kind.score(metric, targets, outputs), float(self.losses.mean())
+        return Scored(score, loss, outputs, self.losses, kind, self.logits)

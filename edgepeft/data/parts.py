@@ -38,7 +38,8 @@ Given = Path | float | None
 class TaskData:
     """Rows by part; ``labels`` are sorted by name, None where the ``kind`` of task has none, of which that is the name
     (None: by what is there); ``split`` says where each part is from and how many rows two parts share, ``few_shot`` how
-    many rows were asked to train, ``promise`` what is promised of the answers.
+    many rows were asked to train, ``promise`` what is promised of the answers, ``stride`` how many tokens windows of
+    long texts share, where these are not cut.
 
     Where the task is posed as text, ``source`` is the pattern that its texts were made by.  ``targets`` are what is
     written of each label, None its name; ``target`` is the pattern of text that is written freely: there are no labels.
@@ -57,11 +58,13 @@ class TaskData:
     step: float | None = None
     kind: str | None = None
     promise: Promise = field(default_factory=dict)
+    stride: int | None = None
 
     @property
     def task_kind(self) -> Kind:
         """The kind of task, with these labels."""
-        kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step)
+        chosen = {} if self.stride is None else {"stride": self.stride}
+        kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step, chosen=chosen)
         return kind.seen(self.train).promising(self.promise, len(self.eval))
 
     def of_each_answer(self, *, everywhere: bool) -> TaskData:

@@ -1,19 +1,22 @@
 """Rows that are read as several token rows, such as a text with each of its candidates: how these stand together.
 
-Engines compute token rows, all of a row's in one batch and one after another; a kind of task sees them row by row.
+A row is one text or several, and a text that is longer than the model is read in one window or several.  Engines
+compute token rows, which are windows, all of a row's in one batch and one after another; a kind of task sees them row
+by row: what answers once for a text pools its windows, what answers for each token takes each token of one window.
 
-Letters: n rows, R token rows of all of them, K of the row that has most.
+Letters: n rows, T texts of all of them, R token rows, K of the row that has most, S tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LOWEST", "grouped", "members", "places_of"]
+__all__ = ["LOWEST", "POOLS", "Standing", "grouped", "mean_matrix", "members", "places_of", "pooled", "stitched"]
 
 LOWEST = -1e30  # a logit where a row has no such token row: of probability 0, and no infinity that could become NaN
 
@@ -39,3 +42,79 @@ def members(counts: NDArray[Any], chosen: Sequence[int]) -> list[int]:
     """The token rows of the chosen rows, in their order."""
     ends = np.cumsum(counts)
     return [place for row in chosen for place in range(int(ends[row] - counts[row]), int(ends[row]))]
+
+
+def _mean(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.add.reduceat(values, starts) / counts[:, None]
+    return found
+
+
+def _max(values: NDArray[np.float64], starts: NDArray[np.int64], _: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.maximum.reduceat(values, starts)
+    return found
+
+
+def _direction(values: NDArray[np.float64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[Any]:
+    """A single vector is of length 1 already: as it is."""
+    means = _mean(values, starts, counts)
+    lengths = np.where(counts > 1, np.linalg.norm(means, axis=1), 1.0)
+    return means / np.maximum(lengths, 1e-12)[:, None]
+
+
+POOLS: Mapping[str, Callable[..., NDArray[np.float64]]] = {"mean": _mean, "max": _max, "direction": _direction}
+"""What is made of a text's windows; of a single one each is what that says, to the bit."""
+
+
+def pooled(values: NDArray[Any], per_text: Sequence[int] | NDArray[Any], pool: str) -> NDArray[Any]:
+    """[R, d] -> [T, d], of so many windows each text."""
+    counts = np.asarray(per_text, np.int64)
+    found: NDArray[Any] = POOLS[pool](values.astype(np.float64), np.cumsum(counts) - counts, counts)
+    return found.astype(values.dtype)
+
+
+def mean_matrix(per_text: Sequence[int] | NDArray[Any]) -> NDArray[np.float32]:
+    """[T, R]: times logits [R, d], the mean of each text's windows, by which all kinds are taught."""
+    counts = np.asarray(per_text, np.int64)
+    own = np.repeat(np.arange(len(counts)), counts) == np.arange(len(counts))[:, None]
+    found: NDArray[np.float32] = (own / counts[:, None]).astype(np.float32)
+    return found
+
+
+def stitched(values: NDArray[Any], stitches: Sequence[NDArray[np.int64]], per_text: Sequence[int]) -> NDArray[Any]:
+    """[R, S of a window, ...] -> [T, S of a text, ...], each token's of the window and the place that ``stitches``
+    [S of this text, 2] say; 0 past a text's last token."""
+    found = np.zeros((len(stitches), max(map(len, stitches)), *values.shape[2:]), values.dtype)
+    first = 0
+    for row, where, count in zip(found, stitches, per_text, strict=True):
+        row[: len(where)] = values[first + where[:, 0], where[:, 1]]
+        first += count
+    return found
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How token rows make rows: ``per_text`` [T] windows are each text, where texts are read in windows, and
+    ``per_row`` [n] texts each row, where a row is several, ``most`` the row that has most.
+
+    ``stitches`` say of which window each token of a text is taken, where logits are of tokens; ``read`` [R, S], where
+    these are windows of passages, which tokens can be answers.
+    """
+
+    per_text: Sequence[int] | NDArray[Any] | None = None
+    per_row: Sequence[int] | NDArray[Any] | None = None
+    most: int | None = None
+    stitches: Sequence[NDArray[np.int64]] | None = None
+    read: NDArray[np.bool_] | None = None
+
+    def by_row(self, values: NDArray[Any], pool: str) -> NDArray[Any]:
+        """[R, ...] -> what a kind of task sees of its rows, [n, ...] or [n, K, ...]; ``LOWEST`` where a row has no such
+        token row, or a window no place for an answer."""
+        if self.per_text is not None:
+            if self.read is not None:
+                own = values[:, : self.read.shape[1]]  # of a batch with others these may be wider
+                of_passages = np.where(self.read[..., None], own, np.asarray(LOWEST, values.dtype))
+                return grouped(of_passages, places_of(self.per_text))
+            if self.stitches is not None:
+                return stitched(values, self.stitches, list(self.per_text))
+            values = pooled(values, self.per_text, pool)
+        return values if self.per_row is None else grouped(values, places_of(self.per_row, self.most))

@@ -1,20 +1,20 @@
-"""Passages that are read in windows beside a question: where the tokens of each window stand in the passage.
+"""Texts that are read in windows: where the tokens of each window stand in the text, and what the windows cost.
 
-Letters: n rows, R windows of all of them, S tokens of the longest, k tokens of the passage in a window.
+Letters: n rows, R windows of all of them, S tokens of the longest, k tokens of the text in a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.backbones.tokens import cleaned
+from edgepeft.backbones.tokens import TokenBatch, cleaned
 
-__all__ = ["Asked", "Passage", "passage_of", "readable", "token_places"]
+__all__ = ["Asked", "Passage", "Spread", "most_context", "passage_of", "readable", "stitches_of", "token_places"]
 
 
 @dataclass(frozen=True)
@@ -61,3 +61,62 @@ def readable(passages: Sequence[Passage], length: int) -> NDArray[np.bool_]:
 def token_places(read: NDArray[np.bool_]) -> NDArray[np.int64]:
     """[R, S]: where those tokens stand among all, [R S]; -1 where one is not to be read."""
     return np.where(read, np.arange(read.size).reshape(read.shape), -1)
+
+
+def stitches_of(batch: TokenBatch) -> list[NDArray[np.int64]]:
+    """For each text ``most_context``."""
+    return [most_context(*each, batch.overlap) for each in zip(batch.whole, batch.windows, strict=True)]
+
+
+def most_context(whole: Any, windows: Sequence[Any], overlap: int) -> NDArray[np.int64]:
+    """int64 [tokens of the whole text, 2]: the window in which each has most context, and its place there.
+
+    That is the lesser of what stands to its left and to its right, and a hundredth of the window's length, in BERT's
+    own reading of SQuAD (``_check_is_max_context`` of run_squad.py; Devlin et al., 2019); of equals the first.  Special
+    tokens are those of the first window, or after the text of the last.
+    """
+    own = [_of_text(window) for window in (whole, *windows)]
+    n_tokens, n_last = len(whole.ids), len(windows[-1].ids)
+    found = np.tile(np.arange(n_tokens)[:, None], (1, 2))
+    found[:, 0] = 0
+    if len(own[0]):
+        after = np.arange(own[0][-1] + 1, n_tokens)
+        found[after] = np.stack([np.full(len(after), len(windows) - 1), after + n_last - n_tokens], axis=1)
+    best, step = np.full(len(own[0]), -1.0), len(own[1]) - overlap
+    for k, places in enumerate(own[1:]):
+        at = np.arange(len(places))
+        context = np.minimum(at, at[::-1]) + 0.01 * len(places)
+        there = k * step + at
+        better = context > best[there]
+        best[there[better]] = context[better]
+        found[own[0][there[better]]] = np.stack([np.full(int(better.sum()), k), places[better]], axis=1)
+    return found
+
+
+def _of_text(window: Any) -> NDArray[np.int64]:
+    """The places of the tokens that are no special ones."""
+    return np.flatnonzero([part is not None for part in window.sequence_ids])
+
+
+class Spread(NamedTuple):
+    """So many ``texts`` in so many ``windows``, ``most`` of one text; ``longer`` are in more than one."""
+
+    texts: int = 0
+    windows: int = 0
+    most: int = 0
+    longer: int = 0
+
+    @classmethod
+    def of(cls, per_text: Sequence[int] | NDArray[Any]) -> Self:
+        """Of so many windows each text."""
+        counts = np.asarray(per_text, np.int64)
+        return cls(len(counts), int(counts.sum()), int(counts.max(initial=0)), int((counts > 1).sum()))
+
+    def and_of(self, other: Spread, times: int = 1) -> Spread:
+        """Both together; the other one's as often as tasks read them."""
+        sums = (a + times * b for a, b in zip(self, other, strict=True))
+        return Spread(*sums)._replace(most=max(self.most, other.most))
+
+    def __str__(self) -> str:
+        mean = self.windows / max(1, self.texts)
+        return f"{mean:.2f} windows a text, at most {self.most}; {self.longer:,} of {self.texts:,} texts in several"

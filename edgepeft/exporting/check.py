@@ -18,11 +18,11 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.data.pattern import pattern
 from edgepeft.data.posing import of_source
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
-from edgepeft.data.windows import passage_of, readable
 from edgepeft.delta import Delta
 from edgepeft.errors import DataError
 from edgepeft.resources import package_data
-from edgepeft.runtime.inputs import texts_of
+from edgepeft.runtime.inputs import texts_of, tokenized
+from edgepeft.runtime.prediction import standing_of
 from edgepeft.runtime.text_check import CANDIDATES, STEPS, TextCheck
 from edgepeft.runtime.verify import DataCheck, in_groups, pack_check, run_in_groups
 from edgepeft.tasks.base import Kind
@@ -89,15 +89,10 @@ def data_check(
     kind = delta.card.task_kind
     columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
     texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
-    texts, encoder, read = fitted(texts, delta.card.pairs), backbone.encoder(), None
-    if kind.windows:
-        batch = encoder.windows(texts, delta.card.max_length)
-        passages = [passage_of(text.second or "", own) for text, own in zip(texts, batch.windows, strict=True)]
-        per_row, read = list(batch.per_text), readable(passages, batch.inputs["input_ids"].shape[1])
-    else:
-        batch = encoder.encode(texts, delta.card.max_length)
-    targets = _targets(path, columns, kind, batch.windows if kind.windows else batch.encodings)
-    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, per_row, read)
+    batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
+    targets = _targets(path, columns, kind, batch.windows if kind.passages else batch.of_texts)
+    standing = standing_of(kind, batch, per_row)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, standing)
 
 
 def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int] | None]:

@@ -9,6 +9,7 @@ __all__ = [
     "LOSS",
     "PLACEHOLDER_ID",
     "PLACES",
+    "POOLING",
     "PROMPT_LENGTH",
     "SHARES",
     "START",
@@ -30,6 +31,7 @@ LOGITS = "logits"
 START, END, STATES = "start_logits", "end_logits", "last_hidden_state"
 LABELS, SHARES, LOSS = "labels", "shares", "loss"  # of a training graph
 PLACES = "places"  # of one whose rows have several token rows
+POOLING = "pooling"  # of one whose texts are read in windows
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
 _ADAPTED = ":adapted"

@@ -232,7 +232,7 @@ class _AnyRows(Files):
         promised: Promise | None = None,
     ) -> TaskData:
         label, own = kind.example(labels)
-        pairs = self.pairs or kind.windows or kind.gives_vectors
+        pairs = self.pairs or kind.passages or kind.gives_vectors
         row = Row("a", "b" if pairs else None, label, "", 1, candidates=("a", "b"))
         return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)
 

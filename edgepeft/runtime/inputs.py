@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.rows import SENTENCES
+from edgepeft.data.windows import Spread
 from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
 
@@ -37,10 +38,12 @@ _PLAIN = f"{{{SENTENCES.names[0]}}}"  # what a task reads of columns that is not
 
 @dataclass
 class Truncation:
-    """How many rows lost tokens so far, and how many texts were not written to the end, for one note about all."""
+    """How many rows lost tokens so far, how many texts were not written to the end, and what was read in windows, for
+    one note about all."""
 
     rows: int = 0
     texts: int = 0
+    windows: Spread = field(default_factory=Spread)
 
 
 def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDArray[np.int64]]:
@@ -132,16 +135,16 @@ def _posed(text: Text, source: str, where: str) -> Text:
     return Text(reads.filled({name: value for name, value in given if value is not None}, where))
 
 
-def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, *, windows: bool) -> TokenBatch:
+def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: Kind) -> TokenBatch:
     """Their tokens, cut at the maximal length or in windows.
 
     Raises:
-        UnreadableRow: a question leaves no room for its passage; names the first row.
+        UnreadableRow: what stands in every window leaves no room for more; names the first row.
     """
-    if not windows:
+    if not kind.windows:
         return encoder.encode(texts, max_length)
     try:
-        return encoder.windows(texts, max_length)
+        return encoder.windows(texts, max_length, kind.overlap(max_length), second=kind.passages)
     except DataError as error:
         raise UnreadableRow(str(error)) from error
 

@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.data.answers import Answer, Prediction
-from edgepeft.data.several import LOWEST, grouped, places_of
-from edgepeft.data.windows import passage_of, readable
+from edgepeft.data.several import Standing
+from edgepeft.data.windows import passage_of, readable, stitches_of
 from edgepeft.data.words import read_words
 from edgepeft.errors import BundleError
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.tasks.base import Kind
 
-__all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions"]
+__all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions", "standing_of"]
 
 
 A = TypeVar("A", bound=Answer)
@@ -60,18 +61,26 @@ def predictions(
 ) -> list[Prediction]:
     """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read."""
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
-    if kind.windows:
-        passages = [
-            passage_of(text.second or "", windows) for text, windows in zip(read.texts, batch.windows, strict=True)
-        ]
-        found = np.where(readable(passages, logits.shape[1])[..., None], logits, np.float32(LOWEST))
-        return kind.predictions(task, grouped(found, places_of(batch.per_text)), notes, passages)
+    standing = standing_of(kind, batch, read.per_row)
+    logits = standing.by_row(logits, kind.pool)
+    if kind.passages:
+        parts = zip(read.texts, batch.windows, strict=True)
+        return kind.predictions(task, logits, notes, [passage_of(text.second or "", own) for text, own in parts])
     if kind.per_token:
-        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, batch.encodings, strict=True)]
+        words = [read_words(text.first, encoding) for text, encoding in zip(read.texts, batch.of_texts, strict=True)]
         return kind.predictions(task, logits, notes, words)
-    if read.per_row is not None:
-        logits = grouped(logits, places_of(read.per_row))
     return kind.answers_to(read.given, task, logits, notes)
+
+
+def standing_of(kind: Kind, batch: TokenBatch, per_row: Sequence[int] | None) -> Standing:
+    """How what was tokenized for a kind of task makes its rows, of so many texts each."""
+    if not kind.windows:
+        return Standing(per_row=per_row)
+    if kind.passages:
+        passages = [passage_of("", own) for own in batch.windows]
+        length = max(len(each.ids) for each in batch.encodings)
+        return Standing(batch.per_text, read=readable(passages, length))
+    return Standing(batch.per_text, per_row, stitches=stitches_of(batch) if kind.stitches else None)
 
 
 class Notes:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import TextEncoder, TokenBatch
+from edgepeft.data.windows import Spread
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
@@ -226,7 +227,7 @@ class Runtime(TextTasks):
         read = read_by(entry.task_kind, texts, entry.source)
         if not read.given:
             return []
-        batch = self._tokens(read.texts, entry.max_length, windows=entry.task_kind.windows)
+        batch = self._tokens(read.texts, entry.max_length, kind=entry.task_kind)
         return self._notes.told(predictions(task, entry, read, self.logits(task, batch.inputs), batch))
 
     def predict_all(
@@ -238,17 +239,19 @@ class Runtime(TextTasks):
         """
         given = texts if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
-        forms: dict[tuple[int, str | None, type[Kind] | None], list[str]] = {}
+        forms: dict[tuple[int, str | None, type[Kind] | None, int | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
             if entry.writes:
                 answers[task] = self.write(task, given, decoding)
             else:
-                own = type(entry.task_kind) if entry.task_kind.several else None
-                forms.setdefault((entry.max_length, entry.source, own), []).append(task)
-        for (max_length, source, _), alike in forms.items():
+                kind = entry.task_kind
+                own = type(kind) if kind.several or kind.windows else None
+                shared = kind.overlap(entry.max_length) if kind.windows else None
+                forms.setdefault((entry.max_length, entry.source, own, shared), []).append(task)
+        for (max_length, source, *_), alike in forms.items():
             kind = self.bundle.entry(alike[0]).task_kind
             read = read_by(kind, given, source)
-            batch = self._tokens(read.texts, max_length, answers=len(alike), windows=kind.windows)
+            batch = self._tokens(read.texts, max_length, answers=len(alike), kind=kind)
             logits = self._logits_of_all(alike, batch.inputs)
             for task in alike:
                 of_task = predictions(task, self.bundle.entry(task), read, logits[task], batch)
@@ -314,7 +317,7 @@ class Runtime(TextTasks):
         given = zip(kinds, named.values(), entries, strict=True)
         read = [read_by(kind, rows, entry.source) for kind, rows, entry in given]
         encoded = [
-            self._tokens(rows.texts, entry.max_length, windows=kind.windows)
+            self._tokens(rows.texts, entry.max_length, kind=kind)
             for kind, entry, rows in zip(kinds, entries, read, strict=True)
         ]
         inputs = pad_together([batch.inputs for batch in encoded], self.bundle.architecture.pad_token_id)
@@ -337,22 +340,26 @@ class Runtime(TextTasks):
         return self._tokens(texts, max_length, answers).inputs
 
     def _tokens(
-        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, windows: bool = False
+        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, kind: Kind | None = None
     ) -> TokenBatch:
         read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at
-            batch = tokenized(self._tokenizer(), read, max_length, windows=windows)
+            encoder = self._tokenizer()
+            batch = encoder.encode(read, max_length) if kind is None else tokenized(encoder, read, max_length, kind)
             self.truncation.rows += batch.truncated * answers
+            if batch.per_text:
+                self.truncation.windows = self.truncation.windows.and_of(Spread.of(batch.per_text), answers)
         return batch
 
     def n_tokens(self, task: str, texts: Sequence[str]) -> int:
-        """How many tokens the task reads of these texts, cut ones as far as it reads them.
+        """How many tokens the task reads of these texts: of cut ones as far as it does, of others in all windows.
 
         Raises:
             UnknownName: no such task.
         """
+        entry = self.bundle.entry(task)
         with self._lock:
-            batch = self._tokenizer().encode(texts_of(texts), self.bundle.entry(task).max_length)
+            batch = tokenized(self._tokenizer(), texts_of(texts), entry.max_length, entry.task_kind)
         return int(batch.inputs["attention_mask"].sum())
 
     def _tokenizer(self) -> TextEncoder:

@@ -8,8 +8,8 @@ the batch make of them, so that decisions are counted, of which a few may change
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib import metadata
 from platform import machine
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgepeft.data.several import LOWEST, grouped, places_of
+from edgepeft.data.several import Standing
 from edgepeft.errors import BundleError, VerificationFailed
 from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.inputs import Inputs
@@ -185,16 +185,14 @@ class DataCheck:
     """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %.
 
     Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
-    ``targets`` are as the task's ``kind`` has them; ``per_row`` says how many token rows each row is, where it may be
-    several; ``read`` [rows, length] which tokens are, where these are windows.
+    ``targets`` are as the task's ``kind`` has them; ``standing`` says how token rows make rows.
     """
 
     inputs: Inputs
     reference: NDArray[np.float32]
     targets: NDArray[Any] | None
     kind: Kind
-    per_row: Sequence[int] | None = None
-    read: NDArray[np.bool_] | None = None
+    standing: Standing = field(default_factory=Standing)
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
         """What ``run`` gives for these rows.
@@ -204,12 +202,7 @@ class DataCheck:
         """
         logits = run_in_groups(run, self.inputs)
         _require_one_shape(self.reference, logits)
-        reference = self.reference
-        if self.read is not None:
-            read, lowest = self.read[..., None], np.float32(LOWEST)
-            reference, logits = np.where(read, reference, lowest), np.where(read, logits, lowest)
-        if self.per_row is not None:
-            reference, logits = (grouped(each, places_of(self.per_row)) for each in (reference, logits))
+        reference, logits = (self.standing.by_row(each, self.kind.pool) for each in (self.reference, logits))
         agreement, undecided = self.kind.agreement(reference, logits, allowed.difference)
         facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
         if self.targets is None:

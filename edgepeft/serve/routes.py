@@ -119,6 +119,7 @@ async def tasks(request: Request) -> Response:
             "dims": entry.n_outputs if entry.task_kind.gives_vectors else None,
             "fields": pattern(entry.source).fields if entry.source else None,
             "max_length": entry.max_length,
+            "stride": entry.task_kind.overlap(entry.max_length) if entry.task_kind.windows else None,
             "available": name not in serving.unavailable,
         }
         for name, entry in manifest.tasks.items()

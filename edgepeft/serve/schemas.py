@@ -267,7 +267,8 @@ class Task(BaseModel):
     candidates: bool = Field(description="Whether rows bring candidates, of which one is picked.")
     dims: int | None = Field(default=None, description="Of its vectors, where answers are such.")
     fields: list[str] | None = Field(default=None, description="The columns that it reads, where it is posed as text.")
-    max_length: int = Field(description="In tokens; what is longer is cut.")
+    max_length: int = Field(description="In tokens; what is longer is cut, or read in windows.")
+    stride: int | None = Field(default=None, description="Tokens that two windows share, where texts are not cut.")
     available: bool = Field(description="False where its files cannot be opened; the service's log says why.")
 
 

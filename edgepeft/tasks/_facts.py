@@ -30,7 +30,8 @@ class Facts:
     problem_type: ClassVar[str | None] = None  # transformers' name for it
     picks: ClassVar[bool] = False  # an answer is one of the candidates that the row brings
     several: ClassVar[bool] = False  # a row is read as several token rows: ``logits`` are [B, K, C] then, all over
-    windows: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]
+    passages: ClassVar[bool] = False  # those are windows of its second text, and each has a loss: [B, K, S, C]
+    pools: ClassVar[tuple[str, ...]] = ("mean", "max")  # of ``several.POOLS``: what may be made of a text's windows
     whole_batch: ClassVar[bool] = False  # the loss is of a batch's rows together: see ``slopes``
     optional_labels: ClassVar[bool] = False  # rows may have none
     gives_vectors: ClassVar[bool] = False  # an answer is one, and the bare backbone's is its rival: see ``frozen``

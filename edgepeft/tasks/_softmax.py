@@ -25,6 +25,7 @@ __all__ = ["Softmax"]
 
 Values = NDArray[Any]
 _NEEDED = {"coverage": fit.needed_for_coverage, "risk": fit.needed_for_risk}
+_OWN = ("temperature", "temperature_bound", "ece", "threshold", *_NEEDED)  # of what is chosen; others are not its
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Softmax:
         """``chosen`` anew, by these rows."""
         temperature, bound = fit.fitted_temperature(logits, targets)
         before, after = (_bins(targets, fit.shares(logits, each)) for each in (1.0, temperature))
-        found: dict[str, Any] = {**self.promise, "temperature": temperature}
+        others = {name: value for name, value in self.chosen.items() if name not in _OWN}
+        found: dict[str, Any] = {**others, **self.promise, "temperature": temperature}
         found |= {} if bound is None else {"temperature_bound": bound}
         found["ece"] = {"before": fit.calibration_error(before), "after": fit.calibration_error(after)}
         shares = fit.shares(logits, temperature)

@@ -26,7 +26,7 @@ from edgepeft.data.rows import Columns, Row
 from edgepeft.errors import UnknownName, UsageError, named
 from edgepeft.registry import classes_of
 from edgepeft.tasks._certainty import Certainty
-from edgepeft.tasks._facts import Facts
+from edgepeft.tasks._long import Long
 from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, listed, same_best
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Kind(Facts, Certainty, ABC):
+class Kind(Long, Certainty, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -168,13 +168,8 @@ class Kind(Facts, Certainty, ABC):
         """How many token rows each row is of ``n`` made ones, where only time matters; None where each is one."""
         return None
 
-    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
-        """The token rows that a text of ``length`` tokens is, and the tokens of each, where the task takes ``longest``;
-        ``taught``: while it is learnt from."""
-        return 1, length
-
     def encoded(self, rows: Sequence[Row], encodings: Sequence[Any]) -> Values:
-        """As ``targets``, of rows that are tokenized so; where they are read in ``windows``, each so often."""
+        """As ``targets``, of rows that are tokenized so: whole, or of ``passages`` each in its windows."""
         return self.targets(rows)
 
     @abstractmethod
@@ -383,4 +378,6 @@ def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bo
         raise ValueError(f"this version knows no kind of task {name!r}; it knows {', '.join(kinds())}")
     if found.has_labels != bool(labels):
         raise ValueError(f"{found.title} has {'labels, and there are none' if found.has_labels else 'no labels'}")
-    return found(tuple(labels) if labels else None, **bound)
+    kind = found(tuple(labels) if labels else None, **bound)
+    kind.require_sound_windows()
+    return kind

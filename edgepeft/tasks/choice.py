@@ -60,6 +60,8 @@ class Choice(Kind):
     model: ClassVar[str] = "ForMultipleChoice"
     picks: ClassVar[bool] = True
     several: ClassVar[bool] = True
+    texts_answered: ClassVar[int] = 2  # as COPA's rows have
+    texts_taught: ClassVar[int] = 2
 
     @property
     def listed(self) -> str:
@@ -96,10 +98,6 @@ class Choice(Kind):
         """The text with each candidate."""
         text, begin, candidates = _parts(given, where)
         return [(text, f"{begin} {candidate}" if begin else candidate) for candidate in candidates]
-
-    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
-        """With each of two candidates, as COPA has."""
-        return 2, length
 
     def made_per_row(self, n: int) -> list[int]:
         """Two candidates each; the last row has what is left."""

@@ -59,6 +59,8 @@ class Embedding(Kind):
     whole_batch: ClassVar[bool] = True
     optional_labels: ClassVar[bool] = True
     gives_vectors: ClassVar[bool] = True
+    texts_taught: ClassVar[int] = 2
+    pools: ClassVar[tuple[str, ...]] = ("direction",)
 
     def __post_init__(self) -> None:
         """See that what was chosen can be.
@@ -177,10 +179,6 @@ class Embedding(Kind):
     def targets(self, rows: Sequence[Row]) -> Values:
         """float32 [n]."""
         return np.array([self._number(row) if row.label is not None else math.nan for row in rows], np.float32)
-
-    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
-        """Both texts of a pair are learnt from; a single one is answered."""
-        return 1 + taught, length
 
     def made_per_row(self, n: int) -> list[int]:
         """Pairs; of an odd number the last has a third, which is not looked at."""

@@ -50,7 +50,7 @@ class Spans(Kind):
     default_metric: ClassVar[str] = "f1"
     per_token: ClassVar[bool] = True
     several: ClassVar[bool] = True
-    windows: ClassVar[bool] = True
+    passages: ClassVar[bool] = True
     chooses: ClassVar[bool] = True
     head: ClassVar[str] = "tokens"
     model: ClassVar[str] = "ForQuestionAnswering"
@@ -118,10 +118,6 @@ class Spans(Kind):
                     "sentence2 or question and context; neither is empty."
                 )
         return [(pair[0], pair[1])]
-
-    def read_as(self, length: int, longest: int, *, taught: bool = False) -> tuple[int, int]:
-        """Windows, as ``TextEncoder.windows`` cuts them beside a question of no tokens."""
-        return 1 + max(0, -(-(length - longest) // (longest - longest // 3))), min(length, longest)
 
     @classmethod
     def readable(cls, *, pairs: bool, text: str = "a") -> Any:

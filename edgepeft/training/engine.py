@@ -95,14 +95,18 @@ class PyTorchEngine(TrainingEngine):
         precision = torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
         with replaced_dropout(self.delta, drop), precision:
             logits = self._logits("train", chosen, inputs)
-        return loss_of(self.kind, logits.float(), targets, self.weights, rows.places(chosen))
+        return loss_of(
+            self.kind, logits.float(), targets, self.weights, rows.places(chosen), pooling=rows.pooling(chosen)
+        )
 
     def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, outputs]."""
         with torch.inference_mode():
             inputs, _ = torch_batch(self.rows[part], chosen, self.device)
-            logits: NDArray[np.float32] = self._logits(part, chosen, inputs).cpu().numpy()
-        return logits
+            if self.kept:
+                return self._logits(part, chosen, inputs).cpu().numpy()
+            found = [self.delta.logits(self.model, few).cpu().numpy() for few in _at_once(inputs)]
+        return np.concatenate(found)
 
     def _logits(self, part: str, chosen: Sequence[int], inputs: Mapping[str, Tensor]) -> Tensor:
         if self.kept:
@@ -114,10 +118,11 @@ class PyTorchEngine(TrainingEngine):
     def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
         """[token rows, d], or [token rows, length, d], of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
+        pooling, found = self.delta.card.pooling, list[NDArray[np.float32]]()
         with torch.inference_mode():
-            hidden = states_of(self.model, inputs)
-            states: NDArray[np.float32] = pool(hidden, inputs["attention_mask"], self.delta.card.pooling).cpu().numpy()
-        return states
+            for few in _at_once(inputs):
+                found.append(pool(states_of(self.model, few), few["attention_mask"], pooling).cpu().numpy())
+        return np.concatenate(found)
 
     def tensors(self) -> Arrays:
         """Copies by name."""
@@ -147,6 +152,12 @@ class PyTorchEngine(TrainingEngine):
     def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Take the best tensors."""
         self.delta.read({name: torch.from_numpy(values) for name, values in tensors.items()}, "the best step")
+
+
+def _at_once(inputs: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """As many token rows as are scored at once where each is a row: long texts are very many windows."""
+    for start in range(0, len(inputs["input_ids"]), SCORED_ROWS):
+        yield {name: values[start : start + SCORED_ROWS] for name, values in inputs.items()}
 
 
 class _Replaced(nn.Module):
@@ -202,12 +213,17 @@ def loss_of(
     targets: Tensor,
     weights: Tensor | None = None,
     places: NDArray[np.int64] | None = None,
+    *,
+    pooling: NDArray[np.float32] | None = None,
 ) -> Tensor:
     """The mean over a batch, as the kind of task has it; ``weights`` [labels] make it a weighted one.
 
-    Where a row has several token rows, ``places`` [batch, most] says which logits are its own; of windows [token rows,
-    length] which tokens'.
+    Where texts are read in windows, ``pooling`` [texts, token rows] makes one text's of its windows' logits.  Where a
+    row has several texts, ``places`` [batch, most] says which logits are its own; of passages [token rows, length]
+    which tokens'.
     """
+    if pooling is not None:
+        logits = torch.from_numpy(pooling).to(logits) @ logits
     if places is not None:
         of_rows = torch.from_numpy(places).to(logits.device)
         missing = (of_rows < 0).unsqueeze(-1)

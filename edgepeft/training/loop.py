@@ -83,6 +83,7 @@ def train(
         data = load_data(Path(data), kind=options.kind, seed=options.seed)
     target = _longest_target(backbone, data)
     device, options = device_of(options.device), options.resolved(backbone, method, data.task_kind, target)
+    data = replace(data, stride=options.stride)
     run = _Run(backbone, method, options, device, start, watch, stop)
     with fitting(device, options):
         engine = run.engine(data)
@@ -138,6 +139,7 @@ class _Run:
                 max_length=longest,
                 posed={**_posed(data), "max_target_length": options.max_target_length},
                 kind=data.task_kind.name,
+                stride=data.stride,
             )
             model = model or load_model(backbone)  # transformers draws what the checkpoint lacks
         if self.start is not None:

@@ -9,6 +9,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.data.course.options import BATCH, MEAN_HEAD_RATE, CourseOptions
 from edgepeft.errors import UsageError
 from edgepeft.task_name import check_new_name
+from edgepeft.tasks._long import CUT, WINDOWS
 from edgepeft.tasks.base import Kind, kind_asked
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ class TrainOptions(CourseOptions):
 
     ``kind`` is of the task; None takes the data's, and ``regression`` is short for the kind of that name.
     ``balanced`` weighs rows in the loss so that all labels weigh alike; ``curve`` trains on parts of the rows too.
-    ``max_target_length`` is of text that is written, in tokens, its end included.  ``device`` is auto, cpu, cuda or
-    mps; ``bf16`` has a step's forward in bfloat16.
+    ``max_target_length`` is of text that is written, in tokens, its end included.  ``long`` is cut or windows, how
+    texts of more than ``max_length`` are read, and ``stride`` how many tokens two windows share.  ``device`` is auto,
+    cpu, cuda or mps; ``bf16`` has a step's forward in bfloat16.
     """
 
     task: str
@@ -40,6 +42,8 @@ class TrainOptions(CourseOptions):
     head: str | None = None
     curve: bool = False
     max_target_length: int | None = None
+    long: str | None = None
+    stride: int | None = None
     device: str = "auto"
     bf16: bool = False
 
@@ -52,6 +56,9 @@ class TrainOptions(CourseOptions):
             self._require_classes(asked)
         self.require_at_least({"max_length": 3})  # a token between two special ones
         self.require_at_least({"max_target_length": 2})  # a token and the end
+        self.require_at_least({"stride": 1})
+        if self.long not in (None, CUT, WINDOWS):
+            raise UsageError(f"--long {self.long}: texts are {CUT}, or read in {WINDOWS}.")
 
     def _require_classes(self, kind: Kind | type[Kind]) -> None:
         if self.balanced and not kind.one_label:
@@ -87,9 +94,13 @@ class TrainOptions(CourseOptions):
         # SMS, pfeiffer at 1e-4, 2e-3 / 2e-2: 87.7 (the majority) / 90.2 %; full at 2e-5, 4e-4 / 2e-2: 87.7 / 90.1 %.
         # Heads on the first token follow the papers, which have one rate for all.
         head_rate = MEAN_HEAD_RATE if backbone.pooling is Pooling.MEAN else rate
+        of_text = self.max_length or min(MAX_LENGTH, longest)
+        long = kind.long_asked(self.long, self.stride)
         return dataclasses.replace(
             self,
-            max_length=self.max_length or min(MAX_LENGTH, longest),
+            max_length=of_text,
+            long=long,
+            stride=_shared(backbone, kind, of_text, self.stride) if long == WINDOWS else None,
             learning_rate=rate,
             head_learning_rate=self.head_learning_rate or head_rate,
             kind=kind.name,
@@ -101,3 +112,19 @@ class TrainOptions(CourseOptions):
     def plain(self) -> dict[str, Any]:
         """As plain values, for the card and for comparing a checkpoint with what is asked."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_OF_THE_RUN}
+
+
+def _shared(backbone: Backbone, kind: Kind, max_length: int, asked: int | None) -> int | None:
+    """How many tokens two windows share; None where that is as passages always were read.
+
+    Raises:
+        UsageError: a window has no room for more.
+    """
+    room = backbone.encoder().room(max_length, pairs=kind.passages)
+    stride = kind.overlap(max_length) if asked is None else asked
+    if stride >= room or not stride:
+        beside = f"--max-length {max_length}: a window has room for {max(0, room)} tokens of a text beside special ones"
+        if asked is not None and room > 1:
+            raise UsageError(f"--stride {asked} must be less than what a window reads; {beside}.")
+        raise UsageError(f"{beside}, and must read more than it shares with the next; give a greater --max-length.")
+    return asked if kind.passages else stride

@@ -38,7 +38,7 @@ def of(name: str) -> Kind:
 def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Logits, far from each other too, and targets of the form that the kind's loss takes."""
     source = np.random.default_rng(0)
-    if kind.windows:  # of 2, 5, ... tokens, and the first and the last of an answer
+    if kind.passages:  # of 2, 5, ... tokens, and the first and the last of an answer
         logits = 9 * source.standard_normal((sum(PER_ROW), kind.n_outputs))
         return logits.astype(np.float32), np.stack([source.integers(0, PER_ROW), source.integers(0, PER_ROW)], axis=1)
     if kind.writes or kind.per_token:
@@ -87,7 +87,7 @@ def test_numpy_pytorch_and_onnx_have_one_loss(name):
     by_numpy = (kind.losses(of_rows, targets) * terms).sum() / terms.sum()
     by_torch = loss_of(kind, torch.from_numpy(logits), torch.from_numpy(targets), None, places).item()
     assert by_torch == pytest.approx(by_numpy, rel=1e-5)
-    if kind.per_token and not kind.windows:  # a graph's are packed
+    if kind.per_token and not kind.passages:  # a graph's are packed
         logits, targets = logits.reshape(-1, C), targets.reshape(-1)
     shares = np.full(len(targets), 1 / terms.sum(), np.float32)
     assert by_onnx(kind, logits, targets, shares) == pytest.approx(by_numpy, rel=1e-5)

@@ -138,7 +138,7 @@ def test_windows_are_those_of_transformers(tiny: Callable[..., Path], encoder: A
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tiny("bert") / "tokenizer.json"))
     how = {"truncation": "only_second", "max_length": 16, "stride": 5, "return_overflowing_tokens": True}
     theirs = tokenizer("w5 w6", passage, **how)
-    own = encoder.windows([Text("w5 w6", passage)], 16)
+    own = encoder.windows([Text("w5 w6", passage)], 16, 5, second=True)
     mask = own.inputs["attention_mask"].sum(1)
     assert [row[:n].tolist() for row, n in zip(own.inputs["input_ids"], mask, strict=True)] == theirs["input_ids"]
 

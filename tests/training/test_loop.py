@@ -280,7 +280,7 @@ def test_a_run_that_diverges_says_which_rates_to_lower(run):
 
 
 def test_a_run_that_diverges_after_an_evaluation_leaves_its_best_tensors(run, backbone, tmp_path, monkeypatch):
-    def broken(kind, logits, targets, *_):
+    def broken(kind, logits, targets, *_, **__):
         broken.steps += 1
         return loss_of(kind, logits, targets) * (float("nan") if broken.steps > 8 else 1.0)
 
@@ -360,7 +360,7 @@ def test_a_run_that_is_stopped_in_its_curve_resumes_to_the_same_bytes(run, tmp_p
 
 
 def test_a_gradient_that_is_not_finite_is_never_taken_for_the_best_step(run, tmp_path, monkeypatch):
-    def steep(kind, logits, targets, *_):  # the loss itself, with the infinite slope of a root at zero
+    def steep(kind, logits, targets, *_, **__):  # the loss itself, with the infinite slope of a root at zero
         loss = loss_of(kind, logits, targets)
         return loss + (loss - loss.detach()).sqrt()
 

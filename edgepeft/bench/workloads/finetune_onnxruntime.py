@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ def prepare(job: Job) -> Prepared:
     delta = bundle.delta_graph(job.task or "")
     widen(delta.graph)
     facts = training_facts(delta)
+    facts = replace(facts, kind=facts.kind.in_one_window())
     deployed = deployed_graph(delta, facts, bundle.family, architecture, bundle.checkpoint)
     graph, _ = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=False)
     training = TrainingStep(graph, facts, bundle.folder, job.threads)
@@ -57,7 +59,7 @@ def prepare(job: Job) -> Prepared:
         counts = kind.made_per_row(rows)
         per_row = None if counts is None else np.array(counts)
         given = expansion.inputs(tensors), inputs, labels, masks, shares
-        read = inputs["attention_mask"] != 0 if kind.windows else None
+        read = inputs["attention_mask"] != 0 if kind.passages else None
         result = training(*given, most_rows=most, per_row=per_row, read=read, states=partial(_of_rows, beside))
         optimizer.update(tensors, expansion.gradients(tensors, result.gradients))
 

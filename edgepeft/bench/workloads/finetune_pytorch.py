@@ -40,7 +40,7 @@ def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) 
         given = {name: torch.from_numpy(values) for name, values in beside.items()}
         counts = kind.made_per_row(len(inputs["input_ids"]))
         places = None if counts is None else places_of(counts)
-        places = token_places(inputs["attention_mask"].numpy() != 0) if kind.windows else places
+        places = token_places(inputs["attention_mask"].numpy() != 0) if kind.passages else places
         found = logits({**inputs, **given})
         torch.autograd.backward(loss_of(kind, found, torch.from_numpy(targets), places=places))
         optimizer.step()

@@ -94,8 +94,8 @@ def _states(
     for part, places in chosen.items():
         values, lengths = [np.zeros(0, np.float32)] * len(places), rows[part].lengths
         for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
-            found = engine.states(part, of := [places[i] for i in batch])
-            ends = np.cumsum(rows[part].counts(of))[:-1]
+            found = rows[part].of_texts(engine.states(part, of := [places[i] for i in batch]), of)
+            ends = np.cumsum(rows[part].texts(of) if kind.several else np.ones(len(of), int))[:-1]
             for place, state in zip(batch, np.split(found, ends), strict=True):
                 values[place] = state if kind.several else state[0]
             done += len(batch)

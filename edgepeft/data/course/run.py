@@ -23,6 +23,7 @@ from edgepeft.data.course.engine import Arrays, TrainingEngine, dropout_mask
 from edgepeft.data.course.options import CourseOptions
 from edgepeft.data.metrics import Scored
 from edgepeft.data.parts import TaskData
+from edgepeft.data.windows import Spread
 
 __all__ = ["Course", "CourseResult", "Interrupted", "Progress", "evaluation_interval", "rate_factor", "warmup_steps"]
 
@@ -148,6 +149,7 @@ class Course:
         self.warmup = warmup_steps(self.total, options.warmup)
         self.position = Position()
         self.loss: float | None = None
+        self.pools: dict[str, float] = {}
 
     def resume(self, checkpoint: Path) -> None:
         """Stand where a checkpoint was written.
@@ -281,17 +283,26 @@ class Course:
             "n_test": len(data.test),
             "split": data.split,
         }
-        training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256}
+        training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256, **self._windows()}
         truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
         more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen), "evaluation": evaluation}
         return CourseResult(position.best_tensors, metrics, training, position.history, truncated, **more)
 
+    def _windows(self) -> dict[str, Any]:
+        """What reading in windows cost, and what each way to pool them scores on the evaluation rows."""
+        spread = Spread()
+        for rows in self.rows.values():
+            spread = spread.and_of(rows.spread)
+        if not spread.texts:
+            return {}
+        return {"windows": {**spread._asdict(), **({"pools": self.pools} if self.pools else {})}}
+
     def _chosen(self) -> Arrays:
         """Have the kind choose on the evaluation rows what it does, and calibrate; what is kept of these rows."""
-        if not (self.kind.chooses or self.kind.calibrates):
+        if not (self.kind.chooses or self.kind.calibrates or len(self.kind.pooling()) > 1):
             return {}
         scored, targets = self.score("eval"), self.rows["eval"].targets
-        self.kind = scored.kind
+        self.kind, self.pools = scored.kind, dict(scored.pools)
         if scored.logits is None:
             return {}
         self.kind = self.kind.calibrated(targets, scored.logits)

@@ -15,6 +15,7 @@ __all__ = ["measured", "specs_of"]
 _LENGTHS = ((5, 2, 4), (13, 7, 3, 8, 1, 9, 6))  # of rows; neither counts nor sums nor products recur
 _TARGETS = (13, 17)  # tokens of the longest target, where text is taught
 _ROWS, _MOST = (19, 23), (29, 31)  # rows, and token rows of one, where a row is several: shapes alone, not whose
+_TEXTS = 37  # more than rows, where each is read in windows
 
 
 def measured(model: onnx.ModelProto) -> tuple[dict[str, Spec], ...]:
@@ -40,5 +41,5 @@ def specs_of(
     prompt = prompt_in(model.graph)
     tokens = sum(lengths) + prompt * len(lengths)
     sizes = {"batch": len(lengths), "sequence": max(lengths), "tokens": tokens, "target": target}
-    sizes |= {"rows": rows or len(lengths), "most": most}
+    sizes |= {"rows": rows or len(lengths), "most": most, "texts": (rows or len(lengths)) + _TEXTS}
     return sized(model, sizes, {"attention_mask": mask})

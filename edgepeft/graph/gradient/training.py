@@ -2,7 +2,8 @@
 
 inputs    input_ids, attention_mask, [token_type_ids] int64 [batch, sequence], or the hidden states that they are cut
           at; labels [batch, ...], as the kind of task has them; shares float32 [batch], of the rows in the loss;
-          where a row is several token rows, these two are [rows, ...], and places int64 [rows, most] has its own; every
+          where a row is several token rows, these two are [rows, ...], and places int64 [rows, most] has its own; where
+          texts are read in windows, pooling float32 [texts, batch] takes the mean of each text's; every
           trained tensor by its name in the delta graph, or the ``generated:<tensor>`` that are made of some;
           where the head has dropout, ``dropout:<i>`` float32 [batch, width]: 0, or 1 / (1 - p) where a feature is kept
 outputs   loss; logits [batch, outputs]; ``gradient:<tensor>`` for each of these tensors

@@ -143,9 +143,10 @@ class OnnxRuntimeEngine(TrainingEngine):
 
         rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
         if train.windowed:
-            return {**rows, "shares": shares, "read": train.readable(chosen)}
+            passages = self._subject.facts.kind.passages
+            return {**rows, "shares": shares, **({"read": train.readable(chosen)} if passages else {})}
         rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
-        return {**rows, "shares": shares}
+        return {**rows, "shares": shares, "windows": train.windows(chosen)}
 
     def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
         """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edgepeft.data.course.engine import Arrays
 from edgepeft.data.labels import NO_TARGET
-from edgepeft.data.several import grouped, members, places_of
-from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, SHARES, dropout, gradient
+from edgepeft.data.several import Standing, mean_matrix, members, places_of
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.training import TrainingFacts
 from edgepeft.runtime.packed import packed
@@ -26,6 +26,7 @@ __all__ = ["WRITTEN_ROWS", "StepResult", "TrainingStep", "rows_at_once", "target
 
 Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
 States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
+Windows: TypeAlias = Sequence[NDArray[np.int64]] | None
 
 # Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
 # (roberta-base, pfeiffer, 8 x 64 tokens: 751 MiB resident against 459).
@@ -73,12 +74,13 @@ def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Ite
 @dataclass(frozen=True)
 class _Rows:
     """What a step takes of its rows: ``inputs`` and ``masks`` of token rows, ``of_rows`` of rows; ``per_row`` says how
-    many token rows each is, None: one."""
+    many token rows each is, None: one; ``windows`` how many each of its texts is, where these are pooled."""
 
     inputs: Mapping[str, Any]
     masks: Mapping[str, Any]
     of_rows: Mapping[str, Any]
     per_row: NDArray[Any] | None
+    windows: Windows = None
 
     def cut(self, most_rows: int | None, states: States, told: Told) -> Iterator[tuple[list[int], dict[str, Any]]]:
         """The token rows of each part, and what the graph takes of it; tokens no further than they go.
@@ -93,14 +95,20 @@ class _Rows:
             by_row = {name: values[part] for name, values in self.of_rows.items()}
             by_row |= {name: values[read] for name, values in self.masks.items()}
             given |= told(given["attention_mask"], by_row)
-            given |= {} if self.per_row is None else {PLACES: places_of(counts[part])}
+            texts = counts[part]
+            if self.windows is not None:
+                own = [self.windows[i] for i in part]
+                given[POOLING], texts = mean_matrix(np.concatenate(own)), np.array([*map(len, own)])
+            given |= {} if self.per_row is None else {PLACES: places_of(texts)}
             yield read, {**given, **states(part)}
 
 
-def _rows(inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, *, read: Any = None) -> _Rows:
+def _rows(
+    inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, *, read: Any = None, windows: Any = None
+) -> _Rows:
     named = {dropout(i): mask for i, mask in enumerate(masks)}
     of_rows = {LABELS: labels, SHARES: shares} | ({} if read is None else {PLACES: read})
-    return _Rows(inputs, named, of_rows, per_row)
+    return _Rows(inputs, named, of_rows, per_row, windows)
 
 
 class TrainingStep:
@@ -141,6 +149,7 @@ class TrainingStep:
         most_rows: int | None = None,
         per_row: NDArray[np.int64] | None = None,
         read: NDArray[np.bool_] | None = None,
+        windows: Windows = None,
         states: States = lambda _: {},
         back: Callable[[Arrays], Arrays] = lambda found: found,
     ) -> StepResult:
@@ -154,16 +163,18 @@ class TrainingStep:
             shares: [batch], of the rows in the loss; None for its mean.
             most_rows: of a part.
             per_row: [batch], how many token rows each row is, where it may be several.
-            read: [token rows, length], the tokens that the loss is over, where each row is a window.
+            read: [token rows, length], the tokens that the loss is over, where each row is a window of a passage.
+            windows: of each row, how many windows each of its texts is, where their logits are pooled.
             states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
             back: what to sum of a part's gradients.
         """
         shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
         loss, total, together = 0.0, dict[str, NDArray[Any]](), self.facts.kind.whole_batch
         if together:
-            of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))
+            of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, windows, states))
             shares = np.ones(len(labels), np.float32)
-        for _, given in _rows(inputs, labels, masks, shares, per_row, read=read).cut(most_rows, states, self._told):
+        rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
+        for _, given in rows.cut(most_rows, states, self._told):
             results = self.run(self._outputs, tensors, given)
             loss += float(results.pop(0))
             found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
@@ -182,12 +193,14 @@ class TrainingStep:
         most_rows: int | None = None,
         per_row: NDArray[np.int64] | None = None,
         read: NDArray[np.bool_] | None = None,
+        windows: Windows = None,
         states: States = lambda _: {},
     ) -> float:
         """That of ``__call__`` without the way back."""
         if self.facts.kind.whole_batch:
-            return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, states))[0]
-        parts = _rows(inputs, labels, masks, shares, per_row, read=read).cut(most_rows, states, self._told)
+            return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, windows, states))[0]
+        rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
+        parts = rows.cut(most_rows, states, self._told)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
 
     def _slopes(
@@ -196,17 +209,19 @@ class TrainingStep:
         inputs: Mapping[str, Any],
         targets: Any,
         masks: Sequence[Any],
-        how: tuple[int | None, NDArray[np.int64] | None, States],
+        how: tuple[int | None, NDArray[np.int64] | None, Windows, States],
     ) -> tuple[float, NDArray[np.float32]]:
         """The loss of a whole batch, and its derivatives by its logits, which are ``labels`` of the way back."""
-        most_rows, per_row, states = how
-        counts = np.ones(len(targets), np.int64) if per_row is None else per_row
-        places, kind = places_of(counts), self.facts.kind
-        nothing, ones = np.zeros((*places.shape, kind.n_outputs), np.float32), np.ones(len(targets), np.float32)
+        most_rows, per_row, windows, states = how
+        counts, kind = np.ones(len(targets), np.int64) if per_row is None else per_row, self.facts.kind
+        texts = counts if windows is None else np.array([*map(len, windows)])
+        standing, most = Standing(None if windows is None else np.concatenate(windows), texts), int(texts.max())
+        nothing, ones = np.zeros((len(targets), most, kind.n_outputs), np.float32), np.ones(len(targets), np.float32)
         logits = np.empty((len(inputs["input_ids"]), kind.n_outputs), np.float32)
-        for read, given in _rows(inputs, nothing, masks, ones, per_row).cut(most_rows, states, self._told):
+        rows = _rows(inputs, nothing, masks, ones, per_row, windows=windows)
+        for read, given in rows.cut(most_rows, states, self._told):
             (logits[read],) = self.run([LOGITS], tensors, given)
-        loss, slopes = kind.slopes(grouped(logits, places), targets)
+        loss, slopes = kind.slopes(standing.by_row(logits, "mean"), targets)
         return loss, slopes.astype(np.float32)
 
     def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +230,7 @@ class TrainingStep:
             return by_row
         shape, found = mask.shape, dict[str, Any]()
         fills: dict[str, float] = {LABELS: NO_TARGET, SHARES: 0.0}
-        if self.facts.kind.windows:  # labels are of these, and places of packed tokens
+        if self.facts.kind.passages:  # labels are of their windows, and places of packed tokens
             found = {name: by_row.pop(name) for name in fills}
             starts = np.cumsum(mask.sum(1) + self._prompt) - mask.sum(1)
             there = by_row.pop(PLACES)[:, : shape[1]] & (mask != 0)

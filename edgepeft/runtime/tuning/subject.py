@@ -203,6 +203,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
     data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
+    data = dataclasses.replace(data, stride=entry.task_kind.chosen.get("stride"))
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
         raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
