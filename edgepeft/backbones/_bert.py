@@ -155,6 +155,8 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         value = config.get(key, defaults.get(name))
         if name == "embedding_size" and config["model_type"] != "electra":
             value = values["hidden_size"]  # only ELECTRA reads that key
+        if name == "type_vocab_size" and not layout.token_types:
+            value = defaults[name]  # likewise; some have 0
         values[name] = checked(key, value, kind)
     if values["hidden_size"] % values["num_attention_heads"]:
         raise UsageError("the config's hidden size is not a multiple of its number of heads.")

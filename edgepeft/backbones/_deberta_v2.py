@@ -44,7 +44,7 @@ def sizes_and_distances(config: Mapping[str, Any]) -> tuple[Sizes, Distances]:
         found = config.get(key, silent)
         if (_parts(found) if key == "pos_att_type" else found) != published:
             raise UsageError(f"the config's {key} is {found!r}; supported: {published!r}, as published DeBERTas have.")
-    sizes = sizes_of({key: value for key, value in config.items() if key not in _PUBLISHED}, LAYOUT)
+    sizes = sizes_of(config, LAYOUT)
     for key, expected in {
         "embedding_size": sizes.hidden_size,
         "attention_head_size": sizes.hidden_size // sizes.num_attention_heads,

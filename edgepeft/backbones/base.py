@@ -36,6 +36,7 @@ __all__ = [
     "Pooling",
     "Role",
     "Site",
+    "families",
     "family_of",
 ]
 
@@ -277,6 +278,7 @@ class Family(ABC):
 
     name: ClassVar[str]
     model_types: ClassVar[tuple[str, ...]]
+    limits: ClassVar[tuple[str, ...]]  # what of such models is not supported, as sentences
     own_values: ClassVar[Mapping[str, str]] = {}  # what else a delta may read -> value of the graph
 
     @abstractmethod
@@ -337,6 +339,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UsageError("the backbone's config.json has no model_type; it must be a Hugging Face config.")
+    return named("backbone type", model_type, families())
+
+
+def families() -> dict[str, Family]:
+    """Every family, by each of its model types."""
     modules = modules_of("edgepeft.backbones", skip=("hooks",))  # the torch side; a board has none
-    families: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
-    return named("backbone type", model_type, {known: family for family in families for known in family.model_types})
+    found: list[Family] = [module.FAMILY for module in modules if hasattr(module, "FAMILY")]
+    return {known: family for family in found for known in family.model_types}

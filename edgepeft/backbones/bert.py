@@ -40,6 +40,10 @@ class Bert(Family):
 
     name: ClassVar[str] = "bert"
     model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
+    limits: ClassVar[tuple[str, ...]] = (
+        "Positions are learnt and absolute, MPNet's distances too: another position_embedding_type is refused.",
+        "Encoders alone: is_decoder and add_cross_attention are refused.",
+    )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config.

@@ -38,6 +38,11 @@ class DebertaV2(Family):
 
     name: ClassVar[str] = "deberta-v2"
     model_types: ClassVar[tuple[str, ...]] = ("deberta-v2",)
+    limits: ClassVar[tuple[str, ...]] = (
+        "As in published models: content to position and back, shared projections, a normed table.",
+        "The convolution of v2-xlarge is refused (conv_kernel_size).",
+        "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
+    )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config.

@@ -38,6 +38,11 @@ class ModernBert(Family):
 
     name: ClassVar[str] = "modernbert"
     model_types: ClassVar[tuple[str, ...]] = ("modernbert",)
+    limits: ClassVar[tuple[str, ...]] = (
+        "Linear layers and norms without biases: attention_bias, mlp_bias and norm_bias are refused.",
+        "Rotary positions that are not scaled, of all of a head's numbers.",
+        "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
+    )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
         """Sizes, tensors and sites from the config.

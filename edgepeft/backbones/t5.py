@@ -41,6 +41,10 @@ class T5(Family):
 
     name: ClassVar[str] = "t5"
     model_types: ClassVar[tuple[str, ...]] = tuple(MODEL_TYPES)
+    limits: ClassVar[tuple[str, ...]] = (
+        "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
+        "The methods linear and top-k are refused.",
+    )
     own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:

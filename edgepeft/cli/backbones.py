@@ -1,0 +1,135 @@
+"""``edgepeft backbones``: the families of backbones, what is read of a config, and what is not supported."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Column
+
+from edgepeft.cli._output import plain_table, print_json, table_console
+
+__all__ = ["command"]
+
+
+class _Noted(dict[str, Any]):
+    """A config that notes which of its keys were asked for, and what they gave."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.asked: dict[str, Any] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        self.asked[key] = super().__getitem__(key)
+        return self.asked[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked[key] = super().get(key, default)
+        return self.asked[key]
+
+
+def command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A model type, an architecture's name, or a folder with a config.json.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """List the backbones, or show what one is read as: sizes, sites, the config's keys, and what is not supported."""
+    if name is None:
+        rows = _listed()
+        print_json({"schema": "edgepeft.backbones/1", "backbones": rows}) if as_json else _list(rows)
+        return
+    found = _read(*_config(name))
+    print_json({"schema": "edgepeft.backbone/1", **found}) if as_json else _show(found)
+
+
+def _listed() -> list[dict[str, Any]]:
+    from edgepeft.backbones.base import families
+    from edgepeft.backbones.config import architecture_names, config_of
+
+    types = {name: config_of(name)["model_type"] for name in architecture_names()}
+    return [
+        {
+            "family": family.name,
+            "models": (inspect.getdoc(type(family)) or "").splitlines()[0].rstrip("."),
+            "model_types": list(family.model_types),
+            "architectures": [name for name, model_type in types.items() if model_type in family.model_types],
+            "limits": list(family.limits),
+        }
+        for family in dict.fromkeys(families().values())
+    ]
+
+
+def _config(name: str) -> tuple[dict[str, Any], str]:
+    """That of a folder, of an architecture, or of one that stands for a model type; and whose it is.
+
+    Raises:
+        UnknownName: nothing is called so.
+        BundleError: the folder's config.json cannot be read.
+    """
+    from edgepeft.backbones.base import families
+    from edgepeft.backbones.config import architecture_names, config_of, read_config
+    from edgepeft.errors import UnknownName
+
+    if Path(name).is_dir():
+        return read_config(Path(name) / "config.json"), name
+    types, known = families(), {each: config_of(each) for each in architecture_names()}
+    if name in types:
+        alike = sorted(known, key=lambda each: known[each]["model_type"] != name)  # its own come first
+        chosen = next(each for each in alike if known[each]["model_type"] in types[name].model_types)
+        return {**known[chosen], "model_type": name}, chosen
+    if name.rsplit("/", 1)[-1].lower() not in map(str.lower, known):
+        raise UnknownName("backbone", name, {*types, *known})
+    return config_of(name), name
+
+
+def _read(config: dict[str, Any], source: str) -> dict[str, Any]:
+    from edgepeft.backbones.base import family_of
+
+    noted = _Noted(config)
+    family = family_of(noted)
+    architecture = family.architecture(noted)
+    sizes = ("n_layers", "n_heads", "hidden_size", "intermediate_size", "vocab_size", "max_length", "n_parameters")
+    roles = dict.fromkeys(site.name.rsplit(f"layer.{site.layer}.", 1)[-1] for site in architecture.sites)
+    return {
+        "model_type": architecture.model_type,
+        "family": family.name,
+        "sizes_of": source,
+        **{size: getattr(architecture, size) for size in sizes},
+        "head": architecture.head,
+        "inputs": list(architecture.inputs),
+        "sites": list(roles),
+        "limits": list(family.limits),
+        "config": dict(sorted(noted.asked.items())),
+    }
+
+
+def _list(rows: list[dict[str, Any]]) -> None:
+    folded = (Column(name, overflow="fold") for name in ("models", "model_type", "known by name"))
+    table = plain_table("family", *folded)
+    for row in rows:
+        cells = (row["models"], ", ".join(row["model_types"]), ", ".join(row["architectures"]))
+        table.add_row(row["family"], *map(escape, cells))
+    table_console().print(table)
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = table_console()
+    console.print(f"[bold]{escape(found['model_type'])}[/bold]  family {escape(found['family'])}\n")
+    for name in ("n_parameters", "n_layers", "n_heads", "hidden_size", "intermediate_size", "vocab_size", "max_length"):
+        console.print(f"{name:<18}{found[name]:,}", markup=False)
+    for name in ("sizes_of", "head", "inputs", "sites"):
+        shown = found[name] if isinstance(found[name], str) else ", ".join(found[name])
+        console.print(f"{name:<18}{shown}", markup=False, soft_wrap=True)
+    for limit in found["limits"]:
+        console.print(f"- {limit}", markup=False, soft_wrap=True)
+    table = plain_table("read of the config", Column("there", overflow="fold"))
+    for key, value in found["config"].items():
+        table.add_row(escape(key), escape(str(value)))
+    console.print(table)
