@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from edgepeft.data.candidates import CANDIDATES
 from edgepeft.data.rows import SENTENCES
+from edgepeft.data.words import Words
 from edgepeft.task_name import TASK_NAME
 
 __all__ = [
@@ -37,76 +38,82 @@ class _Asked(BaseModel):
 
 Fields = dict[str, str | int | float | list[str]]
 Candidates = list[str]
+WordList = Annotated[list[Annotated[str, Field(pattern=r"\S")]], Field(min_length=1)]
 Given = str | tuple[str, str | None] | Fields
 _NULL: dict[str, JsonValue] = {"type": "null"}
-_NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL, "candidates": _NULL}
-_ONE_TEXT_OR_FIELDS: list[JsonValue] = [
-    {"required": ["text"], "properties": {"text": {"type": "string"}, "fields": _NULL}},
+_NO_TEXT: dict[str, JsonValue] = {"text": _NULL, "second": _NULL, "candidates": _NULL, "words": _NULL}
+_NO_OTHER: dict[str, JsonValue] = {"fields": _NULL, "words": _NULL}
+_ONE_TEXT_OR_FIELDS: list[Any] = [
+    {"required": ["text"], "properties": {**_NO_OTHER, "text": {"type": "string"}}},
+    {"required": ["words"], "properties": {**_NO_TEXT, "fields": _NULL, "words": {"type": "array"}}},
     {"required": ["fields"], "properties": {"fields": {"type": "object"}, **_NO_TEXT}},
 ]
 
 
 class TextRow(_Asked):
     """A text, or a pair of texts for a task that was trained on pairs, or a text with ``candidates`` for a task that
-    picks one; or ``fields``, the columns by name that a task posed as text reads."""
+    picks one; or a text's ``words``; or ``fields``, the columns by name that a task posed as text reads."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_FIELDS})  # as the validator below
     text: str | None = None
     second: str | None = None
     candidates: Candidates | None = None
+    words: WordList | None = None
     fields: Fields | None = None
 
     @model_validator(mode="after")
     def _text_or_fields(self) -> TextRow:
-        if (self.text is None) == (self.fields is None) or (self.fields is not None and self._beside_text):
-            raise ValueError("give text (and second for a pair, or candidates), or fields")
+        _require_one(self, self.words, self.fields)
         return self
-
-    @property
-    def _beside_text(self) -> bool:
-        return self.second is not None or self.candidates is not None
 
     @property
     def given(self) -> Given:
         """What a task reads."""
-        return _given(self.text or "", self.second, self.candidates) if self.fields is None else self.fields
+        return _given(self)
 
 
-def _given(text: str, second: str | None, candidates: Candidates | None) -> Given:
-    if candidates is None:
-        return text, second
-    pair: Fields = {} if second is None else {SENTENCES.names[1]: second}
-    return {SENTENCES.names[0]: text, CANDIDATES: candidates, **pair}
+def _require_one(row: TextRow | PredictRequest, *others: object) -> None:
+    """See that there is one of the text and these, and nothing of a text beside another."""
+    beside = row.second is not None or row.candidates is not None
+    if [row.text, *others].count(None) != len(others) or (row.text is None and beside):
+        listed = "words, or fields" if len(others) == 2 else "words, or fields, or rows"
+        raise ValueError(f"give text (and second for a pair, or candidates), or {listed}")
+
+
+def _given(row: TextRow | PredictRequest) -> Given:
+    if row.fields is not None:
+        return row.fields
+    if row.candidates is None:
+        return (row.text or "", row.second) if row.words is None else (Words(row.words), None)
+    pair: Fields = {} if row.second is None else {SENTENCES.names[1]: row.second}
+    return {SENTENCES.names[0]: row.text or "", CANDIDATES: row.candidates, **pair}
 
 
 def _texts(rows: Sequence[str | TextRow]) -> list[Given]:
     return [row if isinstance(row, str) else row.given for row in rows]
 
 
-_ONE_TEXT_OR_ROWS: list[JsonValue] = [
-    {"required": ["text"], "properties": {"text": {"type": "string"}, "rows": _NULL, "fields": _NULL}},
-    {"required": ["fields"], "properties": {"fields": {"type": "object"}, "rows": _NULL, **_NO_TEXT}},
+_ONE_TEXT_OR_ROWS: list[Any] = [
+    *({**one, "properties": {**one["properties"], "rows": _NULL}} for one in _ONE_TEXT_OR_FIELDS),
     {"required": ["rows"], "properties": {"rows": {"type": "array"}, "fields": _NULL, **_NO_TEXT}},
 ]
 
 
 class PredictRequest(_Asked):
-    """Either one text (with ``second``: a pair; with ``candidates``: of which one is picked), or the ``fields`` of one
-    row, or ``rows`` of any of these."""
+    """Either one text (with ``second``: a pair; with ``candidates``: of which one is picked), or its ``words``, or the
+    ``fields`` of one row, or ``rows`` of any of these."""
 
     model_config = ConfigDict(json_schema_extra={"oneOf": _ONE_TEXT_OR_ROWS})  # as the validator below
     text: str | None = Field(default=None, examples=["We laughed all evening."])
     second: str | None = None
     candidates: Candidates | None = Field(default=None, description="Of a task that picks one of them.")
+    words: WordList | None = Field(default=None, description="Of a text, as a task that tags words takes them.")
     fields: Fields | None = Field(default=None, description="Of a task that is posed as text: its columns by name.")
     rows: list[str | TextRow] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> PredictRequest:
-        given = [each is not None for each in (self.text, self.fields, self.rows)]
-        beside = self.second is not None or self.candidates is not None
-        if sum(given) != 1 or (self.text is None and beside):
-            raise ValueError("give text (and second for a pair, or candidates), or fields, or rows")
+        _require_one(self, self.words, self.fields, self.rows)
         return self
 
     @property
@@ -114,7 +121,7 @@ class PredictRequest(_Asked):
         """What to read, in order."""
         if self.rows is not None:
             return _texts(self.rows)
-        return [_given(self.text or "", self.second, self.candidates) if self.fields is None else self.fields]
+        return [_given(self)]
 
 
 class MixedRow(TextRow):

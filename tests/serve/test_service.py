@@ -170,7 +170,7 @@ def test_a_wrong_request_is_refused_by_what_is_wrong_with_it(served, path, body,
         (
             "/v1/tasks/mood:predict",
             {},
-            "the body: give text (and second for a pair, or candidates), or fields, or rows;",
+            "the body: give text (and second for a pair, or candidates), or words, or fields, or rows;",
         ),
         ("/v1/tasks/mood:predict", {"rows": []}, "rows must be a list of 1 or more, found a list of 0;"),
         ("/v1/tasks/mood:predict", {"rows": [{"texts": "secret"}]}, "rows.0 has a key that is not known;"),

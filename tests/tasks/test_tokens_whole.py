@@ -21,7 +21,7 @@ from verbs import shown, verb
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.data.rows import read_rows
-from edgepeft.data.words import Words
+from edgepeft.data.words import Words, words_of
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.exporting.delta import export_delta
@@ -34,7 +34,7 @@ from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
-from edgepeft.serve.schemas import Predictions, TuneRow
+from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 QUESTIONS = ["w5 w10 w6 w7", "😀 w5", "w11 w12", "w6 w7 w6 w7 w5 w13 w14 w15"]
@@ -252,6 +252,32 @@ def test_rows_and_answers_go_over_http(made: Path):
     row = TuneRow.model_validate({"text": "w5", "label": [{"start": 0, "end": 2, "label": "PER"}]})
     assert row.plain_label == [{"start": 0, "end": 2, "label": "PER"}]
     assert TuneRow.model_validate({"text": "w5", "label": ["B-PER"]}).plain_label == ["B-PER"]
+
+
+def test_words_are_taken_over_http_as_they_are(made: Path):
+    (read,) = PredictRequest.model_validate({"words": ["w5", "w6 w7", "w8."]}).texts
+    own, _, _ = Runtime(made / "bundle").predict("names", [read, "w5 w6 w7 w8.", Words(["w5", "w6 w7", "w8."])])
+    assert isinstance(read[0], Words) and words_of(read[0]) == ((0, 2), (3, 8), (9, 12))
+    (again,) = Runtime(made / "bundle").predict("names", [Words(["w5", "w6 w7", "w8."])])
+    assert own.as_json() == again.as_json()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"words": []},
+        {"words": ["w5", " "]},
+        {"words": "w5"},
+        {"words": ["w5", 6]},
+        {"words": ["w5"], "text": "w5"},
+        {"words": ["w5"], "second": "w5"},
+        {"rows": [{"words": ["w5"], "fields": {"a": "b"}}]},
+    ],
+    ids=str,
+)
+def test_words_that_are_none_are_refused_over_http(body: Any):
+    with pytest.raises(ValueError, match="words"):
+        PredictRequest.model_validate(body)
 
 
 @pytest.mark.parametrize("task", ["parts", "prompted"])
