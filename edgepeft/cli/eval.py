@@ -95,6 +95,8 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
     """What the kind of the task makes of its logits."""
     import numpy as np
 
+    from edgepeft.data.several import joined
+
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     kind.check_metric(asked.metric or kind.default_metric)
     targets, outputs, kept, together, done = list[Any](), list[Any](), list[Any](), list[Row](), 0
@@ -119,7 +121,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
         losses, answered = kind.losses(given, known).tolist(), kind.answered(together, known, given)
         worst = worst_of(map(_shown, together, map(kind.expected, together), answered, losses))
     found = _scores(kind, name, known, given, worst)
-    return {**found, **(kind.calibration(known, np.concatenate(kept)) if kept else {})}
+    return {**found, **(kind.calibration(known, joined(kept)) if kept else {})}
 
 
 def _of_texts(asked: _Asked, batches: Batches) -> Scores:

@@ -62,7 +62,7 @@ class _Answers:
 
     def __init__(self, kind: Kind, n: int) -> None:
         self.kind, self.losses, self.outputs = kind, np.empty(n), np.empty(0)
-        self.logits = np.empty((n, kind.n_outputs), np.float32) if kind.calibrates else None
+        self.logits: NDArray[np.float32] | None = None
 
     def take(self, rows: Encoded, chosen: list[int], logits: NDArray[np.float32]) -> None:
         """Those of some rows."""
@@ -72,7 +72,9 @@ class _Answers:
         if not self.outputs.size:
             self.outputs = np.empty((len(self.losses), *found.shape[1:]), found.dtype)
         self.outputs[chosen] = found
-        if self.logits is not None:
+        if self.kind.calibrates:
+            if self.logits is None:
+                self.logits = np.empty((len(self.losses), *logits.shape[1:]), np.float32)
             self.logits[chosen] = logits
 
     def scored(self, targets: NDArray[Any], metric: str, *, choose: bool) -> Scored:

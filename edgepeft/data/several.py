@@ -16,7 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LOWEST", "POOLS", "Standing", "grouped", "mean_matrix", "members", "places_of", "pooled", "stitched"]
+__all__ = [
+    "LOWEST",
+    "POOLS",
+    "Standing",
+    "grouped",
+    "joined",
+    "mean_matrix",
+    "members",
+    "places_of",
+    "pooled",
+    "stitched",
+]
 
 LOWEST = -1e30  # a logit where a row has no such token row: of probability 0, and no infinity that could become NaN
 
@@ -36,6 +47,15 @@ def grouped(values: NDArray[Any], places: NDArray[np.int64]) -> NDArray[Any]:
     found: NDArray[Any] = values[places.clip(min=0)]
     found[places < 0] = LOWEST
     return found
+
+
+def joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """[n, C, ...] of all parts, or [n, K, ...] where the largest K is not the same in each."""
+    most = max(part.shape[1] for part in parts)
+    rest = [(0, 0)] * (parts[0].ndim - 2)
+    return np.concatenate(
+        [np.pad(part, [(0, 0), (0, most - part.shape[1]), *rest], constant_values=LOWEST) for part in parts]
+    )
 
 
 def members(counts: NDArray[Any], chosen: Sequence[int]) -> list[int]:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from edgepeft.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks.base import Kind
 
 __all__ = ["promising_cards"]
 
@@ -42,18 +43,25 @@ def _promising(folder: Path, promise: Promise) -> DeltaCard:
             f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it was "
             "imported, or trained by an earlier version. Train it with this one, or give the option to edgepeft tune."
         )
-    logits, targets = _read(path, kind.n_outputs)
+    logits, targets = _read(path, kind)
     found = kind.promising(promise, len(targets)).calibrated(targets, logits)
     return card.model_copy(update={"chosen": dict(found.chosen)})
 
 
-def _read(path: Path, columns: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _read(path: Path, kind: Kind) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     try:
         found = load_file(path)
         logits, targets = found["logits"], found["targets"]
-    except (SafetensorError, OSError, KeyError) as error:
+        right, each = kind.right_of(targets, logits)
+    except (SafetensorError, OSError, KeyError, IndexError) as error:
         raise BundleError(f"{path} is damaged ({error}); train the delta again.") from error
-    sound = logits.shape == (len(targets), columns) and targets.ndim == 1 and np.isfinite(logits).all()
-    if not sound or not ((targets >= 0) & (targets < columns)).all() or targets.dtype.kind != "i":
-        raise BundleError(f"{path} does not hold logits of {columns} labels and a label of each row; train it again.")
+    sound = (right.ndim, each.ndim) == (1, 2) and len(right) == len(each) and logits.shape[-1] == kind.n_outputs
+    if not sound or not np.isfinite(logits).all() or targets.dtype.kind != "i" or not _are_columns(right, each):
+        raise BundleError(
+            f"{path} does not hold logits of {kind.described} and which is right in each row; train it again."
+        )
     return logits, targets
+
+
+def _are_columns(right: NDArray[np.int64], each: NDArray[np.float32]) -> bool:
+    return bool(((right >= 0) & (right < each.shape[1])).all())

@@ -51,10 +51,14 @@ class Certainty:
         """
         if promise:
             raise UsageError(
-                f"--{next(iter(promise))} is for a classification, whose answers have probabilities; this task is "
-                f"{self.title}. Leave it out."
+                f"--{next(iter(promise))} is for a classification or a choice, whose answers have probabilities; this "
+                f"task is {self.title}. Leave it out."
             )
         return self
+
+    def right_of(self, targets: NDArray[Any], logits: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """int64 [n], which answer of each row is right, and the logits [n, C] of all."""
+        return targets, logits
 
     def calibrated(self, targets: NDArray[Any], logits: NDArray[Any]) -> Self:
         """With what these rows, the evaluation rows, say of its probabilities [n, C]."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.errors import UsageError
 from edgepeft.tasks import _calibration as fit
-from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks._certainty import Certainty, Promise
 
-__all__ = ["Softmax"]
+__all__ = ["OneOfSeveral", "Softmax"]
 
 Values = NDArray[Any]
 _NEEDED = {"coverage": fit.needed_for_coverage, "risk": fit.needed_for_risk}
@@ -116,6 +116,43 @@ class Softmax:
         unsure = (shares >= cut).sum(1) != 1 if "coverage" in self.chosen else shares.max(1) <= cut
         found: list[bool | None] = unsure.tolist()
         return found
+
+
+class OneOfSeveral(Certainty):
+    """Base of kinds of which one answer of several is right, with probabilities that are the logits' softmax."""
+
+    calibrates: ClassVar[bool] = True
+    chosen: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        """See that what was chosen of its probabilities can be used.
+
+        Raises:
+            ValueError: it cannot.
+        """
+        self.softmax.check()
+
+    @property
+    def softmax(self) -> Softmax:
+        """What was chosen of its probabilities."""
+        return Softmax(self.chosen)
+
+    @property
+    def promise(self) -> Promise:
+        """A coverage, or a risk."""
+        return self.softmax.promise
+
+    def promising(self, promise: Promise, n: int) -> Self:
+        """See that ``n`` rows can keep it, were every one of them right."""
+        return replace(self, chosen=self.softmax.promising(promise, n))  # type: ignore[type-var]
+
+    def calibrated(self, targets: Values, logits: Values) -> Self:
+        """The temperature, the calibration error before it and with it, and the threshold of what is promised."""
+        return replace(self, chosen=self.softmax.calibrated(*self.right_of(targets, logits)))  # type: ignore[type-var]
+
+    def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
+        """Bins and their error before and with the temperature, and how the promise is kept."""
+        return {"calibration": self.softmax.calibration(*self.right_of(targets, logits))}
 
 
 def _bins(targets: Values, shares: Values) -> list[dict[str, float]]:

@@ -25,6 +25,7 @@ from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.data.several import LOWEST, grouped, places_of
 from edgepeft.errors import DataError
+from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric, Nodes, same_best
 from edgepeft.tasks.classification import cross_entropy
 
@@ -45,12 +46,13 @@ class ChoicePrediction(Prediction):
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON; ``note`` where there is one."""
         note = {"note": self.note} if self.note else {}
+        doubt = {} if self.unsure is None else {"unsure": self.unsure}
         facts = {"label": self.label, "index": self.index, "score": self.score, "scores": self.scores}
-        return {"task": self.task, **facts, **note}
+        return {"task": self.task, **facts, **doubt, **note}
 
 
 @dataclass(frozen=True)
-class Choice(Kind):
+class Choice(OneOfSeveral, Kind):
     """loss = -log softmax(logits of a row's candidates)[right]; targets are int64 [n, 2]: the index, and how many."""
 
     name: ClassVar[str] = "choice"
@@ -177,6 +179,10 @@ class Choice(Kind):
         """[token rows, 1] -> [n, K, 1]."""
         return grouped(logits, places_of(targets[:, 1]))
 
+    def right_of(self, targets: Values, logits: Values) -> tuple[Values, Values]:
+        """Of the rows' candidates."""
+        return targets[:, 0], logits[..., 0]
+
     def judged(self, answers: Sequence[Any], rows: Sequence[Row]) -> tuple[Values, Values]:
         """[n, K, 1] of the rows' candidates, and which is right."""
         targets, flat = self.targets(rows), [logit for answer in answers for logit in answer.logits]
@@ -193,19 +199,16 @@ class Choice(Kind):
     def answers_to(
         self, given: Sequence[Any], task: str, logits: NDArray[np.float32], notes: Sequence[str]
     ) -> list[Prediction]:
-        """The best candidate; probabilities are the softmax over its row's."""
+        """The best candidate; probabilities are the softmax over its row's, at the temperature."""
         answers: list[Prediction] = []
         for i, (row, raw, note) in enumerate(zip(given, logits[..., 0], notes, strict=True)):
             _, _, candidates = _parts(row, f"row {i}")
             own = raw[: len(candidates)]
-            shares = np.exp(own - own.max())
-            shares /= shares.sum()
-            scores = {text: round(float(p), 6) for text, p in zip(candidates, shares, strict=True)}
-            best = int(own.argmax())
-            found = candidates[best]
-            answers.append(
-                ChoicePrediction(task, found, scores[found], scores, tuple(map(float, own)), note, None, best)
-            )
+            shares = self.softmax.shares(own[None])
+            scores = {text: round(float(p), 6) for text, p in zip(candidates, shares[0], strict=True)}
+            best, (unsure,) = int(own.argmax()), self.softmax.unsure(shares)
+            told = (scores[candidates[best]], scores, tuple(map(float, own)), note, None, best)
+            answers.append(ChoicePrediction(task, candidates[best], *told, unsure=unsure))
         return answers
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:

@@ -15,9 +15,9 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,8 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.errors import DataError, MissingPackage, UnknownName
-from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks._correlations import CORRELATIONS
-from edgepeft.tasks._softmax import Softmax
+from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a s
 
 
 @dataclass(frozen=True)
-class Classification(Kind):
+class Classification(OneOfSeveral, Kind):
     """loss = -log softmax(logits)[label]."""
 
     name: ClassVar[str] = "classification"
@@ -51,20 +50,7 @@ class Classification(Kind):
     default_metric: ClassVar[str] = "accuracy"
     has_labels: ClassVar[bool] = True
     one_label: ClassVar[bool] = True
-    calibrates: ClassVar[bool] = True
     problem_type: ClassVar[str] = "single_label_classification"
-
-    def __post_init__(self) -> None:
-        """See that what was chosen of its probabilities can be used.
-
-        Raises:
-            ValueError: it cannot.
-        """
-        self._softmax.check()
-
-    @property
-    def _softmax(self) -> Softmax:
-        return Softmax(self.chosen)
 
     @classmethod
     def is_of(cls, labels: Sequence[str] | None, head_reads: str) -> bool:
@@ -186,29 +172,12 @@ class Classification(Kind):
         """1 in the label's column."""
         return np.eye(self.n_outputs)[targets]
 
-    @property
-    def promise(self) -> Promise:
-        """A coverage, or a risk."""
-        return self._softmax.promise
-
-    def promising(self, promise: Promise, n: int) -> Self:
-        """See that ``n`` rows can keep it, were every one of them right."""
-        return replace(self, chosen=self._softmax.promising(promise, n))
-
-    def calibrated(self, targets: Values, logits: Values) -> Self:
-        """The temperature, the calibration error before it and with it, and the threshold of what is promised."""
-        return replace(self, chosen=self._softmax.calibrated(targets, logits))
-
-    def calibration(self, targets: Values, logits: Values) -> dict[str, Any]:
-        """Bins and their error before and with the temperature, and how the promise is kept."""
-        return {"calibration": self._softmax.calibration(targets, logits)}
-
     def predictions(
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Read] = ()
     ) -> list[Prediction]:
         """The likeliest label, whose probability is its share of the logits' softmax at the temperature."""
-        names, shares = self.labels or (), self._softmax.shares(logits)
-        unsure = self._softmax.unsure(shares)
+        names, shares = self.labels or (), self.softmax.shares(logits)
+        unsure = self.softmax.unsure(shares)
         answers = []
         for row, raw, note, doubt in zip(shares, logits, notes, unsure, strict=True):
             scores = {label: round(float(p), 6) for label, p in zip(names, row, strict=True)}

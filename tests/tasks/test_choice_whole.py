@@ -14,6 +14,8 @@ import pytest
 import torch
 from deltas import TEXTS, random_delta, saved
 from optimum_classes import optimum_class
+from safetensors.numpy import load_file
+from scipy.special import log_softmax, softmax
 from tolerance import Exact, exactly
 from torch.nn.functional import cross_entropy
 from verbs import shown, verb
@@ -97,11 +99,40 @@ def test_the_bundle_picks_as_pytorch_does_one_row_at_a_time(made: Path, tiny: Ca
             inputs = backbone.encoder().encode([Text(*pair)], 16).inputs
             with torch.no_grad():
                 scores.append(delta.logits(model, {n: torch.from_numpy(v) for n, v in inputs.items()}).item())
-        shares = torch.softmax(torch.tensor(scores), 0)
+        shares = torch.softmax(torch.tensor(scores) / delta.card.chosen["temperature"], 0)
         assert answer.logits == pytest.approx(scores, abs=1e-4)
         assert list(answer.scores.values()) == pytest.approx(shares.tolist(), abs=1e-4)
     assert [answer.value for answer in answers] == ["w5 w15", "w5"]
     assert Predictions(predictions=[answers[0].as_json()]).predictions[0].index == 1
+
+
+def test_a_choice_is_calibrated_and_may_be_unsure_without_another_candidate_being_best(
+    made: Path, tiny: Callable[..., Path], tmp_path: Path
+):
+    card = json.loads((made / "pick" / "delta.json").read_text())
+    kept = load_file(made / "pick" / "evaluation.safetensors")
+    scores, right = kept["logits"][..., 0].astype(np.float64), kept["targets"][:, 0]
+    temperature = card["chosen"]["temperature"]
+
+    def likelihood(t: float) -> float:
+        return float(log_softmax(scores / t, axis=1)[np.arange(len(right)), right].mean())
+
+    assert temperature == 1 or all(likelihood(temperature) >= likelihood(temperature * by) for by in (0.98, 1.02))
+    paths = ("--backbone", tiny("bert", mean=True), "--delta", made / "pick", "--out", tmp_path / "bundle")
+    assert verb("export", *paths, "--coverage", 0.8).exit_code == 0
+    threshold = Bundle(tmp_path / "bundle").entry("pick").task_kind.chosen["threshold"]
+    rows = write(tmp_path / "rows.jsonl", 60, 7)
+    answers = Runtime(tmp_path / "bundle").predict("pick", [json.loads(line) for line in rows.read_text().splitlines()])
+    for answer, plain in zip(answers, Runtime(made / "bundle").predict("pick", [GIVEN, OTHER]), strict=False):
+        assert plain.as_json().get("unsure") is None
+        assert answer.as_json()["unsure"] == answer.unsure
+    for answer in answers:
+        probable = softmax(np.array(answer.logits) / temperature)
+        assert answer.unsure == ((probable >= threshold).sum() != 1)
+        assert list(answer.scores.values()) == pytest.approx(probable, abs=1e-6)
+    found = shown("eval", tmp_path / "bundle", "--task", "pick", "--data", rows, "--json")["calibration"]
+    assert found["promise"]["unsure"] == pytest.approx(np.mean([answer.unsure for answer in answers]))
+    assert verb("verify", tmp_path / "bundle").exit_code == 0
 
 
 def test_run_prints_the_candidate_its_index_and_all_scores(made: Path, tmp_path: Path):
