@@ -78,7 +78,7 @@ class ImportRequest:
         kind = self._kind_of(head, configs, folder)
         prompt, labels = method.prompt_length, self._labels_for(head, kind, configs, backbone)
         longest = self._length_for(backbone, prompt)
-        of_task: dict[str, Any] = {"kind": kind and kind.name, "pairs": kind is not None and kind.windows}
+        of_task: dict[str, Any] = {"kind": kind and kind.name, "pairs": kind is not None and kind.passages}
         delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest, **of_task)
         own, values = delta.tensors(), {**values, **head.values}
         kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
