@@ -281,7 +281,11 @@ def test_eight_bit_weights_are_compared_on_rows(made: Path, backbone: Path, tmp_
 def test_cost_and_fit_count_the_windows_of_a_passage_and_logits_for_all_of_their_tokens(made: Path):
     one = shown("cost", made / "bundle", "--task", "qa", "--length", 16, "--json")
     for question, words in (("w7", 20), ("w7", 60)):
-        batch = open_backbone(str(made / "bundle")).encoder().windows([Text(question, "w10 " * words)], 16)
+        batch = (
+            open_backbone(str(made / "bundle"))
+            .encoder()
+            .windows([Text(question, "w10 " * words)], 16, 16 // 3, second=True)
+        )
         n, length = batch.per_text[0], 3 + 1 + words
         found = shown("cost", made / "bundle", "--task", "qa", "--length", length, "--json")
         # A question repeats in each window, which makes a few more of long passages.
