@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta, new_delta
+from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import method_named
 
 TEXTS = [Text(" ".join(f"w{5 + (i * 7 + j) % 50}" for j in range(1 + (i * 7) % 41))) for i in range(70)]
@@ -37,3 +39,10 @@ def random_delta(
 def saved(delta: Delta, folder: Path) -> Path:
     delta.save(folder, force=True)
     return folder
+
+
+def bundled(deltas: Mapping[str, Delta], backbone: Backbone, folder: Path, weights: str) -> Path:
+    """A bundle of these tasks, with the backbone's weights as ``fp32`` or ``int8``."""
+    paths = [saved(delta, folder / f"delta-{name}") for name, delta in deltas.items()]
+    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS[:16], weights=weights)
+    return folder / "bundle"

@@ -16,7 +16,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import END, LOGITS, START, STATES
 from edgepeft.graph.predicates import all_used, gives_logits, same_inputs, well_formed
 from edgepeft.graph.prompt import LENGTH, prompt_in
-from edgepeft.graph.protos import copied, read_instead, replace
+from edgepeft.graph.protos import copied, read_instead, replace, set_aside
 
 __all__ = ["as_choices", "as_starts_and_ends", "own_states"]
 
@@ -88,11 +88,8 @@ def own_states(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _renamed(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
     """A copy that gives the value as ``<output>/both``."""
-    changed, both = copied(model), f"{output}/both"
-    for node in changed.graph.node:
-        node.output[:] = [both if name == output else name for name in node.output]
-        node.input[:] = [both if name == output else name for name in node.input]
-        node.name = both if node.name == output else node.name
+    changed = copied(model)
+    set_aside(changed.graph, output, f"{output}/both")
     return changed
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "read_instead",
     "reads",
     "replace",
+    "set_aside",
     "subgraphs",
     "submessages",
     "writers",
@@ -105,6 +106,14 @@ def read_instead(graph: onnx.GraphProto, changed: Mapping[str, str]) -> None:
     """Have every node read what ``changed`` says in place of a value."""
     for node in graph.node:
         node.input[:] = [changed.get(name, name) for name in node.input]
+
+
+def set_aside(graph: onnx.GraphProto, value: str, name: str) -> None:
+    """Have a value written, and read by nodes, as ``name``; what gives the graph's output of the old one can follow."""
+    for node in graph.node:
+        node.output[:] = [name if each == value else each for each in node.output]
+        node.input[:] = [name if each == value else each for each in node.input]
+        node.name = name if node.name == value else node.name
 
 
 def subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

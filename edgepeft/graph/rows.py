@@ -15,7 +15,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.predicates import all_used, gives_logits, same_inputs, well_formed
 from edgepeft.graph.prompt import prompt_in
-from edgepeft.graph.protos import copied, replace
+from edgepeft.graph.protos import copied, replace, set_aside
 
 __all__ = ["logits_as_rows"]
 
@@ -30,9 +30,7 @@ def logits_as_rows(model: onnx.ModelProto) -> onnx.ModelProto:
     if output.type.tensor_type.shape.dim[0].dim_param != "tokens":
         return changed
     packed = f"{LOGITS}/packed"
-    for node in graph.node:
-        node.output[:] = [packed if name == LOGITS else name for name in node.output]
-        node.input[:] = [packed if name == LOGITS else name for name in node.input]
+    set_aside(graph, LOGITS, packed)
     prompt = prompt_in(graph)
     for name, values in {"zero": 0, "one": 1, "flat": [-1], "axis": [1], "last": [2], "prompt": [prompt]}.items():
         graph.initializer.append(numpy_helper.from_array(np.array(values, np.int64), f"rows/{name}"))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+import transformers
+from onnx import TensorProto, helper
+from safetensors.numpy import load_file
 from tiny import REFERENCES
 from tolerance import Exact, exactly
 
+from edgepeft.backbones.base import Architecture, family_of
+from edgepeft.backbones.disentangled import LONGER
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 
@@ -63,3 +69,74 @@ class Both:
         mean = (theirs * real[..., None]).sum(1) / real.sum(1, keepdims=True)
         np.testing.assert_allclose(ours["pooled.first"], first, rtol=0, atol=tolerance)
         np.testing.assert_allclose(ours["pooled.mean"], mean, rtol=0, atol=tolerance)
+
+
+def read(config: dict[str, Any]) -> Architecture:
+    """What a config says."""
+    return family_of(config).architecture(config)
+
+
+def require_transformers_table(config: dict[str, Any]) -> Architecture:
+    """Its tensors and norms are those of transformers' base model."""
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
+    architecture = read(config)
+    assert dict(architecture.tensors) == {name: tuple(p.shape) for name, p in model.named_parameters()}
+    norms = {name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)}
+    assert set(architecture.norms) == norms
+    return architecture
+
+
+def require_files_own_weights(folder: Path, prefix: str) -> onnx.ModelProto:
+    """The graph reads all weights of the file, as they are called there, and keeps constants alone."""
+    backbone = open_backbone(str(folder))
+    model = build(backbone)
+    weights = {i.name for i in model.graph.initializer if i.data_location == TensorProto.EXTERNAL}
+    assert weights == {prefix + name for name in backbone.architecture.tensors}
+    assert weights <= set(load_file(backbone.weights))
+    assert {node.domain for node in model.graph.node} == {""}
+    return model
+
+
+def require_sites(both: Both, rows: dict[str, np.ndarray]) -> int:
+    """Sites, their inputs and residuals are what transformers' modules see of real tokens; how many there were.
+
+    Of a module that is called twice that is its first call, of tokens; what has rows of distances says so by its name.
+    """
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(name: str, values: Any, columns: tuple[int, int] | None = None) -> None:
+        whole = (values[0] if isinstance(values, tuple) else values).detach()
+        seen.setdefault(name, whole[..., slice(*columns)] if columns else whole)
+
+    architecture = both.backbone.architecture
+    bindings = both.backbone.family.bindings(architecture)
+    for site in filter(lambda site: site.module, architecture.sites):
+        module = both.model.get_submodule(site.module)
+        module.register_forward_hook(lambda _, __, y, s=site: keep(s.name, y, s.columns))
+        if f"{site.name}.input" in bindings:
+            reads = both.model.get_submodule(site.reads)
+            reads.register_forward_pre_hook(lambda _, args, n=f"{site.name}.input": keep(n, args))
+        if site.residual is not None:
+            path, place = site.residual
+            around = both.model.get_submodule(path)
+            around.register_forward_pre_hook(lambda _, args, n=f"{site.name}.residual", i=place: keep(n, args[i]))
+    inputs = {name: torch.from_numpy(rows[name]) for name in architecture.inputs}
+    both.model.double()
+
+    def states() -> dict[str, torch.Tensor]:
+        seen.clear()
+        return {"last": both.model(**inputs).last_hidden_state} | seen
+
+    exact, real = exactly(states), rows["attention_mask"].astype(bool)
+    model = build(both.backbone)
+    del model.graph.output[:]
+    values = sorted({bindings[name] for name in seen})
+    model.graph.output.extend(helper.make_tensor_value_info(v, TensorProto.FLOAT, None) for v in values)
+    feed = {name: rows[name] for name in architecture.inputs}
+    found = dict(zip(values, session(model, both.backbone.folder).run(values, feed), strict=True))
+    for name in seen:
+        own, error = found[bindings[name]], exact[name].error
+        assert (len(own) > real.sum()) == bindings[name].endswith(LONGER)
+        np.testing.assert_allclose(own[: real.sum()], exact[name].value[real], rtol=0, atol=error, err_msg=name)
+    return len(seen)

@@ -10,35 +10,23 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from graphs import Both, build, session
-from onnx import TensorProto, helper
-from safetensors.numpy import load_file
+from graphs import Both, read, require_files_own_weights, require_sites, require_transformers_table
+from onnx import TensorProto
 from tiny import SIZES, ragged, randomise
-from tolerance import exactly
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from edgepeft.backbones.base import Distances, Role, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.disentangled import LONGER, rows_of_distances
-from edgepeft.backbones.source import open_backbone
 from edgepeft.errors import UsageError
 
 MODEL_TYPE = "deberta-v2"
 SMALL = {"model_type": MODEL_TYPE} | SIZES[MODEL_TYPE]
 
 
-def read(config: dict[str, Any]) -> Any:
-    return family_of(config).architecture(config)
-
-
 @pytest.mark.parametrize("config", [config_of("deberta-v3-base"), SMALL], ids=["base", "small"])
 def test_the_tensor_table_is_transformers(config: dict[str, Any]):
-    with torch.device("meta"):
-        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config))
-    architecture = read(config)
-    assert dict(architecture.tensors) == {name: tuple(p.shape) for name, p in model.named_parameters()}
-    norms = {name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)}
-    assert set(architecture.norms) == norms
+    require_transformers_table(config)
 
 
 @pytest.mark.parametrize(
@@ -136,49 +124,9 @@ def test_a_batch_gives_each_row_what_it_has_alone(tiny: Callable[..., Path]):
 
 
 def test_every_site_its_input_and_residual_are_what_the_modules_see(tiny: Callable[..., Path]):
-    """Queries and keys are called twice in transformers: of tokens, and of the table of distances."""
-    both = Both(tiny(MODEL_TYPE))
-    seen: dict[str, torch.Tensor] = {}
-
-    def keep(name: str, values: Any) -> None:
-        seen.setdefault(name, (values[0] if isinstance(values, tuple) else values).detach())
-
-    architecture = both.backbone.architecture
-    bindings = both.backbone.family.bindings(architecture)
-    for site in architecture.sites:
-        if not site.module:
-            continue
-        module = both.model.get_submodule(site.module)
-        module.register_forward_hook(lambda _, __, y, s=site: keep(s.name, y))
-        if f"{site.name}.input" in bindings:
-            reads = both.model.get_submodule(site.reads)
-            reads.register_forward_pre_hook(lambda _, args, n=f"{site.name}.input": keep(n, args))
-        if site.residual is not None:
-            path, argument = site.residual
-            around = both.model.get_submodule(path)
-            around.register_forward_pre_hook(lambda _, args, n=f"{site.name}.residual", a=argument: keep(n, args[a]))
-    rows = ragged(4, 11, SIZES[MODEL_TYPE])
-    inputs = {name: torch.from_numpy(rows[name]) for name in architecture.inputs}
-    both.model.double()
-
-    def states() -> dict[str, torch.Tensor]:
-        seen.clear()
-        return {"last": both.model(**inputs).last_hidden_state} | seen
-
-    exact, real = exactly(states), rows["attention_mask"].astype(bool)
-    model = build(both.backbone)
-    del model.graph.output[:]
-    values = sorted({bindings[name] for name in seen})
-    model.graph.output.extend(helper.make_tensor_value_info(v, TensorProto.FLOAT, None) for v in values)
-    feed = {name: rows[name] for name in architecture.inputs}
-    found = dict(zip(values, session(model, both.backbone.folder).run(values, feed), strict=True))
     n_layer_sites = 2 * (8 + 7 + 2)  # values, what linear layers and the activation read, residuals
-    assert len(seen) == n_layer_sites + 2  # and the words', and what the first layer reads
-    for name in seen:
-        of_tokens = found[bindings[name]][: real.sum()]
-        assert (len(found[bindings[name]]) > real.sum()) == bindings[name].endswith(LONGER)
-        error = exact[name].error
-        np.testing.assert_allclose(of_tokens, exact[name].value[real], rtol=0, atol=error, err_msg=name)
+    others = 2  # the words', and what the first layer reads
+    assert require_sites(Both(tiny(MODEL_TYPE)), ragged(4, 11, SIZES[MODEL_TYPE])) == n_layer_sites + others
 
 
 def test_queries_and_keys_alone_have_rows_of_distances():
@@ -196,12 +144,6 @@ def test_weights_are_the_unchanged_files_own(tiny: Callable[..., Path], tmp_path
         folder, config = tmp_path, transformers.AutoConfig.for_model(MODEL_TYPE, **SIZES[MODEL_TYPE])
         randomise(transformers.AutoModelForTokenClassification.from_config(config)).save_pretrained(folder)
         Both(folder).assert_equal(ragged(3, 8, SIZES[MODEL_TYPE]))
-    backbone = open_backbone(str(folder))
-    model = build(backbone)
-    weights = [i for i in model.graph.initializer if i.data_location == TensorProto.EXTERNAL]
-    prefix = "deberta." if whole else ""
-    assert {tensor.name for tensor in weights} == {prefix + name for name in backbone.architecture.tensors}
-    assert {t.name for t in weights} <= set(load_file(backbone.weights))
+    model = require_files_own_weights(folder, "deberta." if whole else "")
     inline = [i for i in model.graph.initializer if i.data_location != TensorProto.EXTERNAL]
     assert all(np.prod(i.dims, dtype=int) <= 4 or len(i.raw_data) % 64 == 0 for i in inline)
-    assert {node.domain for node in model.graph.node} == {""}

@@ -94,6 +94,16 @@ class Case:
         return pool(hidden, rows["attention_mask"], self.moved.card.pooling)
 
 
+def conforms(case: Case, folder: Path) -> None:
+    """What is asked of a method on every further family; ``folder`` is one that is not there yet."""
+    count_equals_formula(case)
+    near_identity_is_true(case)
+    gradients_are_the_deltas_alone(case)
+    survives_disk(case, folder)
+    torch_equals_onnxruntime(case)
+    graph_is_plain_and_its_own(case)
+
+
 def settings_survive_json(case: Case) -> None:
     method = case.method
     assert type(method).from_settings(json.loads(json.dumps(method.settings()))) == method

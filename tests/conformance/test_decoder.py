@@ -51,12 +51,7 @@ def cases(names: list[str]) -> list[Any]:
 @pytest.mark.parametrize(("method", "sizes"), cases(FITTING))
 def test_it_conforms_on_both_stacks(tiny: Callable[..., Path], tmp_path: Path, method: Method, sizes: dict[str, Any]):
     case = suite.Case(method, open_backbone(str(tiny("t5", **sizes))))
-    suite.count_equals_formula(case)
-    suite.near_identity_is_true(case)
-    suite.gradients_are_the_deltas_alone(case)
-    suite.survives_disk(case, tmp_path / "delta")
-    suite.torch_equals_onnxruntime(case)
-    suite.graph_is_plain_and_its_own(case)
+    suite.conforms(case, tmp_path / "delta")
 
 
 @pytest.mark.parametrize(("method", "sizes"), cases(FITTING))

@@ -50,12 +50,7 @@ def case(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> suite.Cas
 
 @pytest.mark.parametrize("case", cases(quick=2), indirect=True)
 def test_it_conforms(case: suite.Case, tmp_path: Path):
-    suite.count_equals_formula(case)
-    suite.near_identity_is_true(case)
-    suite.gradients_are_the_deltas_alone(case)
-    suite.survives_disk(case, tmp_path / "delta")
-    suite.torch_equals_onnxruntime(case)
-    suite.graph_is_plain_and_its_own(case)
+    suite.conforms(case, tmp_path / "delta")
 
 
 @pytest.mark.parametrize("case", cases(quick=4), indirect=True)

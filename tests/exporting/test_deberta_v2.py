@@ -6,12 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from deltas import TEXTS, random_delta, saved
+from deltas import TEXTS, bundled, random_delta
 from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.options import TuneOptions
@@ -44,10 +43,7 @@ def deltas(backbone):
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def exported(request, backbone, deltas, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    paths = [saved(delta, folder / f"delta-{name}") for name, delta in deltas.items()]
-    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS[:16], weights=request.param)
-    return request.param, folder / "bundle"
+    return request.param, bundled(deltas, backbone, tmp_path_factory.mktemp(request.param), request.param)
 
 
 def test_every_task_answers_as_pytorch_does_alone_and_beside_another(exported, backbone, deltas):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from deltas import TEXTS, random_delta, saved
+from deltas import TEXTS, bundled, random_delta
 from tiny import REFERENCES
 from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 
@@ -39,10 +38,7 @@ def deltas(backbone):
 
 @pytest.fixture(scope="module", params=["fp32", "int8"])
 def exported(request, backbone, deltas, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    paths = [saved(delta, folder / f"delta-{name}") for name, delta in deltas.items()]
-    export_bundle(backbone, paths, folder / "bundle", texts=TEXTS[:16], weights=request.param)
-    return request.param, folder / "bundle"
+    return request.param, bundled(deltas, backbone, tmp_path_factory.mktemp(request.param), request.param)
 
 
 def rows(backbone, texts, length):
