@@ -16,8 +16,8 @@ def command(
     results: Annotated[
         list[Path],
         typer.Argument(
-            help="Results of bench, its suites, quickstart and eval, and folders of trained deltas.",
-            metavar="RESULT.json|DELTA...",
+            help="Results of bench, its suites, quickstart and eval, and folders of trained deltas and of sweeps.",
+            metavar="RESULT.json|DELTA|SWEEP...",
         ),
     ],
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -35,19 +34,14 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows, use_threads
-from edgepeft.data.posing import Posing, posing
-from edgepeft.data.rows import Columns
 from edgepeft.errors import requiring
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edgepeft.data.parts import Division
     from edgepeft.training.loop import TrainResult
 
 __all__ = ["command", "document", "run"]
-
-METHOD = "lora"  # of a task that names none: as good as full fine-tuning in README's table, and PEFT has it too
 
 
 def command(
@@ -67,7 +61,7 @@ def command(
     kind: TaskKind = None,
     task: Annotated[str, typer.Option(help="The task's name.")],
     method: Annotated[
-        str | None, typer.Option(help=f"A PE method; `edgepeft methods` lists them. Default: {METHOD}.")
+        str | None, typer.Option(help="A PE method; `edgepeft methods` lists them. Default: lora.")
     ] = None,
     set: MethodSettings = None,
     few_shot: FewShot = None,
@@ -118,60 +112,26 @@ def command(
 def run(options: Mapping[str, Any]) -> TrainResult:
     """Train as the command's options say, with progress and notes on standard error."""
     with requiring("train", "training"):
-        from edgepeft.data.parts import load_data
-        from edgepeft.methods.base import method_named
-        from edgepeft.tasks.base import kind_asked
-        from edgepeft.training.devices import device_of
         from edgepeft.training.loop import train
-        from edgepeft.training.options import TrainOptions
         from edgepeft.training.output import prepare_output
+        from edgepeft.training.request import METHOD, Request
 
-    method = method_named(options["method"] or METHOD).from_settings(settings_of(options["set"]))
-    posed = _posing(options, adapters=method.places_adapters)
-    known = {field.name for field in dataclasses.fields(TrainOptions)} & options.keys()
-    rates = {"learning_rate": options["lr"], "head_learning_rate": options["head_lr"]}
-    kind = kind_asked(
-        posed.kind(options["kind"]), regression=options["regression"], writes=posed.target is not None
-    ).name
-    asked = TrainOptions(
-        **rates, **{name: options[name] for name in known} | _of_format(posed, options) | {"kind": kind}
-    )
-    device_of(asked.device)
+    given = {name: options[name] for name in Request.model_fields}
+    given["set"] = settings_of(options["set"])
+    given["field"] = settings_of(options["field"], "--field", "premise=sentence1")
+    given |= {name: rows_or_share(f"--{name}", options[name]) for name in ("eval", "test")}
+    request = Request.model_validate(given | {"method": options["method"] or METHOD})
+    begun = request.begun()
     out, again = options["out"], {name: options[name] for name in ("resume", "force")}
     prepare_output(out, **again)  # what is wrong with it is reported before files are read
     if options["method"] is None:
         messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
-    columns = Columns(*(options[f"{name}_column"] for name in ("text", "pair", "label")))
-    columns = columns._replace(separator=options["label_separator"])
-    chosen, tested = (rows_or_share(f"--{name}", options[name]) for name in ("eval", "test"))
-    division: Division = {"kind": kind, "few_shot": options["few_shot"], "seed": asked.seed}
-    if posed.format is not None and posed.format.step:
-        division["labels"] = posed.format.names
-    rows = posed.posed(load_data(options["data"], chosen, tested, posed.columns(columns), **division), columns.names[2])
+    rows = begun.rows()
     use_threads(options["threads"])
-    with interruptible(asked.task) as (watch, stop):
-        result = train(options["backbone"], method, rows, asked, out, **again, watch=watch, stop=stop)
+    with interruptible(request.task) as (watch, stop):
+        result = train(request.backbone, begun.method, rows, begun.options, out, **again, watch=watch, stop=stop)
     _say_what_to_know(result)
     return result
-
-
-def _posing(options: Mapping[str, Any], *, adapters: bool) -> Posing:
-    """How the options pose the task as text."""
-    names = ("format", "source", "target")
-    posed = posing(
-        **{name: options[name] for name in names},
-        kind="regression" if options["regression"] else options["kind"],
-        fields=settings_of(options["field"], "--field", "premise=sentence1"),
-        adapters=adapters,
-    )
-    return posed
-
-
-def _of_format(posed: Posing, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a format says where the options are silent."""
-    found = posed.format
-    said = {} if found is None else {"metric": found.metric, "max_length": found.max_length}
-    return {name: value for name, value in said.items() if options[name] is None and value is not None}
 
 
 def document(result: TrainResult) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a report is made of: results of bench, quickstart and eval, and cards of deltas, recognised by their schema."""
+"""What a report is made of: results of bench, quickstart and eval, cards of deltas, and sweeps, by their schema."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from edgepeft.errors import DataError
 from edgepeft.report.evaluation import EVAL_SCHEMA, EvalSummary
 from edgepeft.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
 from edgepeft.report.training import CARD_FILE, DELTA_FORMAT, TrainingCard
+from edgepeft.sweep.folder import SWEEP_FILE, Sweep, open_sweep
 
 __all__ = ["ReportInputs", "TaskFigures", "read_inputs", "row_name"]
 
@@ -37,11 +38,12 @@ class ReportInputs:
     quickstarts: Sequence[tuple[str, QuickstartSummary]]
     evaluations: Sequence[tuple[str, EvalSummary]] = ()
     cards: Sequence[tuple[str, TrainingCard]] = ()
+    sweeps: Sequence[tuple[str, Sweep]] = ()
 
     @property
     def names(self) -> list[str]:
         """The file of every document, in the order given within its kind."""
-        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations, *self.cards)]
+        return [name for name, _ in (*self.bench, *self.quickstarts, *self.evaluations, *self.cards, *self.sweeps)]
 
     def tasks(self) -> list[TaskFigures]:
         """Tasks of bundles whose manifests describe their training, each once."""
@@ -80,7 +82,7 @@ def row_name(row: BenchRow) -> str:
 
 
 def read_inputs(paths: Sequence[Path]) -> ReportInputs:
-    """Read and sort them; a folder is a delta's.
+    """Read and sort them; a folder is a delta's, or a sweep's.
 
     Raises:
         UsageError: there is no such file.
@@ -90,7 +92,11 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
     quickstarts: list[tuple[str, QuickstartSummary]] = []
     evaluations: list[tuple[str, EvalSummary]] = []
     cards: list[tuple[str, TrainingCard]] = []
+    sweeps: list[tuple[str, Sweep]] = []
     for given in paths:
+        if (given / SWEEP_FILE).is_file():
+            sweeps.append((given.name or str(given), open_sweep(given)))
+            continue
         path = given / CARD_FILE if given.is_dir() else given
         schema = schema_of(path)
         if schema == RESULT_SCHEMA:
@@ -104,4 +110,4 @@ def read_inputs(paths: Sequence[Path]) -> ReportInputs:
         else:
             known = f"{RESULT_SCHEMA}, {QUICKSTART_SCHEMA}, {EVAL_SCHEMA}, {DELTA_FORMAT}"
             raise DataError(f"{path}: schema {schema!r} is none that a report is made of; known: {known}.")
-    return ReportInputs(bench, quickstarts, evaluations, cards)
+    return ReportInputs(bench, quickstarts, evaluations, cards, sweeps)

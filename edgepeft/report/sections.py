@@ -13,6 +13,7 @@ from edgepeft.report.conditions import conditions_of, figure_kind, model_name, o
 from edgepeft.report.evaluation import evaluations
 from edgepeft.report.inputs import ReportInputs, TaskFigures, row_name
 from edgepeft.report.pictures import Cell, Section
+from edgepeft.report.sweeps import swept
 from edgepeft.report.training import evaluation_of, trainings
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def sections(inputs: ReportInputs) -> list[Section]:
     """All sections that these inputs have something for; of equal titles, each names its file."""
     of_cards = ((name, evaluation_of(card)) for name, card in inputs.cards)
     made = [
+        *swept(inputs.sweeps),
         *trainings(inputs.cards),
         *evaluations([*inputs.evaluations, *((name, found) for name, found in of_cards if found is not None)]),
         *_throughput(inputs),

@@ -31,7 +31,7 @@ from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
 from edgepeft.training.text_engine import TextEngine
 
-__all__ = ["TrainResult", "train"]
+__all__ = ["TrainResult", "asked", "settled", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +81,8 @@ def train(
     backbone, method = open_backbone(backbone), method_of(method)
     if not isinstance(data, TaskData):
         data = load_data(Path(data), kind=options.kind, seed=options.seed)
-    target = _longest_target(backbone, data)
-    device, options = device_of(options.device), options.resolved(backbone, method, data.task_kind, target)
-    data = replace(data, stride=options.stride)
+    device = device_of(options.device)
+    data, options = settled(backbone, method, data, options)
     run = _Run(backbone, method, options, device, start, watch, stop)
     with fitting(device, options):
         engine = run.engine(data)
@@ -110,6 +109,22 @@ def train(
     return TrainResult(**vars(result), delta=delta)
 
 
+def settled(backbone: Backbone, method: Method, data: TaskData, options: TrainOptions) -> tuple[TaskData, TrainOptions]:
+    """Rows and options with every default filled in.
+
+    Raises:
+        UsageError: as ``TrainOptions.resolved``.
+    """
+    options = options.resolved(backbone, method, data.task_kind, _longest_target(backbone, data))
+    return replace(data, stride=options.stride), options
+
+
+def asked(backbone: Backbone, method: Method, data: TaskData, options: TrainOptions) -> dict[str, Any]:
+    """What makes a run what it is, of what is settled: one that resumes it must have the same, as plain values."""
+    trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
+    return {**trained, "data": data.sha256, **options.plain()}
+
+
 @dataclass(frozen=True)
 class _Run:
     """What a run on all training rows and those of its learning curve have in common."""
@@ -125,7 +140,6 @@ class _Run:
     def engine(self, data: TaskData, model: nn.Module | None = None) -> PyTorchEngine:
         """A fresh delta on the frozen model, with the rows as tokens."""
         backbone, options = self.backbone, self.options
-        data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before anything is loaded
         longest = options.max_length or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
@@ -156,9 +170,7 @@ class _Run:
 
     def course(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> Course:
         """Not begun; ``folder`` is of its checkpoints, ``what`` is said beside its phases."""
-        backbone, method, options = self.backbone, self.method, self.options
-        rates = options.learning_rate, options.head_learning_rate
-        trained = {"backbone": backbone.sha256, "method": method.name, "hyperparameters": method.settings()}
+        options, rates = self.options, (self.options.learning_rate, self.options.head_learning_rate)
         return Course(
             engine,
             data,
@@ -166,7 +178,7 @@ class _Run:
             options,
             batch_size=options.batch_size,
             folder=folder,
-            asked={**trained, "data": data.sha256, **options.plain()},  # what a resumed run must have too
+            asked=asked(self.backbone, self.method, data, options),
             remedy=f"Lower --lr ({rates[0]:g}) or --head-lr ({rates[1]:g}), and give --force.",
             watch=lambda progress: self.watch(progress._replace(phase=progress.phase + what)),
             stop=self.stop,

@@ -70,8 +70,8 @@ class TrainOptions(CourseOptions):
         """The same with every default filled in for this backbone, this method and this kind of task.
 
         Raises:
-            UsageError: texts longer than the backbone has positions; a method that does not fit it; options of another
-                kind of task.
+            UsageError: texts longer than the backbone has positions; a method that does not fit it; options or a metric
+                of another kind of task.
         """
         if self.kind not in (None, kind.name):
             raise UsageError(f"--kind {self.kind} is asked for, and the data is of {kind.title} (kind {kind.name}).")
@@ -104,7 +104,7 @@ class TrainOptions(CourseOptions):
             learning_rate=rate,
             head_learning_rate=self.head_learning_rate or head_rate,
             kind=kind.name,
-            metric=self.metric or kind.metric_or_default(None),
+            metric=kind.metric_or_default(self.metric),
             head=self.head or kind.head or backbone.head,
             max_target_length=(self.max_target_length or min(MAX_LENGTH, longest_target)) if kind.writes else None,
         )

@@ -19,7 +19,7 @@ from edgepeft.data.course.engine import Arrays
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.resources import replacing
 
-__all__ = ["Position", "latest", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Position", "best_score", "latest", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = "edgepeft.course/1"
 _SUFFIX = ".safetensors"
@@ -95,6 +95,20 @@ def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arr
     position = Position(**known, best_tensors=parts["best"])
     position.best = position.best and (position.best[0], position.best[1])  # JSON has lists only
     return position, parts["state"]
+
+
+def best_score(path: Path) -> float | None:
+    """Of the evaluation rows, up to a checkpoint; None before the first evaluation.
+
+    Raises:
+        BundleError: damaged.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            best = json.loads(file.metadata()["facts"])["best"]
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{path} is damaged ({error}); remove it, and the run starts anew.") from error
+    return best and float(best[0])
 
 
 def _of_another_format(path: Path, name: str | None) -> BundleError:

@@ -53,7 +53,8 @@ class CourseResult:
 
     ``truncated`` counts texts that lost tokens, ``cut`` targets; ``errors`` says of the test rows where answers are
     wrong, by class; ``chosen`` is what the kind of task chose on the evaluation rows, and ``evaluation`` what is kept
-    of these: ``logits`` and ``targets``, where it calibrates.
+    of these: ``logits`` and ``targets``, where it calibrates; ``tested`` are ``targets`` and ``outputs`` of the test
+    rows.
     """
 
     tensors: Arrays
@@ -65,6 +66,7 @@ class CourseResult:
     cut: int = 0
     chosen: dict[str, Any] = field(default_factory=dict)
     evaluation: Arrays = field(default_factory=dict)
+    tested: Arrays = field(default_factory=dict)
 
     @property
     def metric(self) -> str:
@@ -286,6 +288,7 @@ class Course:
         training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256, **self._windows()}
         truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
         more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen), "evaluation": evaluation}
+        more["tested"] = {"targets": self.rows["test"].targets, "outputs": test.outputs}
         return CourseResult(position.best_tensors, metrics, training, position.history, truncated, **more)
 
     def _windows(self) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""``edgepeft sweep``: every run of a plan's grid, once, and the table that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from edgepeft.cli._output import INTERRUPTED, messages, plain_table, print_json, table_console
+from edgepeft.cli._progress import bars, say
+from edgepeft.errors import EdgepeftError, requiring
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from edgepeft.sweep.folder import Cell, Sweep
+    from edgepeft.sweep.run import Shown
+    from edgepeft.sweep.table import Column
+
+__all__ = ["command"]
+
+_DONE, _REST = "done", "the same command goes on with the rest"
+
+
+def command(
+    plan: Annotated[Path, typer.Argument(help="A plan in TOML; docs/sweeps.md shows one.", metavar="PLAN.toml")],
+    *,
+    out: Annotated[Path, typer.Option(help="The sweep's folder; one that is there goes on.")],
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once. Default: one a GPU, or as many as --threads allow.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of each run; results are equal to the bit with one.")] = 1,
+    halve: Annotated[
+        bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")
+    ] = False,
+    keep: Annotated[
+        Literal["deltas", "cards"], typer.Option(help="What stays of a run: its delta, or its card and answers.")
+    ] = "deltas",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and compute none.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
+) -> None:
+    """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
+    with requiring("train", "a sweep"):
+        from edgepeft.sweep.cells import sweep_of
+        from edgepeft.sweep.plan import read_plan
+        from edgepeft.sweep.run import require_halvable, run_sweep
+        from edgepeft.sweep.work import Job
+
+    asked = read_plan(plan)
+    with _checking() as watch:
+        sweep = sweep_of(asked, out, watch)
+    if halve:
+        require_halvable(sweep)
+    executor, at_once = _local(sweep, workers, threads)
+    if dry_run:
+        _list(sweep, at_once)
+        return
+    try:
+        with _showing(sweep, at_once) as tell:
+            like = Job(sweep, sweep.cells[0], threads=threads, keep_tensors=keep == "deltas")
+            failed = run_sweep(sweep, executor, like, halve=halve, watch=tell)
+    except KeyboardInterrupt:
+        over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
+        messages().print(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        from edgepeft.sweep.table import document
+
+        print_json(document(sweep))
+    else:
+        _show(sweep)
+    if failed:
+        raise EdgepeftError(
+            f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
+        )
+
+
+def _local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
+    import torch
+
+    from edgepeft.host.cores import thread_count
+    from edgepeft.sweep.local import run_local
+
+    on_cpu = all(cell.options.get("device") == "cpu" for cell in sweep.cells)
+    gpus = 0 if on_cpu or not torch.cuda.is_available() else torch.cuda.device_count()
+    at_once = min(workers or gpus or max(1, thread_count() // threads), len(sweep.cells))
+    return lambda jobs: run_local(jobs, at_once, min(gpus, at_once)), at_once
+
+
+@contextmanager
+def _checking() -> Iterator[Callable[[int, int], None]]:
+    with bars() as shown:
+        bar = shown.add_task("checking the plan's runs", total=None)
+        yield lambda n, total: shown.update(bar, completed=n, total=total)
+
+
+@contextmanager
+def _showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
+    """A bar of all runs, and one of each that is under way; a line for each that ends."""
+    from rich.progress import TextColumn
+
+    from edgepeft.sweep.run import estimate
+
+    with bars(TextColumn("{task.fields[state]}", markup=False)) as shown:
+        whole = shown.add_task("runs", total=len(sweep.cells), state="")
+        own: dict[str, Any] = {}
+
+        def tell(told: Shown) -> None:
+            name = told.cell.name
+            if told.progress is not None:
+                if name not in own:
+                    own[name] = shown.add_task(str(told.cell), total=None, state="")
+                best = told.progress.best
+                state = told.progress.phase + ("" if best is None else f"  best {best:.3f}")
+                shown.update(own[name], completed=told.progress.done, total=told.progress.total, state=state)
+                return
+            if name in own:
+                shown.remove_task(own.pop(name))
+            left = estimate(sweep, at_once)
+            state = f"about {left / 60:.0f} min left" if left else ""
+            shown.update(whole, completed=told.done, total=told.total, state=state)
+            if told.error or told.outcome:
+                say(f"{told.done} of {told.total}: {told.cell}: {_ended(sweep, told)}")
+
+        yield tell
+
+
+def _ended(sweep: Sweep, told: Shown) -> str:
+    if told.outcome is None:
+        return f"failed: {told.error}"
+    if told.outcome.state != _DONE:
+        return f"{told.outcome.state}{'' if told.outcome.reason is None else f': {told.outcome.reason}'}"
+    metrics = sweep.card(told.cell).metrics
+    return f"{metrics['metric']} {metrics['test']:.4f}"
+
+
+def _list(sweep: Sweep, at_once: int) -> None:
+    """Every run with its state, how many there are of each, and how long the open ones may take."""
+    from edgepeft.sweep.run import estimate
+
+    table = plain_table("run", "data", "method", "backbone", "state", numbers=("rate", "rows", "steps", "seed"))
+    states = [sweep.state(cell) for cell in sweep.cells]
+    for cell, state in zip(sweep.cells, states, strict=True):
+        numbers = f"{cell.rate:g}", f"{cell.rows:,}", f"{cell.steps:,}", str(cell.seed)
+        table.add_row(cell.name, cell.data, cell.method, cell.backbone, state, *numbers)
+    table_console().print(table)
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    seconds = estimate(sweep, at_once)
+    left = (
+        "no run is done that would say how long they take" if seconds is None else f"about {seconds / 60:.0f} minutes"
+    )
+    messages().print(f"{len(states)} runs: {counts}; {at_once} at once; what is open: {left}.")
+
+
+def _show(sweep: Sweep) -> None:
+    from edgepeft.sweep.table import columns, grouped
+
+    for (backbone, size), group in grouped(columns(sweep)).items():
+        table_console().print(_table(f"{backbone}, {size if size.endswith('%') else f'{size} rows'}", group))
+    dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]
+    if dropped:
+        messages().print(_saved(sweep, dropped))
+    messages().print(
+        f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
+        f"{sweep.folder} --out FOLDER",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _table(title: str, group: Sequence[Column]) -> Table:
+    from edgepeft.sweep.table import entries
+
+    header, rows = entries(group)
+    table = plain_table(header[0], title=title, numbers=header[1:])
+    for row in rows:
+        table.add_row(*("-" if cell is None else cell if isinstance(cell, str) else f"{cell:,}" for cell in row))
+    return table
+
+
+def _saved(sweep: Sweep, dropped: list[Cell]) -> str:
+    taken = sum(found.steps if (found := sweep.outcome(cell)) else 0 for cell in dropped)
+    whole = sum(cell.steps for cell in sweep.cells)
+    spared = sum(cell.steps for cell in dropped) - taken
+    names = "; ".join(map(str, dropped[:3])) + (f" and {len(dropped) - 3} more" if len(dropped) > 3 else "")
+    return f"dropped: {names}. {whole - spared:,} steps were trained where the full grid has {whole:,}."

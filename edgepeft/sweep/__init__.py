@@ -1,0 +1,1 @@
+"""Sweeps: a plan's grid of training runs, computed once each, and the table that they make."""

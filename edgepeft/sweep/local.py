@@ -1,0 +1,157 @@
+"""Cells on this machine: a process for each run, as many at once as there are cores or GPUs.
+
+Processes come from a server that has PyTorch loaded (forkserver), so that a run costs no import.  One that dies is
+started again from its checkpoint; all end, with a checkpoint, when the sweep does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from types import FrameType
+from typing import NamedTuple
+
+from edgepeft.data.course.run import Interrupted, Progress
+from edgepeft.errors import EdgepeftError
+from edgepeft.sweep.folder import Outcome
+from edgepeft.sweep.work import Job, compute
+
+__all__ = ["Ended", "Moved", "run_local"]
+
+RETRIES = 2  # of a run whose process dies
+_EVERY_S = 0.5  # between two messages of a run
+_GRACE_S = 120.0  # for a run to write its checkpoint
+
+
+class Moved(NamedTuple):
+    """A run got on."""
+
+    job: Job
+    progress: Progress
+
+
+class Ended(NamedTuple):
+    """A run is over, or came to where it was to stop (neither outcome nor error), or cannot be computed."""
+
+    job: Job
+    outcome: Outcome | None = None
+    error: str | None = None
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: ForkServerProcess
+    connection: Connection
+    tries: int
+
+
+def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Moved | Ended]:
+    """Compute the jobs, in their order; with GPUs each run has one of its own.
+
+    Left early, by an exception in the loop that it feeds too, it has every run write a checkpoint and end.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["edgepeft.sweep.work"])
+    left, running, free = list(jobs), list[_Running](), list(range(gpus))
+    try:
+        while left or running:
+            while left and len(running) < (gpus or workers):
+                job = left.pop(0)
+                running.append(_started(context, replace(job, gpu=free.pop(0)) if gpus else job))
+            for each in _heard(running):
+                said = _said(each)
+                if isinstance(said, Ended):
+                    running.remove(each)
+                    each.connection.close()
+                    each.process.join()
+                    if said.error is None and said.outcome is None and each.process.exitcode:
+                        if each.tries < RETRIES:
+                            running.append(_started(context, each.job, each.tries + 1))
+                            continue
+                        said = said._replace(error=_died(each.process.exitcode))
+                    free += [each.job.gpu] if each.job.gpu is not None else []
+                if said is not None:
+                    yield said
+    finally:
+        _end(running)
+
+
+def _started(context: multiprocessing.context.ForkServerContext, job: Job, tries: int = 0) -> _Running:
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(job, theirs), daemon=False)
+    process.start()
+    theirs.close()
+    return _Running(job, process, ours, tries)
+
+
+def _heard(running: Sequence[_Running]) -> list[_Running]:
+    """Those that said something, or whose end of the pipe is closed."""
+    ready = set(map(id, wait([each.connection for each in running])))
+    return [each for each in running if id(each.connection) in ready]
+
+
+def _said(each: _Running) -> Moved | Ended | None:
+    try:
+        found = each.connection.recv()
+    except (EOFError, OSError):  # it died
+        each.process.join()
+        return Ended(each.job)
+    return Moved(each.job, found) if isinstance(found, Progress) else Ended(each.job, *found)
+
+
+def _died(code: int) -> str:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    return f"its process {how}, {RETRIES + 1} times; where that is SIGKILL, memory may be short: give fewer --workers."
+
+
+def _end(running: Sequence[_Running]) -> None:
+    for each in running:
+        each.process.terminate()
+    ends = time.monotonic() + _GRACE_S
+    for each in running:
+        # What it still says must be read: a full pipe would hold it up.
+        while each.process.is_alive() and time.monotonic() < ends:
+            with contextlib.suppress(EOFError, OSError):
+                if each.connection.poll(0.1):
+                    each.connection.recv()
+        each.process.kill()
+        each.process.join()
+        each.connection.close()
+
+
+def _work(job: Job, connection: Connection) -> None:
+    """In a process of its own: compute, and say how it goes; a sweep that is gone is one that stopped."""
+    asked, last = False, 0.0
+
+    def ask(_: int, __: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    def watch(progress: Progress) -> None:
+        nonlocal asked, last
+        if time.monotonic() - last < _EVERY_S:
+            return
+        last = time.monotonic()
+        try:
+            connection.send(progress)
+        except OSError:
+            asked = True
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the sweep's, which then asks by SIGTERM
+    signal.signal(signal.SIGTERM, ask)
+    found: tuple[Outcome | None, str | None]
+    try:
+        found = compute(job, watch, lambda: asked), None
+    except Interrupted:
+        return
+    except EdgepeftError as error:
+        found = None, str(error)
+    with contextlib.suppress(OSError):
+        connection.send(found)

@@ -1,0 +1,198 @@
+"""A plan: which backbones, data, methods, rates, seeds and sizes a sweep trains, as a TOML file says.
+
+    backbones = ["$MINILM"]                          # folders or Hub names
+    methods = ["linear", "lora:rank=8", "pfeiffer"]
+    learning_rates = ["1x", "3x"]                    # numbers, or times a method's default
+    seeds = [0, 1, 2]
+    sizes = [100, "10%", "100%"]                     # training rows
+
+    [rates]                                          # of single methods, in place of learning_rates
+    linear = ["1x"]
+
+    [[grid]]                                         # each combination is a method of its own
+    method = "spartan"
+    parents = [32, 64]
+    children = [8, 16]
+
+    [train]                                          # options of `edgepeft train` that all runs have
+    epochs = 3
+
+    [data.sst2]                                      # and those of one data set; its name is the task's
+    data = "$DATA/sst2/train.jsonl"
+    test = "$DATA/sst2/validation.jsonl"
+
+    [published]                                      # scores of others, shown beside ours
+    source = "Houlsby et al. (2019), table 1: BERT-large"
+    [published.scores.houlsby]
+    sst2 = 0.94
+
+Paths are relative to the plan's folder; ``$NAME`` is a variable of the environment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from edgepeft.errors import UsageError
+from edgepeft.mistakes import in_words
+from edgepeft.task_name import check_new_name
+
+__all__ = ["Plan", "Published", "read_plan", "share_of_rows"]
+
+_TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
+_PATHS = ("data", "eval", "test")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+class Published(BaseModel):
+    """Scores of others by method and data set, and where they stand."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    scores: dict[str, dict[str, float]]
+
+
+class Plan(BaseModel):
+    """What a plan says; the module's docstring shows each key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    title: str | None = None
+    backbones: list[str] = Field(min_length=1)
+    methods: list[str] = []
+    grid: list[dict[str, Any]] = []
+    learning_rates: list[float | str] = Field(default=["1x"], min_length=1)
+    rates: dict[str, list[float | str]] = {}
+    seeds: list[int] = Field(default=[0], min_length=1)
+    sizes: list[int | str] = Field(default=["100%"], min_length=1)
+    train: dict[str, Any] = {}
+    data: dict[str, dict[str, Any]] = Field(min_length=1)
+    published: Published | None = None
+
+    @field_validator("grid")
+    @classmethod
+    def _names_methods(cls, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for each in found:
+            if not isinstance(each.get("method"), str):
+                raise ValueError('a [[grid]] names its method: method = "spartan"')
+        return found
+
+    @field_validator("data")
+    @classmethod
+    def _are_names(cls, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name in found:
+            check_new_name(name)
+        return found
+
+    @property
+    def all_methods(self) -> list[str]:
+        """Every method with its settings, as ``method_of`` reads it."""
+        return [*self.methods, *(text for each in self.grid for text in _combined(each))]
+
+    def rates_of(self, method: str) -> list[float | str]:
+        """The rates of a method, as the plan has them."""
+        return self.rates.get(method, self.rates.get(method.partition(":")[0], self.learning_rates))
+
+
+def _combined(grid: dict[str, Any]) -> list[str]:
+    """``{"method": "lora", "rank": [4, 8]}`` -> ``lora:rank=4``, ``lora:rank=8``."""
+    names = [name for name in grid if name != "method"]
+    values = [value if isinstance(value, list) else [value] for value in (grid[name] for name in names)]
+    made = []
+    for chosen in itertools.product(*values):
+        settings = ",".join(f"{name}={_text(value)}" for name, value in zip(names, chosen, strict=True))
+        made.append(f"{grid['method']}:{settings}" if settings else grid["method"])
+    return made
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):  # of a setting that is a tuple
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def rate_of(given: float | str, default: float) -> float:
+    """A learning rate: a number as it is, ``3x`` as three times the default, to three digits.
+
+    Raises:
+        UsageError: neither.
+    """
+    times = _TIMES.fullmatch(given) if isinstance(given, str) else None
+    if times:
+        return float(f"{float(times[1]) * default:.3g}")
+    if isinstance(given, str) or not (math.isfinite(given) and given > 0):
+        raise UsageError(f'learning rate {given!r}: a positive number is needed, or times the default: "3x".')
+    return float(given)
+
+
+def share_of_rows(size: int | str, rows: int) -> int | None:
+    """How many of so many training rows a size is; None for all.
+
+    Raises:
+        UsageError: it is neither a number of rows nor a share.
+    """
+    if isinstance(size, str):
+        number = re.fullmatch(r"(\d+(?:\.\d+)?)%", size)
+        if number is None or not 0 < float(number[1]) <= 100:
+            raise UsageError(f'size {size!r}: a number of rows is needed, or a share of them: "10%".')
+        return None if float(number[1]) == 100 else max(1, round(float(number[1]) / 100 * rows))
+    if size < 1:
+        raise UsageError(f"size {size}: at least one row trains.")
+    return size
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan with its paths made absolute.
+
+    Raises:
+        UsageError: not there, no TOML, an unknown key or a value of another type; a variable that is not set.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        plan = Plan.model_validate(document)
+    except FileNotFoundError:
+        raise UsageError(f"there is no plan {path}; docs/sweeps.md shows one.") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} is no plan in TOML: {error}.") from None
+    except ValidationError as error:
+        raise UsageError(
+            f"{path}: {in_words(error, 'the plan')}; known keys: {', '.join(Plan.model_fields)}."
+        ) from None
+    if not plan.all_methods:
+        raise UsageError(f'{path} names no method: methods = ["lora"], or a [[grid]].')
+    known = {*plan.all_methods, *(method.partition(":")[0] for method in plan.all_methods)}
+    if odd := [name for name in plan.rates if name not in known]:
+        raise UsageError(f"{path}: [rates] names {odd[0]}, which is no method of the plan: {', '.join(sorted(known))}.")
+    data = {
+        name: {key: _placed(path, value) if key in _PATHS else value for key, value in each.items()}
+        for name, each in plan.data.items()
+    }
+    return plan.model_copy(update={"data": data, "backbones": [_backbone(path, name) for name in plan.backbones]})
+
+
+def _backbone(plan: Path, name: str) -> str:
+    """A folder beside the plan or in its place; else the name as it is, of the Hub."""
+    placed = _placed(plan, name)
+    return placed if Path(placed).is_dir() or "$" in name else name
+
+
+def _placed(plan: Path, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+
+    def variable(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name not in os.environ:
+            raise UsageError(f"{plan}: {value} has the variable {name}, which is not set: export {name}=FOLDER.")
+        return os.environ[name]
+
+    return str(plan.parent / _VARIABLE.sub(variable, value))

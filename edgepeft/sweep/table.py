@@ -1,0 +1,264 @@
+"""The table that a sweep makes: of each method the rate that the evaluation rows choose, and its test scores.
+
+Beside the best of a column stands whether another is worse beyond chance, by the paired bootstrap over test rows
+(Efron and Tibshirani, 1993): the share of resamples of the rows, the same for both, in which it is not worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.card import DeltaCard
+from edgepeft.data.course.baselines import SIGNIFICANT
+from edgepeft.seeded import uniform
+from edgepeft.sweep.folder import Cell, Sweep
+
+__all__ = [
+    "Arm",
+    "Column",
+    "best_of",
+    "columns",
+    "deviation",
+    "document",
+    "entries",
+    "grouped",
+    "not_worse",
+    "shown_score",
+]
+
+RESAMPLES = 1_000
+TABLE_SCHEMA = "edgepeft.table/1"
+Place = tuple[str, str, str]
+"""Backbone, data set and size: what a column of the table is."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method at one rate on one data set: its runs that are done, one a seed."""
+
+    sweep: Sweep
+    cells: tuple[Cell, ...]
+
+    @cached_property
+    def cards(self) -> tuple[DeltaCard, ...]:
+        """Of its runs."""
+        return tuple(self.sweep.card(cell) for cell in self.cells)
+
+    @property
+    def method(self) -> str:
+        """With its settings."""
+        return self.cells[0].method
+
+    @property
+    def rate(self) -> float:
+        """The learning rate."""
+        return self.cells[0].rate
+
+    @property
+    def rows(self) -> int:
+        """That trained."""
+        return self.cells[0].rows
+
+    @property
+    def metric(self) -> str:
+        """Of the scores."""
+        return str(self.cards[0].metrics["metric"])
+
+    @cached_property
+    def tests(self) -> tuple[float, ...]:
+        """The test scores, one a seed."""
+        return tuple(float(card.metrics["test"]) for card in self.cards)
+
+    @cached_property
+    def chosen_by(self) -> float:
+        """The mean score of the evaluation rows."""
+        return mean(float(card.metrics["eval"]) for card in self.cards)
+
+    @property
+    def score(self) -> float:
+        """The mean of the test scores."""
+        return mean(self.tests)
+
+    @property
+    def parameters(self) -> int:
+        """That are trained."""
+        return self.cards[0].trainable_parameters
+
+    @property
+    def bytes(self) -> int:
+        """Of the delta's tensors."""
+        return max((found.bytes for cell in self.cells if (found := self.sweep.outcome(cell))), default=0)
+
+    def baselines(self) -> dict[str, float]:
+        """What each baseline scores on the test rows."""
+        return {name: float(found["test"]) for name, found in self.cards[0].metrics["baselines"].items()}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One data set at one size on one backbone: the arm that was chosen of each method, and all of them."""
+
+    place: Place
+    chosen: Mapping[str, Arm]
+    arms: tuple[Arm, ...]
+
+    @property
+    def best(self) -> Arm:
+        """The best test score."""
+        return max(self.chosen.values(), key=lambda arm: arm.score)
+
+    def baselines(self) -> dict[str, float]:
+        """What each baseline scores; a head alone is not compared with itself."""
+        return {name: score for arm in self.arms for name, score in arm.baselines().items()}
+
+    def worse(self) -> dict[str, float]:
+        """Of each method that is worse than the best beyond chance, the share of resamples that have it otherwise."""
+        others = {name: not_worse(arm, self.best) for name, arm in self.chosen.items() if arm is not self.best}
+        return {name: p for name, p in others.items() if p is not None and p < SIGNIFICANT}
+
+
+def columns(sweep: Sweep) -> list[Column]:
+    """A column for each data set of each size and backbone on which a run is done, in the plan's order."""
+
+    def place(cell: Cell) -> Place:
+        return cell.backbone, cell.data, cell.size
+
+    found: dict[Place, list[Cell]] = {}
+    for cell in sweep.cells:
+        outcome = sweep.outcome(cell)
+        if outcome is not None and outcome.state == "done":
+            found.setdefault(place(cell), []).append(cell)
+    return [_column(sweep, where, cells) for where, cells in found.items()]
+
+
+def _column(sweep: Sweep, place: Place, cells: Sequence[Cell]) -> Column:
+    arms = list(_arms(sweep, cells))
+    chosen = {}
+    for name in dict.fromkeys(arm.method for arm in arms):
+        own = [arm for arm in arms if arm.method == name]
+        most = max(len(arm.cells) for arm in own)  # a rate that diverged with one seed is not chosen by the others
+        chosen[name] = max((arm for arm in own if len(arm.cells) == most), key=lambda arm: arm.chosen_by)
+    return Column(place, chosen, tuple(arms))
+
+
+def _arms(sweep: Sweep, cells: Sequence[Cell]) -> Iterator[Arm]:
+    for _, seeds in groupby(cells, lambda cell: (cell.method, cell.rate)):
+        yield Arm(sweep, tuple(seeds))
+
+
+def best_of(arms: Sequence[Arm]) -> Arm:
+    """The arm whose evaluation rows score best."""
+    return max(arms, key=lambda arm: arm.chosen_by)
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation over seeds; None of a single one."""
+    return stdev(values) if len(values) > 1 else None
+
+
+def not_worse(one: Arm, other: Arm) -> float | None:
+    """The share of resamples of the test rows in which ``one`` scores at least as well as ``other``.
+
+    Both in the mean of their seeds; None where answers were not kept, or are of other rows.
+    """
+    mine, theirs = _scorers(one), _scorers(other)
+    if mine is None or theirs is None or mine[0] != theirs[0]:
+        return None
+    n = mine[0]
+    drawn = (uniform("bootstrap", (RESAMPLES, n)) * n).astype(np.intp)
+    wins = sum(mine[1](rows) >= theirs[1](rows) for rows in drawn)
+    return float(wins / RESAMPLES)
+
+
+def _scorers(arm: Arm) -> tuple[int, Callable[[NDArray[np.intp]], float]] | None:
+    """How many test rows there are, and what scores some of them in the mean of the seeds."""
+    found = [arm.sweep.answers(cell) for cell in arm.cells]
+    if any(each is None or not len(each[0]) for each in found):
+        return None
+    kept = [(card.task_kind, *each) for card, each in zip(arm.cards, found, strict=True) if each is not None]
+
+    def score(rows: NDArray[np.intp]) -> float:
+        return mean(kind.score(arm.metric, targets[rows], outputs[rows]) for kind, targets, outputs in kept)
+
+    return len(kept[0][1]), score
+
+
+def grouped(found: Sequence[Column]) -> dict[tuple[str, str], list[Column]]:
+    """The columns of one backbone and size, which are a table."""
+    groups: dict[tuple[str, str], list[Column]] = {}
+    for column in found:
+        backbone, _, size = column.place
+        groups.setdefault((backbone, size), []).append(column)
+    return groups
+
+
+def entries(group: Sequence[Column]) -> tuple[list[str], list[list[str | int | None]]]:
+    """Header and rows of a table: a row a method, a column a data set, all of one size on one backbone."""
+    names = list(dict.fromkeys(name for column in group for name in column.chosen))
+    several = len(group) > 1
+    header = ["method", *(f"{column.place[1]} ({column.best.metric})" for column in group)]
+    header += ["mean", "parameters", "bytes"] if several else ["parameters", "bytes"]
+    worse = [column.worse() for column in group]
+    rows: list[list[str | int | None]] = []
+    for name in names:
+        own = [column.chosen.get(name) for column in group]
+        shown: list[str | int | None] = [
+            None if arm is None else f"{shown_score(arm.tests)} at {arm.rate:g}{'*' if name in odd else ''}"
+            for arm, odd in zip(own, worse, strict=True)
+        ]
+        known = [arm for arm in own if arm is not None]
+        average = [f"{100 * mean(arm.score for arm in known):.2f}" if len(known) == len(own) else None]
+        rows.append([name, *shown, *(average if several else []), known[0].parameters, max(a.bytes for a in known)])
+    floors = [column.baselines() for column in group]
+    for name in dict.fromkeys(name for each in floors for name in each):
+        scores = [each.get(name) for each in floors]
+        shown = [None if score is None else f"{100 * score:.2f}" for score in scores]
+        known_scores = [score for score in scores if score is not None]
+        average = [f"{100 * mean(known_scores):.2f}" if len(known_scores) == len(scores) else None]
+        rows.append([name, *shown, *(average if several else []), None, None])
+    return header, rows
+
+
+def shown_score(values: Sequence[float]) -> str:
+    """``93.21 ± 0.40 (3)``: the mean of so many seeds in percent, and its deviation."""
+    spread = deviation(values)
+    return f"{100 * mean(values):.2f}" + ("" if spread is None else f" ± {100 * spread:.2f} ({len(values)})")
+
+
+def document(sweep: Sweep) -> dict[str, Any]:
+    """The table as plain values; each score names the runs that it is the mean of."""
+    found = columns(sweep)
+    worse = {column.place: column.worse() for column in found}
+    return {
+        "schema": TABLE_SCHEMA,
+        "rows": [
+            {
+                "backbone": column.place[0],
+                "data": column.place[1],
+                "size": column.place[2],
+                "method": arm.method,
+                "rate": arm.rate,
+                "chosen": column.chosen[arm.method] is arm,
+                "metric": arm.metric,
+                "eval": arm.chosen_by,
+                "test": arm.score,
+                "deviation": deviation(arm.tests),
+                "tests": list(arm.tests),
+                "worse_than_best": worse[column.place].get(arm.method) if column.chosen[arm.method] is arm else None,
+                "parameters": arm.parameters,
+                "bytes": arm.bytes,
+                "training_rows": arm.rows,
+                "runs": [cell.name for cell in arm.cells],
+            }
+            for column in found
+            for arm in column.arms
+        ],
+    }

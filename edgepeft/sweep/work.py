@@ -1,0 +1,105 @@
+"""What computes one cell of a sweep: a training run in its folder, from its last checkpoint where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgepeft.data.course.divergence import Diverged
+from edgepeft.data.course.run import Interrupted, Progress
+from edgepeft.resources import locked
+from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
+from edgepeft.training.loop import TrainResult, train
+from edgepeft.training.output import prepare_output
+from edgepeft.training.request import Request
+
+__all__ = ["Job", "compute"]
+
+_OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end within, or writes a checkpoint
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``."""
+
+    sweep: Sweep
+    cell: Cell
+    threads: int = 1
+    until: int | None = None
+    gpu: int | None = None
+    keep_tensors: bool = True
+
+
+def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
+    """Run the cell, or the rest of it; the outcome is written down too.  None: it has come to ``until``.
+
+    Raises:
+        Interrupted: ``stop`` returned True; a checkpoint is written.
+        EdgepeftError: as ``edgepeft.training.loop.train``.
+    """
+    if job.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
+    torch.set_num_threads(job.threads)
+    sweep, cell = job.sweep, job.cell
+    (folder := sweep.run(cell)).parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.parent / f".{cell.name}"
+    lock.mkdir(exist_ok=True)
+    with locked(lock, _OTHERS_S):
+        found = sweep.outcome(cell) or _run(job, watch, stop)
+    with contextlib.suppress(OSError):  # another process waits for it
+        lock.rmdir()
+    return found
+
+
+def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
+    sweep, cell, start, first, at = job.sweep, job.cell, time.perf_counter(), -1, 0
+
+    def seen(progress: Progress) -> None:
+        nonlocal first, at
+        if progress.phase == "train":
+            at = progress.done
+            first = at - 1 if first < 0 else first
+        watch(progress)
+
+    def due() -> bool:
+        return stop() or (job.until is not None and job.until <= at < cell.steps)
+
+    try:
+        result = _trained(job, seen, due)
+    except Interrupted:
+        if stop():
+            raise
+        return None
+    except Diverged as diverged:
+        sweep.forget_checkpoints(cell)
+        outcome = Outcome("diverged", time.perf_counter() - start, reason=str(diverged))
+    else:
+        np.savez_compressed(sweep.run(cell) / ANSWERS_FILE, allow_pickle=False, **_plain(result))
+        outcome = sweep.done(cell, time.perf_counter() - start, max(first, 0))
+        if not job.keep_tensors:
+            sweep.forget_tensors(cell)
+    sweep.end(cell, outcome)
+    return outcome
+
+
+def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainResult:
+    folder = job.sweep.run(job.cell)
+    begun = Request.model_validate(job.cell.options).begun()
+    resume = job.sweep.state(job.cell) == "begun"
+    prepare_output(folder, resume=resume, force=not resume)
+    how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
+    return train(begun.request.backbone, begun.method, begun.rows(), begun.options, folder, **how)
+
+
+def _plain(result: TrainResult) -> dict[str, NDArray[Any]]:
+    """Targets and outputs as arrays that are read without unpickling; nothing where they are none."""
+    found = {name: np.asarray(values) for name, values in result.tested.items()}
+    return {} if any(values.dtype.hasobject for values in found.values()) else found

@@ -1,0 +1,82 @@
+"""What a plan may say, what it comes to, and how it is refused."""
+
+import itertools
+
+import pytest
+
+from edgepeft.errors import UsageError
+from edgepeft.methods.base import method_of
+from edgepeft.sweep.plan import Plan, read_plan, share_of_rows
+
+
+def test_a_plan_is_every_combination_of_what_it_names(swept):
+    sweep = swept(more='sizes = [20, "50%", "100%"]')
+    grid = itertools.product(
+        ["20", "50%", "100%"], [("linear", 1e-3), ("lora:rank=2", 1e-3), ("lora:rank=2", 4.5e-3)], [0, 1]
+    )
+    expected = {(size, method, seed) for size, (method, _), seed in grid}
+    assert {(cell.size, cell.method, cell.seed) for cell in sweep.cells} == expected
+    assert len(sweep.cells) == len({cell.name for cell in sweep.cells}) == 3 * 3 * 2
+    # 60 rows, a tenth of them chooses checkpoints.
+    assert {cell.size: cell.rows for cell in sweep.cells} == {"20": 20, "50%": 27, "100%": 54}
+    rates = sorted({cell.rate for cell in sweep.cells if cell.method != "linear"})
+    assert rates == pytest.approx([1e-3, 3 * method_of("lora").learning_rate])
+
+
+def test_a_grid_of_settings_is_their_product():
+    plan = Plan.model_validate(
+        {
+            "backbones": ["b"],
+            "data": {"d": {"data": "d.csv"}},
+            "grid": [{"method": "spartan", "parents": [16, 32], "children": [2, 3], "skip_layers": 1}],
+        }
+    )
+    settings = [vars(method_of(text)) for text in plan.all_methods]
+    assert [(s["parents"], s["children"]) for s in settings] == [(16, 2), (16, 3), (32, 2), (32, 3)]
+    assert {s["skip_layers"] for s in settings} == {1}
+
+
+@pytest.mark.parametrize(("size", "rows"), [("100%", None), ("10%", 50), ("0.1%", 1), (7, 7)])
+def test_a_size_is_rows_or_a_share_of_them(size, rows):
+    assert share_of_rows(size, 500) == rows
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"more": "epoch = 3"}, "epoch is not a key that is known; known keys: title, backbones"),
+        ({"more": 'sizes = ["half"]'}, "size 'half': a number of rows is needed"),
+        ({"more": "sizes = [9999]"}, "tone, linear: --few-shot 9999 is more than the 54 rows"),
+        ({"more": "learning_rates = []"}, "learning_rates must be a list of 1 or more"),
+        ({"more": "grid = [{parents = [1]}]"}, "a [[grid]] names its method"),
+        ({"more": "grid = [{method = 'lroa'}]"}, "Did you mean 'lora'?"),
+        ({"train": "epoch = 3"}, "epoch is not a key that is known; options of edgepeft train are meant"),
+        ({"train": "lr = 0.1"}, "lr is of the whole grid"),
+        ({"train": "epochs = 3"}, "--epochs and --steps exclude each other"),
+        ({"train": "metric = 'loss'"}, "no metric is called 'loss'"),
+        ({"data": "[data.other]\ndata = '$NOWHERE_AT_ALL/x.jsonl'"}, "the variable NOWHERE_AT_ALL, which is not set"),
+        ({"data": "[data.other]\ndata = 'none.jsonl'"}, "none.jsonl"),
+        ({"data": "[data.'a b/c']\ndata = 'tone.jsonl'"}, "a b/c"),
+        ({"more": 'learning_rates = ["fast"]\ngrid = [{method = "bitfit"}]'}, "learning rate 'fast'"),
+        ({"more": "grid = [{method = 'lora', rank = [2]}]"}, "the plan has a run twice: tone lora:rank=2"),
+        ({"more": "grid = [{method = 'linear', skip = 1}]"}, "skip"),
+    ],
+)
+def test_what_a_plan_cannot_say_is_refused_before_a_run(swept, more, message):
+    with pytest.raises(UsageError) as refused:
+        swept(**more)
+    assert message in str(refused.value)
+
+
+def test_no_plan_and_no_toml_are_refused_by_their_path(tmp_path):
+    (odd := tmp_path / "odd.toml").write_text("backbones = [")
+    for path in (tmp_path / "none.toml", odd):
+        with pytest.raises(UsageError, match=path.name):
+            read_plan(path)
+
+
+def test_paths_are_relative_to_the_plan_and_take_variables(plan, monkeypatch, tmp_path):
+    monkeypatch.setenv("ROWS", str(tmp_path))
+    found = read_plan(plan(data="[data.other]\ndata = '${ROWS}/tone.jsonl'\neval = 0.2"))
+    assert found.data["other"] == {"data": str(tmp_path / "tone.jsonl"), "eval": 0.2}
+    assert found.data["tone"]["test"] == str(tmp_path / "test.jsonl")

@@ -1,0 +1,189 @@
+"""A whole sweep: what is computed, what is not computed again, what is dropped, and the table that follows."""
+
+import dataclasses
+import hashlib
+import json
+from statistics import mean, stdev
+
+import numpy as np
+import pytest
+from inline import inline
+
+from edgepeft.card import read_card
+from edgepeft.data.course.checkpoint import latest
+from edgepeft.errors import DataError, UsageError
+from edgepeft.sweep.folder import open_sweep
+from edgepeft.sweep.run import estimate, run_sweep
+from edgepeft.sweep.table import columns, document, entries, not_worse
+from edgepeft.sweep.work import Job, compute
+
+
+def run(sweep, **how):
+    told = []
+    failed = run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=told.append, **how)
+    return told, failed
+
+
+def test_every_cell_is_run_once_and_named_by_what_its_run_records(swept):
+    sweep = swept()
+    told, failed = run(sweep)
+    assert not failed and [each.cell.name for each in told] == [cell.name for cell in sweep.cells]
+    assert run(swept()) == ([], {})
+    for cell in sweep.cells:
+        card = read_card(sweep.run(cell))
+        training = card.training
+        assert (card.method, training["seed"], training["learning_rate"]) == (
+            cell.method.split(":")[0],
+            cell.seed,
+            cell.rate,
+        )
+        assert (card.metrics["n_train"], training["steps"]) == (cell.rows, cell.steps) == (54, 4)
+
+
+@pytest.fixture
+def facts():
+    from safetensors import safe_open
+
+    def facts(path):
+        with safe_open(path, "np") as file:
+            return json.loads(file.metadata()["facts"])
+
+    return facts
+
+
+def test_a_run_that_is_stopped_goes_on_and_ends_as_one_that_is_not(swept, facts, tmp_path):
+    sweep = swept()
+    cell = sweep.cells[-1]
+    whole = dataclasses.replace(sweep, folder=tmp_path / "whole")
+    assert compute(Job(sweep, cell, until=2), lambda _: None, lambda: False) is None
+    checkpoint = latest(sweep.run(cell) / "checkpoint")
+    asked = facts(checkpoint)["asked"]
+    named = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    assert sweep.state(cell) == "begun" and named.startswith(cell.name)
+    for each in (sweep, whole):
+        compute(Job(each, cell), lambda _: None, lambda: False)
+    files = [(each.run(cell) / "delta.safetensors").read_bytes() for each in (sweep, whole)]
+    assert files[0] == files[1]
+
+
+def test_the_table_is_the_mean_of_the_seeds_at_the_rate_that_evaluation_rows_choose(swept):
+    sweep = swept()
+    run(sweep)
+    cards = {
+        cell: json.loads((sweep.run(cell) / "delta.json").read_text())["metrics"] for cell in map(_Key, sweep.cells)
+    }
+    by_rate = {}
+    for key, metrics in cards.items():
+        if key.cell.method.startswith("lora"):
+            by_rate.setdefault(key.cell.rate, []).append(metrics)
+    best = max(by_rate.values(), key=lambda seeds: mean(each["eval"] for each in seeds))
+    (column,) = columns(sweep)
+    arm = column.chosen["lora:rank=2"]
+    assert arm.score == pytest.approx(mean(each["test"] for each in best))
+    header, rows = entries([column])
+    assert header == ["method", "tone (accuracy)", "parameters", "bytes"]
+    shown = f"{100 * arm.score:.2f} ± {100 * stdev(each['test'] for each in best):.2f} (2)"
+    assert shown in rows[1][1]
+    assert [row[0] for row in rows] == ["linear", "lora:rank=2", "majority", "linear head"]
+    listed = document(sweep)["rows"]
+    assert {name for row in listed for name in row["runs"]} == {cell.name for cell in sweep.cells}
+
+
+class _Key:
+    """A cell as a key."""
+
+    def __init__(self, cell):
+        self.cell, self.name = cell, cell.name
+
+    def __fspath__(self):
+        return self.name
+
+
+def test_the_bootstrap_resamples_rows_of_both_alike(swept):
+    sweep = swept()
+    run(sweep)
+    (column,) = columns(sweep)
+    one, other = column.chosen["linear"], column.chosen["lora:rank=2"]
+    # Planted answers: of 40 rows the first has 30 right, the second those and n more.
+    for right, arm in ((30, one), (38, other)):
+        for cell in arm.cells:
+            targets = np.arange(40) % 2
+            outputs = np.eye(2)[np.where(np.arange(40) < right, targets, 1 - targets)]
+            np.savez(sweep.run(cell) / "test.npz", targets=targets, outputs=_as_kept(sweep, cell, outputs))
+    # Paired: a resample has them equal only if none of the 8 rows in which they differ is drawn: (32/40)**40.
+    assert not_worse(one, other) == pytest.approx((32 / 40) ** 40, abs=4e-3)
+    assert not_worse(other, one) == 1.0
+    assert column.worse().keys() <= {"linear", "lora:rank=2"}
+
+
+def _as_kept(sweep, cell, outputs):
+    kept = sweep.answers(cell)[1]
+    return outputs.argmax(1).astype(kept.dtype) if kept.ndim == 1 else outputs.astype(kept.dtype)
+
+
+def test_halving_trains_half_of_the_rates_to_their_end(swept):
+    sweep = swept(more='grid = [{method = "lora", rank = [2], alpha = [1, 3]}]', steps=28)
+    before = {cell.name: cell.steps for cell in sweep.cells}
+    run(sweep, halve=True)
+    states = {(cell.method, cell.rate): sweep.state(cell) for cell in sweep.cells}
+    arms = [state for (method, _), state in states.items() if method.startswith("lora")]
+    assert (len(arms), arms.count("dropped")) == (4, 3) and states["linear", 1e-3] == "done"
+    dropped = [sweep.outcome(cell) for cell in sweep.cells if sweep.state(cell) == "dropped"]
+    assert all(each.steps in (7, 14) and each.score is not None for each in dropped)
+    assert before == {cell.name: cell.steps for cell in open_sweep(sweep.folder).cells}
+
+
+def test_halving_needs_something_to_choose_from(swept):
+    sweep = swept()
+    alone = dataclasses.replace(sweep, cells=tuple(cell for cell in sweep.cells if cell.method == "linear"))
+    with pytest.raises(UsageError, match="each method has one of each"):
+        run(alone, halve=True)
+
+
+def test_data_that_changed_is_refused_and_another_plan_on_the_same_data_goes_on(swept, tmp_path):
+    run(swept())
+    told, _ = run(swept(more='grid = [{method = "bitfit"}]'))
+    assert {each.cell.method for each in told} == {"bitfit"}
+    rows = (tmp_path / "tone.jsonl").read_text()
+    (tmp_path / "tone.jsonl").write_text(rows.replace("w5 ", "w6 ", 1))
+    with pytest.raises(UsageError, match=r"data tone changed since runs of .*sweep were computed"):
+        run(swept())
+
+
+def test_a_run_that_diverges_is_an_outcome_and_one_that_fails_is_not(swept, tmp_path):
+    sweep = swept(more='grid = [{method = "bitfit"}]', train="head_lr = 1e30")
+    told, failed = run(sweep)
+    assert not failed and run(sweep) == ([], {})
+    diverged = next(each.cell for each in told if each.outcome.state == "diverged")
+    assert "the training diverged" in sweep.outcome(diverged).reason
+    (tmp_path / "sweep" / "runs" / f"{diverged.name}.json").unlink()
+    (tmp_path / "test.jsonl").unlink()
+    told, failed = run(sweep)
+    assert list(failed) == [diverged.name] and "test.jsonl" in failed[diverged.name]
+
+
+def test_cards_alone_make_the_same_table(swept):
+    sweep = swept()
+    whole = run_sweep(sweep, inline, Job(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
+    assert not whole and not list(sweep.folder.rglob("*.safetensors"))
+    (column,) = columns(sweep)
+    assert column.chosen["lora:rank=2"].bytes > 0
+    assert not_worse(column.chosen["linear"], column.chosen["lora:rank=2"]) is not None
+
+
+def test_what_is_left_is_estimated_from_what_is_done(swept):
+    sweep = swept()
+    assert estimate(sweep, 1) is None
+    part = dataclasses.replace(sweep, cells=sweep.cells[:1])
+    run(part)
+    seconds = part.outcome(part.cells[0]).seconds
+    assert estimate(sweep, 2) == pytest.approx(seconds / 2 * (len(sweep.cells) - 1), rel=0.01)
+
+
+@pytest.mark.parametrize("content", ["{", '{"schema": "edgepeft.sweep/9"}', '{"schema": "edgepeft.sweep/1"}', "[]"])
+def test_a_damaged_folder_is_said(swept, content):
+    sweep = swept()
+    sweep.write()
+    (sweep.folder / "sweep.json").write_text(content)
+    with pytest.raises(DataError, match=r"sweep\.json"):
+        open_sweep(sweep.folder)
