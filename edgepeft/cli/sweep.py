@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edgepeft.sweep.run import Shown
     from edgepeft.sweep.table import Column
 
-__all__ = ["command"]
+__all__ = ["command", "local", "showing"]
 
 _DONE, _REST = "done", "the same command goes on with the rest"
 
@@ -54,12 +54,12 @@ def command(
         sweep = sweep_of(asked, out, watch)
     if halve:
         require_halvable(sweep)
-    executor, at_once = _local(sweep, workers, threads)
+    executor, at_once = local(sweep, workers, threads)
     if dry_run:
         _list(sweep, at_once)
         return
     try:
-        with _showing(sweep, at_once) as tell:
+        with showing(sweep, at_once) as tell:
             like = Job(sweep, sweep.cells[0], threads=threads, keep_tensors=keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=halve, watch=tell)
     except KeyboardInterrupt:
@@ -78,7 +78,7 @@ def command(
         )
 
 
-def _local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
+def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     import torch
 
     from edgepeft.host.cores import thread_count
@@ -98,7 +98,7 @@ def _checking() -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def _showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
+def showing(sweep: Sweep, at_once: int) -> Iterator[Callable[[Shown], None]]:
     """A bar of all runs, and one of each that is under way; a line for each that ends."""
     from rich.progress import TextColumn
 

@@ -121,7 +121,7 @@ class Column:
 
     def worse(self) -> dict[str, float]:
         """Of each method that is worse than the best beyond chance, the share of resamples that have it otherwise."""
-        others = {name: not_worse(arm, self.best) for name, arm in self.chosen.items() if arm is not self.best}
+        others = {name: not_worse([arm], [self.best]) for name, arm in self.chosen.items() if arm is not self.best}
         return {name: p for name, p in others.items() if p is not None and p < SIGNIFICANT}
 
 
@@ -164,18 +164,21 @@ def deviation(values: Sequence[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
-def not_worse(one: Arm, other: Arm) -> float | None:
-    """The share of resamples of the test rows in which ``one`` scores at least as well as ``other``.
+def not_worse(ones: Sequence[Arm], others: Sequence[Arm]) -> float | None:
+    """The share of resamples of the test rows in which ``ones`` score at least as well as ``others``.
 
-    Both in the mean of their seeds; None where answers were not kept, or are of other rows.
+    Each has an arm for each data set, whose rows are drawn for both alike; scores are means of data sets and of seeds.
+    None where answers were not kept, or are of other rows.
     """
-    mine, theirs = _scorers(one), _scorers(other)
-    if mine is None or theirs is None or mine[0] != theirs[0]:
-        return None
-    n = mine[0]
-    drawn = (uniform("bootstrap", (RESAMPLES, n)) * n).astype(np.intp)
-    wins = sum(mine[1](rows) >= theirs[1](rows) for rows in drawn)
-    return float(wins / RESAMPLES)
+    gains = np.zeros(RESAMPLES)
+    for n, (one, other) in enumerate(zip(ones, others, strict=True)):
+        mine, theirs = _scorers(one), _scorers(other)
+        if mine is None or theirs is None or mine[0] != theirs[0]:
+            return None
+        size = mine[0]
+        drawn = (uniform(f"bootstrap {n}", (RESAMPLES, size)) * size).astype(np.intp)
+        gains += [mine[1](rows) - theirs[1](rows) for rows in drawn]
+    return float((gains >= -1e-12).mean())  # sums of equal scores in another order
 
 
 def _scorers(arm: Arm) -> tuple[int, Callable[[NDArray[np.intp]], float]] | None:

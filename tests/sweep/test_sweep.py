@@ -111,8 +111,8 @@ def test_the_bootstrap_resamples_rows_of_both_alike(swept):
             outputs = np.eye(2)[np.where(np.arange(40) < right, targets, 1 - targets)]
             np.savez(sweep.run(cell) / "test.npz", targets=targets, outputs=_as_kept(sweep, cell, outputs))
     # Paired: a resample has them equal only if none of the 8 rows in which they differ is drawn: (32/40)**40.
-    assert not_worse(one, other) == pytest.approx((32 / 40) ** 40, abs=4e-3)
-    assert not_worse(other, one) == 1.0
+    assert not_worse([one], [other]) == pytest.approx((32 / 40) ** 40, abs=4e-3)
+    assert not_worse([other], [one]) == 1.0
     assert column.worse().keys() <= {"linear", "lora:rank=2"}
 
 
@@ -168,7 +168,7 @@ def test_cards_alone_make_the_same_table(swept):
     assert not whole and not list(sweep.folder.rglob("*.safetensors"))
     (column,) = columns(sweep)
     assert column.chosen["lora:rank=2"].bytes > 0
-    assert not_worse(column.chosen["linear"], column.chosen["lora:rank=2"]) is not None
+    assert not_worse([column.chosen["linear"]], [column.chosen["lora:rank=2"]]) is not None
 
 
 def test_what_is_left_is_estimated_from_what_is_done(swept):

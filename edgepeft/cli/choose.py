@@ -1,0 +1,205 @@
+"""``edgepeft choose``: which method, for these data, on this board, for so many tasks."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgepeft.cli._options import Variant
+from edgepeft.cli._output import messages, plain_table, print_json, table_console
+from edgepeft.cli._progress import stages
+from edgepeft.errors import UsageError, requiring
+
+if TYPE_CHECKING:
+    from edgepeft.profiles.schema import Profile
+    from edgepeft.sweep.choice import Budget, Candidate, Choice
+    from edgepeft.sweep.folder import Sweep
+
+__all__ = ["command"]
+
+# Of a small sweep, the cheapest first: what its time does not allow is left out.
+SMALL = ("linear", "bitfit", "lora", "pfeiffer", "compacter", "houlsby", "spartan")
+_MINUTES = 20.0
+_Amount = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so much, such as 500MB.")]
+
+
+def command(
+    sweep: Annotated[
+        Path | None, typer.Argument(help="A sweep's folder. Without one, --data is trained on.", show_default=False)
+    ] = None,
+    *,
+    profile: Annotated[str, typer.Option(help="A device, or the path of a .toml file.")],
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of one backbone that answer each text.")] = 1,
+    throughput: Annotated[
+        str | None, typer.Option(metavar="N/min", help="Texts that all tasks must answer: 60/min, or 1/s.")
+    ] = None,
+    memory: _Amount = None,
+    disk: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of the tasks' files together, at most so much, such as 2MB.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="One of the sweep's. Without a sweep, a folder or name.")] = None,
+    minutes: Annotated[float | None, typer.Option(help=f"Of training, without a sweep. Default: {_MINUTES:g}.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where a small sweep is kept; that folder goes on.")] = None,
+    set_: Variant = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
+) -> None:
+    """Name the cheapest method that fits a budget and is not worse than the best beyond chance. Costs are predicted."""
+    with requiring("train", "choosing a method"):
+        from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
+        from edgepeft.sweep.costs import costs_of
+        from edgepeft.sweep.folder import open_sweep
+    from edgepeft.profiles.loader import load_profile, with_settings
+    from edgepeft.runtime.tuning.memory import amount_of
+
+    device = with_settings(load_profile(profile), set_ or ())
+    budget = Budget(
+        None if throughput is None else _rate(throughput),
+        None if memory is None else amount_of(memory, "--memory"),
+        None if disk is None else amount_of(disk, "--disk"),
+    )
+    if sweep is None:
+        opened, named = _small_sweep(data, backbone, minutes, out), None
+    elif minutes is not None or out is not None:
+        raise UsageError(
+            "--minutes and --out are of a small sweep, and SWEEP is there already; leave them or SWEEP out."
+        )
+    else:
+        opened, named = open_sweep(sweep), (data, backbone)
+    found = candidates(opened, *(named or ()))
+    with stages(1) as stage, stage("exporting each method once"), tempfile.TemporaryDirectory() as work:
+        source = found[0].arms[0].cells[0].options["backbone"]
+        cards = [each.arms[0].cards[0] for each in found]
+        costs = costs_of(cards, source, device, tasks=tasks, length=length, work=Path(work))
+    found = [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs, strict=True)]
+    chosen = choose(found, budget)
+    if as_json:
+        print_json(_document(found, chosen, device, tasks))
+        return
+    _show(found, chosen, budget, device, tasks)
+    messages().print(_reason(chosen, tasks), markup=False, soft_wrap=True)
+    messages().print(_export(opened, chosen), markup=False, soft_wrap=True)
+
+
+def _rate(text: str) -> float:
+    """``60/min``, ``1/s`` or ``60`` as texts a minute."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:/(min|s|h))?", text.replace(" ", ""))
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"--throughput {text!r}: give texts a minute, a second or an hour, such as 60/min.")
+    return float(match[1]) * {"s": 60.0, "h": 1 / 60}.get(match[2], 1.0)
+
+
+def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, out: Path | None) -> Sweep:
+    """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
+    from edgepeft.cli.sweep import showing
+    from edgepeft.sweep.cells import sweep_of
+    from edgepeft.sweep.plan import Plan
+    from edgepeft.sweep.run import run_sweep
+    from edgepeft.sweep.work import Job
+
+    if data is None or backbone is None or out is None:
+        raise UsageError("give SWEEP, or what a small one is made of: --data ROWS --backbone FOLDER --out SWEEP.")
+    rows = str(Path(data).absolute()) if Path(data).exists() else data
+    plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows}})
+    sweep = sweep_of(plan, out)
+    executor, at_once = _executor(sweep)
+    ends = time.monotonic() + 60 * (_MINUTES if minutes is None else minutes)
+
+    class Over(Exception):
+        """The time is over."""
+
+    with showing(sweep, at_once) as tell:
+
+        def watch(told: Any) -> None:
+            tell(told)
+            if time.monotonic() > ends:
+                raise Over
+
+        try:
+            run_sweep(sweep, executor, Job(sweep, sweep.cells[0]), watch=watch)
+        except Over:
+            over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
+            messages().print(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
+    return sweep
+
+
+def _executor(sweep: Sweep) -> tuple[Any, int]:
+    from edgepeft.cli.sweep import local
+
+    return local(sweep, None, 1)
+
+
+def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, tasks: int) -> None:
+    numbers = ("score, %", "texts/min", "interval", "memory, MB", f"{tasks} tasks, kB" if tasks > 1 else "task, kB")
+    title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; costs are predicted, nothing ran"
+    table = plain_table("method", "", numbers=numbers, title=title)
+    for each in sorted(found, key=lambda each: -each.score):
+        assert each.costs is not None
+        rate, ends = each.costs.per_minute, each.costs.interval
+        misses = budget.misses(each.costs)
+        said = "chosen" if each is chosen.chosen else f"over: {', '.join(misses)}" if misses else ""
+        said = said or ("front" if each.method in chosen.front else "")
+        shown = "-" if rate is None else f"{rate:,.0f}", "-" if ends is None else f"{ends[0]:,.0f} to {ends[1]:,.0f}"
+        sizes = f"{each.costs.memory / 1e6:,.0f}", f"{each.costs.disk / 1e3:,.0f}"
+        table.add_row(each.method, said, f"{100 * each.score:.2f}", *shown, *sizes)
+    table_console().print(table)
+
+
+def _reason(choice: Choice, tasks: int) -> str:
+    chosen, best = choice.chosen, choice.best
+    assert chosen.costs is not None
+    shares = chosen.costs.shared_layers
+    once = f", and {shares} layers run once for all {tasks} tasks" if tasks > 1 and shares else ""
+    if chosen is best:
+        return f"{chosen.method}: the best score ({100 * best.score:.2f} %), and none that is as good costs less{once}."
+    unknown = "their answers were not kept, so that chance cannot be judged"
+    beyond = unknown if choice.p is None else f"not worse beyond chance (bootstrap: {choice.p:.2f} of resamples)"
+    return (
+        f"{chosen.method}: {100 * chosen.score:.2f} % where {best.method} has {100 * best.score:.2f} %, {beyond}, "
+        f"and it costs less{once}."
+    )
+
+
+def _export(sweep: Sweep, choice: Choice) -> str:
+    """The command that exports the chosen method's run of each data set, of its seeds the best by evaluation rows."""
+    folders, trained = [], []
+    for arm in choice.chosen.arms:
+        score = {cell.name: card.metrics["eval"] for cell, card in zip(arm.cells, arm.cards, strict=True)}
+        best = max(arm.cells, key=lambda cell: score[cell.name])
+        folder = sweep.run(best)
+        folders.append(f"--delta {folder}")
+        trained += [] if (folder / "delta.safetensors").is_file() else [best.data]
+    backbone = choice.chosen.arms[0].cells[0].options["backbone"]
+    note = f" (the sweep kept the cards of {', '.join(trained)} alone: train these anew first)" if trained else ""
+    return f"edgepeft export --backbone {backbone} {' '.join(folders)} --out BUNDLE{note}"
+
+
+def _document(found: Sequence[Candidate], choice: Choice, device: Profile, tasks: int) -> dict[str, Any]:
+    return {
+        "schema": "edgepeft.choice/1",
+        "profile": device.name,
+        "tasks": tasks,
+        "predicted": True,
+        "chosen": choice.chosen.method,
+        "best": choice.best.method,
+        "not_worse_share": choice.p,
+        "front": list(choice.front),
+        "methods": [
+            {
+                "method": each.method,
+                "score": each.score,
+                "runs": [cell.name for arm in each.arms for cell in arm.cells],
+                **({} if each.costs is None else vars(each.costs)),
+            }
+            for each in found
+        ],
+    }

@@ -1,0 +1,117 @@
+"""The choice for a board: planted scores and costs, then a whole command."""
+
+import json
+
+import numpy as np
+import pytest
+from inline import inline
+from verbs import edgepeft
+
+from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
+from edgepeft.sweep.costs import MethodCosts
+from edgepeft.sweep.run import run_sweep
+from edgepeft.sweep.work import Job
+
+
+@pytest.fixture
+def done(swept):
+    sweep = swept()
+    assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=lambda _: None)
+    return sweep
+
+
+def planted(sweep, right, costs):
+    """The sweep's two methods with so many of 400 test rows right, each of the first method's among the other's."""
+    found = candidates(sweep)
+    for each, n in zip(found, right, strict=True):
+        for arm in each.arms:
+            for cell, card in zip(arm.cells, arm.cards, strict=True):
+                card.metrics["test"] = n / 400
+                targets = np.arange(400) % 2
+                kept = sweep.answers(cell)[1]
+                answers = np.where(np.arange(400) < n, targets, 1 - targets)
+                outputs = answers.astype(kept.dtype) if kept.ndim == 1 else np.eye(2, dtype=kept.dtype)[answers]
+                np.savez(sweep.run(cell) / "test.npz", targets=targets, outputs=outputs)
+    return [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs, strict=True)]
+
+
+FAST = MethodCosts(100.0, (50.0, 200.0), 50_000_000, 4_000, 2)
+SLOW = MethodCosts(40.0, (20.0, 80.0), 60_000_000, 2_000, 0)
+NEAR = MethodCosts(97.0, (50.0, 200.0), 60_000_000, 2_000, 0)
+
+
+@pytest.mark.parametrize(
+    ("right", "costs", "budget", "expected"),
+    [
+        # 2 rows of 400 are chance: (398/400)**400 = 0.14 of resamples draw none of them.
+        ((300, 302), (FAST, SLOW), Budget(), "linear"),
+        ((300, 340), (FAST, SLOW), Budget(), "lora:rank=2"),
+        ((300, 340), (FAST, SLOW), Budget(per_minute=50), "linear"),
+        ((300, 340), (FAST, SLOW), Budget(memory=55_000_000), "linear"),
+        ((340, 300), (FAST, SLOW), Budget(disk=3_000), "lora:rank=2"),
+        # Within 5 % of the time, bytes decide.
+        ((300, 301), (FAST, NEAR), Budget(), "lora:rank=2"),
+    ],
+)
+def test_the_cheapest_within_the_budget_that_is_not_worse_beyond_chance_is_taken(done, right, costs, budget, expected):
+    assert choose(planted(done, right, costs), budget).chosen.method == expected
+
+
+def test_a_budget_that_nothing_keeps_is_refused_with_the_nearest(done):
+    found = planted(done, (300, 340), (FAST, SLOW))
+    with pytest.raises(
+        DoesNotFit, match=r"at most 100 texts a minute are predicted, 500 are asked for; .*50 MB .*10 MB"
+    ):
+        choose(found, Budget(per_minute=500, memory=10_000_000))
+
+
+def test_what_another_beats_in_everything_is_not_on_the_front(done):
+    worse = MethodCosts(30.0, (15.0, 60.0), 70_000_000, 5_000, 0)
+    assert choose(planted(done, (340, 300), (FAST, worse)), Budget()).front == ("linear",)
+    assert choose(planted(done, (300, 340), (FAST, worse)), Budget()).front == ("linear", "lora:rank=2")
+
+
+def test_a_data_set_that_is_not_there_is_refused_with_those_that_are(done):
+    with pytest.raises(UsageError, match="its data sets: tone"):
+        candidates(done, "mood")
+
+
+def test_the_command_counts_what_tasks_share(done):
+    def costs(tasks):
+        called = edgepeft("choose", done.folder, "--profile", "rpi4", "--tasks", tasks, "--json")
+        assert called.returncode == 0, called.stderr
+        return {each["method"]: each for each in json.loads(called.stdout)["methods"]}
+
+    one, eight = costs(1), costs(8)
+    # Linear heads are one run of the backbone; what LoRA changes from the first layer on is a run each.
+    assert eight["linear"]["shared_layers"] == 2 and eight["linear"]["per_minute"] > one["linear"]["per_minute"] / 2
+    lora = eight["lora:rank=2"], one["lora:rank=2"]
+    assert lora[0]["shared_layers"] == 0 and lora[0]["per_minute"] == pytest.approx(lora[1]["per_minute"] / 8)
+    assert lora[0]["disk"] == 8 * lora[1]["disk"] and lora[0]["memory"] > lora[1]["memory"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--throughput", "fast"], "--throughput 'fast': give texts a minute"),
+        (["--throughput", "0/min"], "--throughput '0/min'"),
+        (["--memory", "much"], "--memory 'much' is no amount of memory"),
+        (["--minutes", "3"], "--minutes and --out are of a small sweep"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(tmp_path, words, message):
+    called = edgepeft("choose", tmp_path, "--profile", "rpi4", *words)
+    assert called.returncode == 2 and message in called.stderr
+    assert edgepeft("choose", "--profile", "rpi4").returncode == 2
+
+
+@pytest.mark.slow
+def test_without_a_sweep_a_small_one_is_made_of_the_rows_in_the_time_there_is(plan, tiny, tmp_path):
+    plan()
+    asked = ["--data", tmp_path / "tone.jsonl", "--backbone", tiny("bert", mean=True), "--out", tmp_path / "small"]
+    short = edgepeft("choose", *asked, "--profile", "rpi4", "--minutes", "0.001")
+    assert short.returncode == 2 and "the time allowed 0 of 7 methods" in short.stderr
+    whole = edgepeft("choose", *asked, "--profile", "rpi4", "--minutes", "10")
+    assert whole.returncode == 0 and "edgepeft export --backbone" in whole.stderr
+    assert all(name in whole.stdout for name in ("linear", "lora", "spartan", "chosen"))
