@@ -36,6 +36,9 @@ def command(
     halve: Annotated[
         bool, typer.Option("--halve", help="Drop the worse half of a method's rates after 1/4 and 1/2 of the steps.")
     ] = False,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")
+    ] = None,
     keep: Annotated[
         Literal["deltas", "cards"], typer.Option(help="What stays of a run: its delta, or its card and answers.")
     ] = "deltas",
@@ -54,12 +57,11 @@ def command(
         sweep = sweep_of(asked, out, watch)
     if halve:
         require_halvable(sweep)
-    executor, at_once = local(sweep, workers, threads)
     if dry_run:
-        _list(sweep, at_once)
+        _list(sweep, local(sweep, workers, threads)[1])
         return
     try:
-        with showing(sweep, at_once) as tell:
+        with _executor(sweep, ray, workers, threads) as (executor, at_once), showing(sweep, at_once) as tell:
             like = Job(sweep, sweep.cells[0], threads=threads, keep_tensors=keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=halve, watch=tell)
     except KeyboardInterrupt:
@@ -76,6 +78,21 @@ def command(
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
+
+
+@contextmanager
+def _executor(sweep: Sweep, address: str | None, workers: int | None, threads: int) -> Iterator[tuple[Any, int]]:
+    """What computes jobs, and how many at once."""
+    if address is None:
+        yield local(sweep, workers, threads)
+        return
+    from edgepeft.sweep.cluster import Cluster
+
+    cluster = Cluster(address)
+    try:
+        yield cluster.run, max(1, cluster.cores() // threads)
+    finally:
+        cluster.close()
 
 
 def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:

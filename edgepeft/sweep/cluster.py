@@ -1,0 +1,188 @@
+"""Cells on a cluster of Ray: the same runs as tasks; nodes share no disk.
+
+The backbone and the rows are put into Ray's object store, which brings them to each node once; a run comes back as the
+bytes of its folder, with its checkpoint where it is to go on.  Ray starts a task whose worker or node dies again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import platform
+import socket
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgepeft import __version__
+from edgepeft.data.course.run import Interrupted
+from edgepeft.errors import EdgepeftError, UsageError, requiring
+from edgepeft.resources import cache_folder, new_folder, sha256_of
+from edgepeft.sweep.folder import Cell, Outcome
+from edgepeft.sweep.local import Ended
+from edgepeft.sweep.work import Job, compute
+
+__all__ = ["Cluster"]
+
+RETRIES = 3  # of a task whose worker or node dies
+_OF_A_BACKBONE = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
+_ROWS = ("data", "eval", "test")
+_REACHED_S = 10.0
+_HERE = f"edgepeft {__version__}, Python {platform.python_version()}"
+
+
+class Cluster:
+    """A connection to a cluster, which is an executor of jobs."""
+
+    def __init__(self, address: str) -> None:
+        """Connect.
+
+        Raises:
+            MissingPackage: Ray is not installed.
+            UsageError: the cluster cannot be reached, or does not take the token.
+        """
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # a cluster that anyone may use must be asked for
+        with requiring("ray", "--ray"):
+            import ray
+        self._ray: Any = ray
+        try:
+            _reach(address)
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        except Exception as error:  # Ray's kinds are many, and all mean that there is no connection
+            first = str(error).strip().partition("\n")[0]
+            raise UsageError(
+                f"--ray {address}: no cluster can be used there ({type(error).__name__}: {first}). Start one with ray "
+                "start --head, and give each machine its token: RAY_AUTH_TOKEN_PATH, or RAY_AUTH_MODE=disabled on both."
+            ) from None
+        self._files: dict[str, Any] = {}
+
+    def cores(self) -> int:
+        """Of all nodes."""
+        return int(self._ray.cluster_resources().get("CPU", 1))
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Ended]:
+        """Compute the jobs; left early, those that are under way are cancelled."""
+        gpus = self._ray.cluster_resources().get("GPU", 0)
+        under_way = {}
+        try:
+            for job in jobs:
+                on_gpu = bool(gpus) and job.cell.options.get("device") != "cpu"
+                needs = {"num_cpus": job.threads, "num_gpus": int(on_gpu), "max_retries": RETRIES}
+                task = self._ray.remote(_remote).options(**needs)
+                under_way[task.remote(_HERE, self._job(job), *self._sources(job.cell))] = job
+            while under_way:
+                (ready, *_), _ = self._ray.wait(list(under_way), num_returns=1)
+                yield self._ended(under_way.pop(ready), ready)
+        finally:
+            for reference in under_way:
+                with contextlib.suppress(Exception):
+                    self._ray.cancel(reference, force=True)
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._ray.shutdown()
+
+    def _job(self, job: Job) -> tuple[Job, bytes | None]:
+        folder = job.sweep.run(job.cell)
+        return replace(job, sweep=replace(job.sweep, folder=Path())), _packed(folder) if folder.is_dir() else None
+
+    def _sources(self, cell: Cell) -> list[Any]:
+        """What the run reads, as references into the object store: the backbone, then the rows; None is a name."""
+        backbone = Path(cell.options["backbone"])
+        named = [self._stored(backbone, _OF_A_BACKBONE) if backbone.is_dir() else None]
+        for option in _ROWS:
+            path = cell.options.get(option)
+            known = isinstance(path, str) and Path(path).is_file()
+            named.append(self._stored(Path(str(path)), ()) if known else None)
+        return named
+
+    def _stored(self, path: Path, patterns: Sequence[str]) -> Any:
+        if str(path) not in self._files:
+            files = [path] if path.is_file() else [file for each in patterns for file in sorted(path.glob(each))]
+            digest = hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+            root = path if path.is_dir() else path.parent
+            content = {str(file.relative_to(root)): file.read_bytes() for file in files}
+            self._files[str(path)] = self._ray.put((digest, path.name, path.is_dir(), content))
+        return self._files[str(path)]
+
+    def _ended(self, job: Job, reference: Any) -> Ended:
+        try:
+            outcome, packed = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            return Ended(job, None, str(error.cause).strip())
+        except self._ray.exceptions.RayError as error:
+            return Ended(job, None, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}")
+        _unpack(packed, job.sweep.run(job.cell))
+        if outcome is not None:
+            job.sweep.end(job.cell, outcome)
+        return Ended(job, outcome)
+
+
+def _reach(address: str) -> None:
+    """See that something listens there: Ray itself tries for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "://" not in address:
+        socket.create_connection((host, int(port)), timeout=_REACHED_S).close()
+
+
+def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[Outcome | None, bytes]:
+    """On a node: the run in a folder of its own; its outcome and what the folder then holds."""
+    there = f"edgepeft {__version__}, Python {platform.python_version()}"
+    if there != here:
+        raise EdgepeftError(f"node {platform.node()} has {there}; the sweep is of {here}. Install the same on all.")
+    job, begun = asked
+    with tempfile.TemporaryDirectory(prefix="edgepeft-run-") as work:
+        sweep = replace(job.sweep, folder=Path(work))
+        cell = replace(job.cell, options=_placed(job.cell.options, sources))
+        if begun is not None:
+            _unpack(begun, sweep.run(cell))
+        try:
+            outcome = compute(replace(job, sweep=sweep, cell=cell), lambda _: None, lambda: False)
+        except Interrupted as interrupted:
+            raise EdgepeftError(str(interrupted)) from None
+        return outcome, _packed(sweep.run(cell))
+
+
+def _placed(options: Mapping[str, Any], sources: Sequence[Any]) -> dict[str, Any]:
+    """The options with the places of the node's own copies."""
+    found = dict(options)
+    for option, source in zip(("backbone", *_ROWS), sources, strict=True):
+        if source is not None:
+            found[option] = str(_kept(*source))
+    return found
+
+
+def _kept(digest: str, name: str, is_folder: bool, content: Mapping[str, bytes]) -> Path:
+    """The node's copy, written by the first task that needs it."""
+    folder = cache_folder() / "sweep" / digest / (name if is_folder else "rows")
+    if not folder.is_dir():
+        with contextlib.suppress(UsageError), new_folder(folder) as new:  # another task of the node was first
+            for path, data in content.items():
+                (new / path).parent.mkdir(parents=True, exist_ok=True)
+                (new / path).write_bytes(data)
+    return folder if is_folder else folder / name
+
+
+def _packed(folder: Path) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        if folder.is_dir():  # a run that diverged at once has none
+            archive.add(folder, arcname=".")
+    return file.getvalue()
+
+
+def _unpack(packed: bytes, folder: Path) -> None:
+    """Put what a run's folder held into place, whole or not at all."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        if archive.getmembers():
+            with new_folder(folder, force=True) as new:
+                archive.extractall(new, filter="data")
