@@ -42,7 +42,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
 
 
 def needs(module: nn.Module) -> tuple[str, ...]:
-    """Which of y, x, residual, norm, position and token a PE module's ``forward`` names, in its order."""
+    """Which of y, x, residual, norm, weight, bias, position and token a PE module's ``forward`` names, in its order."""
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -79,6 +79,10 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
         y = whole[..., first:end]
         if "token" in wanted:  # of a decoder's logits: every word
             seen["token"] = torch.arange(y.shape[-1], device=y.device)
+        if "weight" in wanted or "bias" in wanted:  # as they are now: a delta may have biases of its own
+            linear, part = model.get_submodule(site.reads), slice(*(site.columns or (None,)))
+            held = {name: getattr(linear, name) for name in ("weight", "bias")}
+            seen.update({name: None if tensor is None else tensor[part] for name, tensor in held.items()})
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
         y = module(y, **{name: seen[name] for name in wanted if name != "y"})
         if site.columns:

@@ -41,7 +41,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     Labels that a
     decoder scores are adapted values too, int64 constants.
     """
-    delta = delta.eval()
+    delta = delta.eval().folded(backbone)
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
     if parts.outputs:
@@ -131,6 +131,10 @@ class _Parts(nn.Module):
             if wanted == "norm":
                 for part in ("weight", "bias") if site.norm else ():
                     self._borrow(f"{site.norm}.{part}", (site.out_features,))
+            elif wanted == "bias":
+                bias = f"{site.reads}.bias"
+                if bias in self.delta.architecture.tensors:
+                    self._borrow(bias, self.delta.architecture.shape_of(bias))
             elif site.role is Role.POOLED_LABELS:
                 self._declare_pooled()
             elif wanted == "position":
@@ -177,11 +181,16 @@ class _Parts(nn.Module):
             "x": lambda: given[f"{name}.input"],
             "residual": lambda: given[f"{name}.residual"],
             "norm": lambda: self._norm(site, given),
+            "bias": lambda: self._bias(site, given),
             "position": lambda: given[Helper.POSITION],
             "token": lambda: self.tokens,
         }
         adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
         return adapted
+
+    def _bias(self, site: Site, given: dict[str, Tensor]) -> Tensor | None:
+        bias = given.get(names.weight(f"{site.reads}.bias"))
+        return bias if bias is None or site.columns is None else bias[slice(*site.columns)]
 
     def _norm(self, site: Site, given: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         if site.norm is None:

@@ -35,8 +35,11 @@ class LowRank(nn.Module):
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         """Eq. 3; the scale is applied where the value is narrowest, (..., r)."""
-        adapted: Tensor = y + functional.linear(functional.linear(x, self.A) * self.scale, self.B)
-        return adapted
+        return y + self.update(x)
+
+    def update(self, x: Tensor) -> Tensor:
+        """scale B A x: [..., in] -> [..., out]."""
+        return functional.linear(functional.linear(x, self.A) * self.scale, self.B)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,23 +63,28 @@ class LoRA(CrossAttention, ChoosesRoles):
     )
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
-        require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
         super().__post_init__()
         require(
             not self.cross_attention or bool(self.attaches_across()),
-            f"lora's cross_attention needs roles of attention; found {', '.join(self.roles)}.",
+            f"{self.name}'s cross_attention needs roles of attention; found {', '.join(self.roles)}.",
         )
 
     def attaches_across(self) -> tuple[Role, ...]:
         """The same linear layers as in self-attention, where it is asked for."""
         return crossed(self.attaches_to()) if self.cross_attention else ()
 
+    module: ClassVar[type[LowRank]] = LowRank
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One pair of factors a site."""
-        divisor = math.sqrt(self.rank) if self.rank_stabilised else self.rank
-        scale = self.alpha / divisor
-        return {site.name: LowRank(site.in_features, site.out_features, self.rank, scale) for site in sites}
+        return {site.name: self.module(site.in_features, site.out_features, self.rank, self.scale) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The biases that ``bias`` names."""

@@ -201,7 +201,8 @@ def graph_is_plain_and_its_own(case: Case) -> None:
     assert [(opset.domain, opset.version) for opset in graph.opset_import] == [("", 20)]
     assert not graph.functions
     stored = case.backbone.checkpoint
-    trained = {tensor.detach().numpy().tobytes() for tensor in case.moved.tensors().values()}
+    tensors = case.moved.folded(case.backbone).tensors().values()
+    trained = {tensor.detach().numpy().tobytes() for tensor in tensors}
     frozen = {stored.read(name).tobytes() for name in {**case.architecture.tensors, **case.architecture.pooler}}
     for initializer in graph.graph.initializer:
         content = numpy_helper.to_array(initializer).tobytes()

@@ -82,8 +82,8 @@ class Tuned:
 def gradients_of(
     case: suite.Case, rows: dict[str, torch.Tensor], targets: torch.Tensor, masks: Sequence[np.ndarray] = ()
 ) -> dict[str, Exact]:
-    """PyTorch's loss and gradients, by the names of delta.safetensors; ``masks`` in the place of dropout."""
-    delta, model = copy.deepcopy(case.moved).eval().double(), copy.deepcopy(case.model).double()
+    """PyTorch's loss and gradients, by the names of the exported tensors; ``masks`` in the place of dropout."""
+    delta, model = copy.deepcopy(case.moved.folded(case.backbone)).eval().double(), copy.deepcopy(case.model).double()
     supply = itertools.cycle(torch.from_numpy(mask) for mask in masks)
     if masks:
         delta.head.dropout.register_forward_hook(lambda _, __, y: y * next(supply))
