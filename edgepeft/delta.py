@@ -33,7 +33,7 @@ from edgepeft.methods.base import Folding, Method, method_named, weight_at
 from edgepeft.resources import new_folder, write_json
 from edgepeft.tasks.base import Kind, kind_named, stated
 
-__all__ = ["Delta", "new_delta", "write_tensors"]
+__all__ = ["Delta", "new_delta", "pretrained", "write_tensors"]
 
 
 class Delta(nn.Module):
@@ -61,7 +61,7 @@ class Delta(nn.Module):
         self.reads = nn.Module()  # buffers: functional_call can put others in their place
         for name in head.reads:
             if name not in trained:
-                self.reads.register_buffer(_key(name), _pretrained(backbone, name), persistent=False)
+                self.reads.register_buffer(_key(name), pretrained(backbone, name), persistent=False)
 
     @property
     def site_modules(self) -> dict[str, nn.Module]:
@@ -99,7 +99,7 @@ class Delta(nn.Module):
             return self
         folded, built = copy.copy(self), nn.ModuleDict()
         for name, module in self.site_modules.items():
-            weight = partial(weight_at, self.architecture.site(name), partial(_pretrained, backbone))
+            weight = partial(weight_at, self.architecture.site(name), partial(pretrained, backbone))
             built[_key(name)] = module.folded(weight) if isinstance(module, Folding) else module
         folded._modules = {**self._modules, "modules_by_site": built}
         return folded
@@ -329,7 +329,7 @@ def new_delta(
         ),
     )
     delta = Delta(card, backbone.architecture, backbone)
-    method.start(delta.site_modules, backbone.architecture, partial(_pretrained, backbone))
+    method.start(delta.site_modules, backbone.architecture, partial(pretrained, backbone))
     if not (trained := sum(delta.n_parameters().values())):
         raise UsageError(f"{method.name} trains the head alone, and the head {read_by.kind!r} has nothing to train.")
     delta.card = card.model_copy(update={"trainable_parameters": trained})
@@ -370,10 +370,11 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
 
 
 def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:
-    return nn.Parameter(_pretrained(backbone, tensor))
+    return nn.Parameter(pretrained(backbone, tensor))
 
 
-def _pretrained(backbone: Backbone, tensor: str) -> Tensor:
+def pretrained(backbone: Backbone, tensor: str) -> Tensor:
+    """A tensor of the backbone by its name in the HF base model, to be written to."""
     return torch.from_numpy(backbone.checkpoint.read(tensor).copy())
 
 

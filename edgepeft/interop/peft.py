@@ -170,9 +170,9 @@ def _model_of(delta: Delta, backbone: Backbone) -> str:
 
 def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
     card = delta.card
-    written = {config.ours: config for config in peft_methods().values() if config.ours}
+    written = {ours: config for config in peft_methods().values() for ours in config.ours}
     if card.method not in written:
-        known = " and ".join(sorted(map(str, written)))
+        known = ", ".join(sorted(written))
         raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
     theirs = head_named(classifier.head)
     reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else "first_token"

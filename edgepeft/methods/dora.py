@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import Architecture, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
 from edgepeft.methods.base import Folding, weight_at
 from edgepeft.methods.lora import LoRA, LowRank
 
@@ -76,7 +76,7 @@ class DoRA(LoRA):
     title: ClassVar[str] = "DoRA"
     paper: ClassVar[str] = "Liu et al., 2024, arXiv:2402.09353"
     equation: ClassVar[str] = "m (W + s B A) / ||W + s B A|| x + b"
-    learning_rate_source: ClassVar[str] = "as lora; Liu et al., table 8 (LLaMA): 2e-4"
+    learning_rate_source: ClassVar[str] = "as lora, whose variant it is; not measured"
     module: ClassVar[type[LowRank]] = Decomposed
 
     def start(
@@ -90,3 +90,9 @@ class DoRA(LoRA):
     def n_at(self, site: Site) -> int:
         """r (in + out) + out."""
         return super().n_at(site) + site.out_features
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The usual two roles, and every linear layer with biases of its own and the other scale."""
+        every = tuple(map(str, LINEAR_ROLES))
+        return (cls(rank=4), cls(rank=2, roles=every, rank_stabilised=True, bias="lora_only"))

@@ -47,7 +47,7 @@ class PeftConfig(ForeignConfig):
     """What all of PEFT's methods have; a subclass in a file of this package is found by its ``kind``."""
 
     kind: ClassVar[str]  # the ``peft_type``
-    ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
+    ours: ClassVar[tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
     prefix: ClassVar[str] = PREFIX
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
@@ -68,7 +68,7 @@ class PeftConfig(ForeignConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A delta of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
+        """A delta of one of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
 
         Raises:
             UsageError: PEFT has no form for it.

@@ -58,6 +58,18 @@ CHECKPOINTS = {
         1,
         True,
     ),
+    "dora": (lambda: lora(use_dora=True, target_modules=EVERY), 3, True),
+    "dora-patterns": (
+        lambda: lora(
+            use_dora=True,
+            use_rslora=True,
+            bias="lora_only",
+            rank_pattern={"key": 2},
+            target_modules=r".*\.1\..*key|.*query",
+        ),
+        2,
+        True,
+    ),
     "lora-one-layer": (lambda: lora(layers_to_transform=[0]), 2, True),
     "ln-tuning": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["LayerNorm"]), 2, True),
     "ln-tuning-part": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["output.LayerNorm"]), 3, True),
