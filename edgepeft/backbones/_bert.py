@@ -60,6 +60,7 @@ class ModelLayout:
     head: str = "linear"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
+    lengthens: bool = True  # whether its code attends to more keys than tokens, as for a prefix
     fixed: Mapping[str, int] = field(default_factory=dict)  # what the model's code takes, whatever a config says
 
 
@@ -85,6 +86,7 @@ LAYOUTS = {
         distances="encoder.relative_attention_bias.weight",
         head="roberta",
         defaults={"pad_token_id": 1},
+        lengthens=False,  # distances are of tokens
         fixed={"pad_token_id": 1, "relative_attention_num_buckets": BUCKETS},
     ),
     "distilbert": ModelLayout(
@@ -105,6 +107,7 @@ LAYOUTS = {
         ffn_norm="output_layer_norm",
         layer_end="output_layer_norm",
         token_types=False,
+        lengthens=False,
         head="distilbert",
         keys={
             "hidden_size": "dim",
@@ -204,9 +207,22 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
     return (
         *(Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables),
         Site("embeddings", Role.EMBEDDINGS, None, d, d, module),
+        *([_ATTENTION_BIAS] if layout.lengthens else []),
         *(site for i in range(sizes.num_hidden_layers) for site in _layer_sites(layout, sizes, i)),
         *(Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)),
     )
+
+
+_ATTENTION_BIAS = Site(
+    Role.ATTENTION_BIAS.value,
+    Role.ATTENTION_BIAS,
+    None,
+    1,
+    1,
+    "encoder",
+    shape=("batch", 1, 1, "places"),
+    keyword="attention_mask",
+)
 
 
 def _layer_sites(layout: ModelLayout, sizes: Sizes, i: int) -> list[Site]:
@@ -221,8 +237,11 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, i: int) -> list[Site]:
 
     projections = {Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}
     attention = ends(layout.attention_residual, layout.attention_norm)
+    split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
+    heads = {Role.KEY_HEADS: layout.key, Role.VALUE_HEADS: layout.value} if layout.lengthens else {}
     return [
         *(at(role, module, module) for role, module in projections.items()),
+        *(Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split) for role, module in heads.items()),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
         at(Role.FFN_UP, layout.up, layout.up, outputs=f),
         at(Role.FFN_ACTIVATION, layout.activation, layout.activation, f, f),

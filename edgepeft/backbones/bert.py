@@ -165,4 +165,4 @@ class BertBuilder:
         key = linear(layer + layout.key, hidden, name + "key")
         value = linear(layer + layout.value, hidden, name + "value")
         query = self.emit.op("Mul", query, scale)
-        return self.packing.attend(query, key, value, d, name + "context", bias=self.bias)
+        return self.packing.attend(query, key, value, d, name + "context", bias=self.bias, heads=name)

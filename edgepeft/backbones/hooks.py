@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,17 +85,30 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
             held = {name: getattr(linear, name) for name in ("weight", "bias")}
             seen.update({name: None if tensor is None else tensor[part] for name, tensor in held.items()})
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
+        if site.shape:
+            y = y.unflatten(-1, (site.shape[1], -1)).transpose(1, 2)  # (B, h, S, e)
         y = module(y, **{name: seen[name] for name in wanted if name != "y"})
+        if site.shape:
+            y = y.transpose(1, 2).flatten(2)
         if site.columns:
             y = torch.cat([whole[..., :first], y, whole[..., end:]], dim=-1)
         return (y, *rest) if isinstance(values, tuple) else y
 
     place = model.get_submodule(site.module)
-    if site.enters:
+    if site.keyword:
+        handles.append(place.register_forward_pre_hook(partial(_argument, site.keyword, module), with_kwargs=True))
+    elif site.enters:
         handles.append(place.register_forward_pre_hook(lambda _, args: adapted(args)))
     else:
         handles.append(place.register_forward_hook(lambda _, __, output: adapted(output)))
     return handles
+
+
+def _argument(
+    name: str, module: nn.Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A pre-hook: the argument of that name adapted, if one is given."""
+    return args, kwargs if kwargs.get(name) is None else {**kwargs, name: module(kwargs[name])}
 
 
 def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], name: str) -> RemovableHandle:

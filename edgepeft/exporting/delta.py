@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -30,6 +30,7 @@ __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
+_SIZES: Mapping[int | str, int] = {"batch": _BATCH, "places": 5}
 
 
 def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
@@ -51,7 +52,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
             helper.make_graph([], "delta", [], []), opset_imports=[helper.make_opsetid("", OPSET)]
         )
     rename_values(model.graph, _renamer(parts, stored))
-    _name_dims(model.graph, per_token=delta.head.per_token)
+    _name_dims(model.graph, delta.architecture, per_token=delta.head.per_token)
     number_nodes(model.graph)
     for name, tensor in delta.override_tensors.items():
         source = f"override/{stored[name]}"
@@ -119,6 +120,9 @@ class _Parts(nn.Module):
         return (of(Role.STACK_OUTPUT) or of(Role.LAYER_OUTPUT))[-1].name
 
     def _declare(self, site: Site, module: nn.Module) -> None:
+        if site.shape:
+            self._read(site.name, torch.zeros([_SIZES.get(extent, extent) for extent in site.shape]))
+            return
         rows = _TOKENS if site.module else _BATCH
         widths = {
             "y": ("", site.out_features),
@@ -206,13 +210,24 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
     With one for all, a reshape in an early layer would take it from a late layer's input, and the spliced graph would
     be a circle.
     """
-    dims = {site: torch.export.Dim(f"rows_{i}") for i, site in enumerate(parts.owners.values())}
-    return (tuple({0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs),)
+    dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
+    for i, site in enumerate(parts.delta.architecture.sites):
+        if site.shape and site.name in dims:
+            dims[site.name][site.shape.index("places")] = torch.export.Dim(f"places_{i}")
+    return (tuple(dims[parts.owners[name]] if name in parts.owners else None for name in parts.inputs),)
 
 
-def _name_dims(graph: onnx.GraphProto, *, per_token: bool) -> None:
+def _name_dims(graph: onnx.GraphProto, architecture: Architecture, *, per_token: bool) -> None:
     by_row = {Helper.FIRST_TOKEN} if per_token else {Helper.FIRST_TOKEN, names.LOGITS}
+    shapes = {site.name: site.shape for site in architecture.sites if site.shape}
     for value in (*graph.input, *graph.output):
+        if shape := shapes.get(names.without_prefix(value.name)[1]):
+            # What a delta gives in the place of such a value may be longer.
+            longer = {"places": "keys"} if value.name not in shapes else {}
+            for dim, extent in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+                if isinstance(extent, str):
+                    dim.dim_param = longer.get(extent, extent)
+            continue
         of_rows = value.name in by_row or value.name.startswith("pooled.")
         rows = "batch" if of_rows else "tokens"
         for dim in value.type.tensor_type.shape.dim:

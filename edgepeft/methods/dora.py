@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
 from edgepeft.methods.base import Folding, weight_at
-from edgepeft.methods.lora import LoRA, LowRank
+from edgepeft.methods.lora import Factors, LoRA
 
 __all__ = ["Decomposed", "DoRA", "Scaled"]
 
 
-class Scaled(LowRank):
+class Scaled(Factors):
     """g (y - b + s B A x) + b; x [..., in], y [..., out]."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
@@ -39,7 +39,7 @@ class Scaled(LowRank):
         return _scaled(self.factor, y, self.update(x), bias)
 
 
-class Decomposed(LowRank, Folding):
+class Decomposed(Factors, Folding):
     """m (y - b + s B A x) / ||W + s B A|| + b."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
@@ -53,7 +53,8 @@ class Decomposed(LowRank, Folding):
     def factor(self, weight: Tensor) -> Tensor:
         """g, [out]: m / ||W + s B A||."""
         updated = weight + self.scale * self.B.detach() @ self.A.detach()
-        return self.magnitude / updated.norm(dim=1)
+        factor: Tensor = self.magnitude / updated.norm(dim=1)
+        return factor
 
     def folded(self, weight: Callable[[], Tensor]) -> Scaled:
         """With g in the place of m and the norm."""
@@ -77,7 +78,7 @@ class DoRA(LoRA):
     paper: ClassVar[str] = "Liu et al., 2024, arXiv:2402.09353"
     equation: ClassVar[str] = "m (W + s B A) / ||W + s B A|| x + b"
     learning_rate_source: ClassVar[str] = "as lora, whose variant it is; not measured"
-    module: ClassVar[type[LowRank]] = Decomposed
+    module: ClassVar[type[Factors]] = Decomposed
 
     def start(
         self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]

@@ -20,11 +20,11 @@ from edgepeft.methods._cross_attention import CrossAttention, crossed
 from edgepeft.methods.base import ChoosesRoles, option, require
 from edgepeft.methods.bitfit import BitFit
 
-__all__ = ["LoRA", "LowRank"]
+__all__ = ["Factors", "LoRA", "LowRank"]
 
 
-class LowRank(nn.Module):
-    """y + scale B A x; x [..., in], y [..., out]."""
+class Factors(nn.Module):
+    """scale B A; a subclass says what it is added to."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
         super().__init__()
@@ -33,13 +33,17 @@ class LowRank(nn.Module):
         self.B = nn.Parameter(torch.zeros(outputs, rank))  # zero, so that a fresh delta is the identity
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))  # the authors' code; nn.Linear's own default
 
-    def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """Eq. 3; the scale is applied where the value is narrowest, (..., r)."""
-        return y + self.update(x)
-
     def update(self, x: Tensor) -> Tensor:
-        """scale B A x: [..., in] -> [..., out]."""
+        """scale B A x: [..., in] -> [..., out]; the scale is applied where the value is narrowest, (..., r)."""
         return functional.linear(functional.linear(x, self.A) * self.scale, self.B)
+
+
+class LowRank(Factors):
+    """y + scale B A x; x [..., in], y [..., out]."""
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """Eq. 3."""
+        return y + self.update(x)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,7 @@ class LoRA(CrossAttention, ChoosesRoles):
         """The same linear layers as in self-attention, where it is asked for."""
         return crossed(self.attaches_to()) if self.cross_attention else ()
 
-    module: ClassVar[type[LowRank]] = LowRank
+    module: ClassVar[type[Factors]] = LowRank
 
     @property
     def scale(self) -> float:
