@@ -53,7 +53,9 @@ class Role(StrEnum):
     QUERY = "query"  # outputs of self-attention's projections, bias included, before they are scaled or split
     KEY = "key"
     VALUE = "value"
-    KEY_HEADS = "key_heads"  # the same split, [batch, heads, places, e]: what is attended to, which a delta may lengthen
+    KEY_HEADS = (
+        "key_heads"  # the same split, [batch, heads, places, e]: what is attended to, which a delta may lengthen
+    )
     VALUE_HEADS = "value_heads"
     ATTENTION_BIAS = "attention_bias"  # what leaves padding out of all layers' attention, [batch, 1, 1, places]
     CROSS_QUERY = "cross_query"  # the same of a decoder's attention to the encoder
