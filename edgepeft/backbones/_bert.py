@@ -60,18 +60,20 @@ class ModelLayout:
     head: str = "linear"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
-    lengthens: bool = True  # whether its code attends to more keys than tokens, as for a prefix
+    lengthens: bool = False  # whether its code attends to more keys than tokens, as for a prefix
     fixed: Mapping[str, int] = field(default_factory=dict)  # what the model's code takes, whatever a config says
 
 
 # What transformers takes where a config is silent; sizes have no default here.
 _DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
-_ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
+_ROBERTA = ModelLayout(
+    prefix="roberta.", counted_positions=True, lengthens=True, head="roberta", defaults={"pad_token_id": 1}
+)
 LAYOUTS = {
-    "bert": ModelLayout(prefix="bert.", pooler=True, head="bert-pooler"),
+    "bert": ModelLayout(prefix="bert.", pooler=True, lengthens=True, head="bert-pooler"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "electra": ModelLayout(prefix="electra.", head="electra", defaults={"embedding_size": 128}),
+    "electra": ModelLayout(prefix="electra.", lengthens=True, head="electra", defaults={"embedding_size": 128}),
     "mpnet": ModelLayout(
         prefix="mpnet.",
         query="attention.attn.q",
@@ -86,7 +88,6 @@ LAYOUTS = {
         distances="encoder.relative_attention_bias.weight",
         head="roberta",
         defaults={"pad_token_id": 1},
-        lengthens=False,  # distances are of tokens
         fixed={"pad_token_id": 1, "relative_attention_num_buckets": BUCKETS},
     ),
     "distilbert": ModelLayout(
@@ -107,7 +108,6 @@ LAYOUTS = {
         ffn_norm="output_layer_norm",
         layer_end="output_layer_norm",
         token_types=False,
-        lengthens=False,
         head="distilbert",
         keys={
             "hidden_size": "dim",
