@@ -300,11 +300,11 @@ def new_delta(
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
-    positions, prompt = backbone.architecture.max_length, method.prompt_length
-    if prompt and prompt + max_length > positions:
+    positions, taken = backbone.architecture.max_length, method.positions
+    if taken and taken + max_length > positions:
         raise UsageError(
-            f"a prompt of {prompt} and texts of {max_length} tokens do not fit into the {positions} positions of "
-            f"{backbone.source}; texts may have {positions - prompt}."
+            f"{method.name}'s {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
+            f"{backbone.source}; texts may have {max(0, positions - taken)}."
         )
     chosen = dict(of_task.begun(backbone.architecture.hidden_size)) | ({} if stride is None else {"stride": stride})
     card = DeltaCard(
@@ -320,7 +320,7 @@ def new_delta(
         head_dropout=head_dropout,
         max_length=max_length,
         **posed,
-        prompt_length=prompt,
+        prompt_length=method.prompt_length,
         backbone=BackboneCard(
             source=backbone.source,
             family=backbone.family.name,

@@ -207,12 +207,22 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
     return (
         *(Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables),
         Site("embeddings", Role.EMBEDDINGS, None, d, d, module),
-        *([_ATTENTION_BIAS] if layout.lengthens else []),
+        *([_POSITION_IDS, _ATTENTION_BIAS] if layout.lengthens else []),
         *(site for i in range(sizes.num_hidden_layers) for site in _layer_sites(layout, sizes, i)),
         *(Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)),
     )
 
 
+_POSITION_IDS = Site(
+    Role.POSITION_IDS.value,
+    Role.POSITION_IDS,
+    None,
+    1,
+    1,
+    "embeddings.position_embeddings",
+    enters=True,
+    shape=("tokens",),
+)
 _ATTENTION_BIAS = Site(
     Role.ATTENTION_BIAS.value,
     Role.ATTENTION_BIAS,

@@ -49,6 +49,7 @@ class Role(StrEnum):
 
     WORD_EMBEDDINGS = "word_embeddings"  # the table's rows, before they are added to the others
     POSITION_EMBEDDINGS = "position_embeddings"  # likewise
+    POSITION_IDS = "position_ids"  # which of those rows each token takes, int64 [tokens]
     EMBEDDINGS = "embeddings"  # what the first layer reads: the sum, past its norm and projection
     QUERY = "query"  # outputs of self-attention's projections, bias included, before they are scaled or split
     KEY = "key"

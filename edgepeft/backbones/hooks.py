@@ -85,10 +85,10 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
             held = {name: getattr(linear, name) for name in ("weight", "bias")}
             seen.update({name: None if tensor is None else tensor[part] for name, tensor in held.items()})
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
-        if site.shape:
+        if split := len(site.shape) == 4:
             y = y.unflatten(-1, (site.shape[1], -1)).transpose(1, 2)  # (B, h, S, e)
         y = module(y, **{name: seen[name] for name in wanted if name != "y"})
-        if site.shape:
+        if split:
             y = y.transpose(1, 2).flatten(2)
         if site.columns:
             y = torch.cat([whole[..., :first], y, whole[..., end:]], dim=-1)

@@ -30,7 +30,7 @@ __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
-_SIZES: Mapping[int | str, int] = {"batch": _BATCH, "places": 5}
+_SIZES: Mapping[int | str, int] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
 
 
 def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
@@ -121,7 +121,8 @@ class _Parts(nn.Module):
 
     def _declare(self, site: Site, module: nn.Module) -> None:
         if site.shape:
-            self._read(site.name, torch.zeros([_SIZES.get(extent, extent) for extent in site.shape]))
+            kind = torch.int64 if site.role is Role.POSITION_IDS else torch.float32
+            self._read(site.name, torch.zeros([_SIZES.get(extent, extent) for extent in site.shape], dtype=kind))
             return
         rows = _TOKENS if site.module else _BATCH
         widths = {
@@ -212,7 +213,7 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
     """
     dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
     for i, site in enumerate(parts.delta.architecture.sites):
-        if site.shape and site.name in dims:
+        if "places" in site.shape and site.name in dims:
             dims[site.name][site.shape.index("places")] = torch.export.Dim(f"places_{i}")
     return (tuple(dims[parts.owners[name]] if name in parts.owners else None for name in parts.inputs),)
 

@@ -23,7 +23,6 @@ from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.interop.peft_methods.base import (
     CONFIG_FILE,
-    PREFIX,
     TENSORS_FILE,
     PeftConfig,
     WrapConfig,
@@ -152,7 +151,9 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     ours = delta.tensors()
     tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
-        write_tensors({PREFIX + name: t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE)
+        write_tensors(
+            {config.stored_name(name): t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE
+        )
         write_json(new / CONFIG_FILE, settings)
 
 

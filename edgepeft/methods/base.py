@@ -119,6 +119,11 @@ class Method(ABC):
         """Tokens that it puts in front of every text."""
         return 0
 
+    @property
+    def positions(self) -> int:
+        """Of the backbone's positions how many it takes from texts."""
+        return self.prompt_length
+
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The backbone tensors that a task has of its own: trained copies, unless there is a generator."""
         return ()

@@ -8,14 +8,14 @@ folded where a task is exported:
 
     P = W2 tanh(W1 E + b1) + b2,    E [p, d]
 
-PEFT moves the texts' positions by p too, and AdapterHub does not: ``positions``.
+PEFT moves the texts' positions by p too, and AdapterHub does not: ``text``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,10 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.methods.base import Folding, Method, option, require
 
-__all__ = ["Opened", "Prefix", "PrefixTuning", "Projected"]
+__all__ = ["Moved", "Opened", "Prefix", "PrefixTuning", "Projected"]
+
+
+_PAIRS = (Role.KEY_HEADS, Role.VALUE_HEADS)
 
 
 class Prefix(nn.Module):
@@ -75,6 +78,18 @@ class Opened(nn.Module):
         return torch.cat([y, seen.expand(*y.shape[:-1], self.length)], dim=-1)
 
 
+class Moved(nn.Module):
+    """Positions p places on, int64 [...]."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[...]."""
+        return y + self.length
+
+
 def _lengthened(y: Tensor, vectors: Tensor) -> Tensor:
     heads = vectors.unflatten(1, (y.shape[1], -1)).transpose(0, 1)  # (h, p, e)
     return torch.cat([y, heads.expand(y.shape[0], -1, -1, -1)], dim=2)
@@ -93,19 +108,28 @@ class PrefixTuning(Method):
     learning_rate_source: ClassVar[str] = "Liu et al., 2022, the authors' script for RTE on RoBERTa"
 
     length: int = option(20, "pairs p of a layer")
+    text: Literal["stays", "follows"] = option(
+        "stays", "where texts begin: at the first position (stays: AdapterHub), or at the p-th (follows: PEFT)"
+    )
     projection: int = option(0, "width of the MLP that makes all layers' vectors while training; 0: they are trained")
 
     def __post_init__(self) -> None:
         require(self.length >= 1, f"prefix's length must be at least 1; found {self.length}.")
         require(self.projection >= 0, f"prefix's projection must not be negative; found {self.projection}.")
 
+    @property
+    def positions(self) -> int:
+        """p where texts follow."""
+        return self.length if self.text == "follows" else 0
+
     def sites(self, architecture: Architecture) -> tuple[Site, ...]:
-        """Every layer's keys and values, and what masks them.
+        """Every layer's keys and values, what masks them, and positions that move.
 
         Raises:
             UsageError: the backbone's attention cannot be lengthened.
         """
-        sites = architecture.sites_of(Role.KEY_HEADS, Role.VALUE_HEADS, Role.ATTENTION_BIAS)
+        moved = (Role.POSITION_IDS,) if self.positions else ()
+        sites = architecture.sites_of(*_PAIRS, Role.ATTENTION_BIAS, *moved)
         require(
             bool(sites),
             f"prefix lengthens what tokens attend to, which a {architecture.model_type} cannot here; BERT, RoBERTa, "
@@ -119,8 +143,8 @@ class PrefixTuning(Method):
         width = max(site.out_features for site in sites)
         table, down = nn.Parameter(torch.randn(self.length, width)), nn.Linear(width, max(1, self.projection))
         for site in sites:
-            if site.role is Role.ATTENTION_BIAS:
-                made[site.name] = Opened(self.length)
+            if site.role not in _PAIRS:
+                made[site.name] = (Opened if site.role is Role.ATTENTION_BIAS else Moved)(self.length)
             elif self.projection:
                 made[site.name] = Projected(table, down, width)
             else:
@@ -129,11 +153,11 @@ class PrefixTuning(Method):
 
     def n_parameters(self, architecture: Architecture) -> int:
         """2 L p d; by way of an MLP of width k, p d + k (d + 1) + 2 L d (k + 1)."""
-        widths = [site.out_features for site in self.sites(architecture) if site.role is not Role.ATTENTION_BIAS]
+        widths = [site.out_features for site in self.sites(architecture) if site.role in _PAIRS]
         d, k = widths[0], self.projection
         return self.length * d + k * (d + 1) + sum(widths) * (k + 1) if k else self.length * sum(widths)
 
     @classmethod
     def examples(cls) -> tuple[Self, ...]:
-        """Trained vectors, and vectors that an MLP makes."""
-        return (cls(length=4), cls(length=3, projection=8))
+        """Trained vectors, and vectors that an MLP makes, with texts behind them."""
+        return (cls(length=4), cls(length=3, projection=8, text="follows"))

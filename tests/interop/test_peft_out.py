@@ -82,6 +82,33 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, method, bias, tiny, 
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 
 
+def test_a_prefix_comes_back_to_peft_and_ours_gives_equal_logits_there(tiny, tmp_path):
+    ours, theirs = (
+        load_file(back_to_peft("bert-prefix", tmp_path / "out") / "adapter_model.safetensors"),
+        theirs_of("bert-prefix"),
+    )
+    assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    peft = pytest.importorskip("peft")
+    import transformers
+    from tiny import ragged
+
+    backbone = open_backbone(str(tiny("bert")))
+    settings = {"length": 3, "projection": 4}
+    stays = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings)
+    with pytest.raises(UsageError, match="--set text=follows"):
+        write_peft(stays, backbone, tmp_path / "refused")
+    delta = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings | {"text": "follows"})
+    write_peft(delta, backbone, tmp_path / "projected")
+    base = transformers.BertForSequenceClassification.from_pretrained(
+        backbone.folder, num_labels=3, attn_implementation="eager"
+    )
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "projected").eval().double()
+    inputs = {n: torch.from_numpy(v) for n, v in ragged(6, 9, base.config.to_dict()).items()}
+    with torch.no_grad():
+        expected = exactly(lambda: {"logits": model(**inputs).logits})["logits"]
+        expected.require(delta.logits(load_model(backbone, "eager"), inputs).numpy())
+
+
 @pytest.mark.parametrize("name", ["bert-tags-lora", "roberta-tags-untyped", "bert-spans-lora"])
 def test_heads_of_tokens_come_back_tensor_by_tensor(name, tmp_path):
     backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))

@@ -83,6 +83,11 @@ class PeftConfig(ForeignConfig):
         said = next((model for model in known.values() if wrapped.endswith(model)), asked)
         return said if said is not None and said in known.values() else next(iter(known.values()))
 
+    @classmethod
+    def stored_name(cls, tensor: str) -> str:
+        """What its files call a tensor that has this name in the model without PEFT's wrappers."""
+        return cls.prefix + tensor
+
     @property
     def saved(self) -> tuple[str, ...]:
         """Ends of the names of the modules that are stored whole."""
