@@ -30,7 +30,7 @@ __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
-_SIZES: Mapping[int | str, int] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
+_SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
 
 
 def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
@@ -122,7 +122,7 @@ class _Parts(nn.Module):
     def _declare(self, site: Site, module: nn.Module) -> None:
         if site.shape:
             kind = torch.int64 if site.role is Role.POSITION_IDS else torch.float32
-            self._read(site.name, torch.zeros([_SIZES.get(extent, extent) for extent in site.shape], dtype=kind))
+            self._read(site.name, torch.zeros([_SIZES.get(str(extent), extent) for extent in site.shape], dtype=kind))
             return
         rows = _TOKENS if site.module else _BATCH
         widths = {

@@ -91,7 +91,7 @@ class Moved(nn.Module):
 
 
 def _lengthened(y: Tensor, vectors: Tensor) -> Tensor:
-    heads = vectors.unflatten(1, (y.shape[1], -1)).transpose(0, 1)  # (h, p, e)
+    heads = vectors.view(len(vectors), y.shape[1], -1).transpose(0, 1)  # (h, p, e)
     return torch.cat([y, heads.expand(y.shape[0], -1, -1, -1)], dim=2)
 
 

@@ -237,7 +237,7 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"task_type": "SEQ_2_SEQ_LM"}, "SEQ_2_SEQ_LM .*what can: SEQ_CLS, TOKEN_CLS, QUESTION_ANS"),
         ({"task_type": ["SEQ_CLS"]}, "SEQ_CLS"),
         ({"task_type": "FEATURE_EXTRACTION"}, "FEATURE_EXTRACTION"),
-        ({"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING"),
+        ({"peft_type": "P_TUNING"}, "P_TUNING"),
         ({"peft_type": "VERA"}, "VERA"),
         ({"peft_type": ["LORA"]}, "LORA"),
         ({"use_dora": True}, "missing: .*lora_magnitude_vector"),

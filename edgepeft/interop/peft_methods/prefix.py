@@ -15,7 +15,7 @@ from edgepeft.backbones.base import Role
 from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan
+from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.interop.peft_methods.base import PeftConfig
 from edgepeft.interop.peft_methods.prompt import VectorsConfig
 from edgepeft.methods.prefix import PrefixTuning
@@ -44,8 +44,8 @@ class PrefixConfig(VectorsConfig):
         sites = [site for site in method.sites(classifier.architecture) if site.layer is not None]
         width = sites[0].out_features
 
-        def convert(state: Any) -> dict[str, Tensor]:
-            parts = state[_VECTORS].split(width, dim=1)
+        def convert(state: StateDict) -> dict[str, Tensor]:
+            parts = torch.split(state[_VECTORS], width, dim=1)
             return {f"{site.name}/vectors": part for site, part in zip(sites, parts, strict=True)}
 
         return ConversionPlan(method, {_VECTORS: (method.length, width * len(sites))}, convert)
