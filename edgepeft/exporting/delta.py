@@ -223,11 +223,10 @@ def _name_dims(graph: onnx.GraphProto, architecture: Architecture, *, per_token:
     shapes = {site.name: site.shape for site in architecture.sites if site.shape}
     for value in (*graph.input, *graph.output):
         if shape := shapes.get(names.without_prefix(value.name)[1]):
-            # What a delta gives in the place of such a value may be longer.
-            longer = {"places": "keys"} if value.name not in shapes else {}
+            given = value.name in shapes  # what a delta gives in its place may have more places
             for dim, extent in zip(value.type.tensor_type.shape.dim, shape, strict=True):
                 if isinstance(extent, str):
-                    dim.dim_param = longer.get(extent, extent)
+                    dim.dim_param = extent if given or extent != "places" else "keys"
             continue
         of_rows = value.name in by_row or value.name.startswith("pooled.")
         rows = "batch" if of_rows else "tokens"

@@ -10,10 +10,11 @@ from tolerance import exactly
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
-from edgepeft.errors import UsageError
+from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
+from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.methods.prefix import PrefixTuning
 
@@ -89,6 +90,16 @@ def test_tasks_share_a_session_and_its_passes(tiny):
     structured = make_inputs(model, dict(zip((output.name for output in once.graph.output), values, strict=True)))
     assert structured is not None
     assert mix(structured.structure, structured.feeds, bindings, 2) is not None
+
+
+def test_a_bundle_from_before_its_sites_says_that_it_must_be_exported_again(tiny):
+    backbone = open_backbone(str(tiny("bert")))
+    graph = export_delta(random_delta(backbone, "prefix", "task", settings={"length": LENGTH}), backbone)
+    older = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    rename_values(older.graph, lambda name: name.replace("_heads", "_split"))
+    bindings = backbone.family.bindings(backbone.architecture)
+    with pytest.raises(BundleError, match=r"layer\.0\.key_heads.* must be exported again"):
+        splice(older, graph, bindings, backbone.checkpoint)
 
 
 @pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "modernbert", "deberta-v2", "t5"])
