@@ -302,8 +302,9 @@ def new_delta(
     _require_fitting(backbone, read_by, of_task)
     positions, taken = backbone.architecture.max_length, method.positions
     if taken and taken + max_length > positions:
+        what = "prompt" if method.prompt_length else "prefix"
         raise UsageError(
-            f"{method.name}'s {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
+            f"a {what} of {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
             f"{backbone.source}; texts may have {max(0, positions - taken)}."
         )
     chosen = dict(of_task.begun(backbone.architecture.hidden_size)) | ({} if stride is None else {"stride": stride})
