@@ -7,9 +7,11 @@ On disk a folder: ``delta.safetensors`` (``<site>/<parameter>``, ``override/<ten
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,11 +29,11 @@ from edgepeft.backbones.trie import EDGES
 from edgepeft.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
-from edgepeft.methods.base import Method, method_named
+from edgepeft.methods.base import Folding, Method, method_named, weight_at
 from edgepeft.resources import new_folder, write_json
 from edgepeft.tasks.base import Kind, kind_named, stated
 
-__all__ = ["Delta", "new_delta", "write_tensors"]
+__all__ = ["Delta", "new_delta", "pretrained", "write_tensors"]
 
 
 class Delta(nn.Module):
@@ -59,7 +61,7 @@ class Delta(nn.Module):
         self.reads = nn.Module()  # buffers: functional_call can put others in their place
         for name in head.reads:
             if name not in trained:
-                self.reads.register_buffer(_key(name), _copied(backbone, name).detach(), persistent=False)
+                self.reads.register_buffer(_key(name), pretrained(backbone, name), persistent=False)
 
     @property
     def site_modules(self) -> dict[str, nn.Module]:
@@ -90,6 +92,17 @@ class Delta(nn.Module):
     def trains_head_alone(self) -> bool:
         """Whether the head reads what the bare backbone gives."""
         return not (self.modules_by_site or self.overrides or self.generator or self.card.prompt_length)
+
+    def folded(self, backbone: Backbone) -> Delta:
+        """As it answers and is tuned on a board: each module in the form that it folds into; itself where none does."""
+        if not any(isinstance(module, Folding) for module in self.modules_by_site.values()):
+            return self
+        folded, built = copy.copy(self), nn.ModuleDict()
+        for name, module in self.site_modules.items():
+            weight = partial(weight_at, self.architecture.site(name), partial(pretrained, backbone))
+            built[_key(name)] = module.folded(weight) if isinstance(module, Folding) else module
+        folded._modules = {**self._modules, "modules_by_site": built}
+        return folded
 
     def adapted_layers(self) -> tuple[int, ...]:
         """The layers that have a module, from the lowest."""
@@ -287,11 +300,12 @@ def new_delta(
     reads = _reads(read_by, backbone)
     of_task = stated(kind, labels, reads)
     _require_fitting(backbone, read_by, of_task)
-    positions, prompt = backbone.architecture.max_length, method.prompt_length
-    if prompt and prompt + max_length > positions:
+    positions, taken = backbone.architecture.max_length, method.positions
+    if taken and taken + max_length > positions:
+        what = "prompt" if method.prompt_length else "prefix"
         raise UsageError(
-            f"a prompt of {prompt} and texts of {max_length} tokens do not fit into the {positions} positions of "
-            f"{backbone.source}; texts may have {positions - prompt}."
+            f"a {what} of {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
+            f"{backbone.source}; texts may have {max(0, positions - taken)}."
         )
     chosen = dict(of_task.begun(backbone.architecture.hidden_size)) | ({} if stride is None else {"stride": stride})
     card = DeltaCard(
@@ -307,7 +321,7 @@ def new_delta(
         head_dropout=head_dropout,
         max_length=max_length,
         **posed,
-        prompt_length=prompt,
+        prompt_length=method.prompt_length,
         backbone=BackboneCard(
             source=backbone.source,
             family=backbone.family.name,
@@ -316,7 +330,7 @@ def new_delta(
         ),
     )
     delta = Delta(card, backbone.architecture, backbone)
-    method.start(delta.site_modules, lambda: _copied(backbone, backbone.architecture.words).detach())
+    method.start(delta.site_modules, backbone.architecture, partial(pretrained, backbone))
     if not (trained := sum(delta.n_parameters().values())):
         raise UsageError(f"{method.name} trains the head alone, and the head {read_by.kind!r} has nothing to train.")
     delta.card = card.model_copy(update={"trainable_parameters": trained})
@@ -357,7 +371,12 @@ def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
 
 
 def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:
-    return nn.Parameter(torch.from_numpy(backbone.checkpoint.read(tensor).copy()))
+    return nn.Parameter(pretrained(backbone, tensor))
+
+
+def pretrained(backbone: Backbone, tensor: str) -> Tensor:
+    """A tensor of the backbone by its name in the HF base model, to be written to."""
+    return torch.from_numpy(backbone.checkpoint.read(tensor).copy())
 
 
 def _key(name: str) -> str:

@@ -60,17 +60,20 @@ class ModelLayout:
     head: str = "linear"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
+    lengthens: bool = False  # whether its code attends to more keys than tokens, as for a prefix
     fixed: Mapping[str, int] = field(default_factory=dict)  # what the model's code takes, whatever a config says
 
 
 # What transformers takes where a config is silent; sizes have no default here.
 _DEFAULTS = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
-_ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
+_ROBERTA = ModelLayout(
+    prefix="roberta.", counted_positions=True, lengthens=True, head="roberta", defaults={"pad_token_id": 1}
+)
 LAYOUTS = {
-    "bert": ModelLayout(prefix="bert.", pooler=True, head="bert-pooler"),
+    "bert": ModelLayout(prefix="bert.", pooler=True, lengthens=True, head="bert-pooler"),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
-    "electra": ModelLayout(prefix="electra.", head="electra", defaults={"embedding_size": 128}),
+    "electra": ModelLayout(prefix="electra.", lengthens=True, head="electra", defaults={"embedding_size": 128}),
     "mpnet": ModelLayout(
         prefix="mpnet.",
         query="attention.attn.q",
@@ -204,9 +207,32 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
     return (
         *(Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables),
         Site("embeddings", Role.EMBEDDINGS, None, d, d, module),
+        *([_POSITION_IDS, _ATTENTION_BIAS] if layout.lengthens else []),
         *(site for i in range(sizes.num_hidden_layers) for site in _layer_sites(layout, sizes, i)),
         *(Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)),
     )
+
+
+_POSITION_IDS = Site(
+    Role.POSITION_IDS.value,
+    Role.POSITION_IDS,
+    None,
+    1,
+    1,
+    "embeddings.position_embeddings",
+    enters=True,
+    shape=("tokens",),
+)
+_ATTENTION_BIAS = Site(
+    Role.ATTENTION_BIAS.value,
+    Role.ATTENTION_BIAS,
+    None,
+    1,
+    1,
+    "encoder",
+    shape=("batch", 1, 1, "places"),
+    keyword="attention_mask",
+)
 
 
 def _layer_sites(layout: ModelLayout, sizes: Sizes, i: int) -> list[Site]:
@@ -221,8 +247,11 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, i: int) -> list[Site]:
 
     projections = {Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}
     attention = ends(layout.attention_residual, layout.attention_norm)
+    split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
+    heads = {Role.KEY_HEADS: layout.key, Role.VALUE_HEADS: layout.value} if layout.lengthens else {}
     return [
         *(at(role, module, module) for role, module in projections.items()),
+        *(Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split) for role, module in heads.items()),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
         at(Role.FFN_UP, layout.up, layout.up, outputs=f),
         at(Role.FFN_ACTIVATION, layout.activation, layout.activation, f, f),

@@ -49,10 +49,16 @@ class Role(StrEnum):
 
     WORD_EMBEDDINGS = "word_embeddings"  # the table's rows, before they are added to the others
     POSITION_EMBEDDINGS = "position_embeddings"  # likewise
+    POSITION_IDS = "position_ids"  # which of those rows each token takes, int64 [tokens]
     EMBEDDINGS = "embeddings"  # what the first layer reads: the sum, past its norm and projection
     QUERY = "query"  # outputs of self-attention's projections, bias included, before they are scaled or split
     KEY = "key"
     VALUE = "value"
+    KEY_HEADS = (
+        "key_heads"  # the same split, [batch, heads, places, e]: what is attended to, which a delta may lengthen
+    )
+    VALUE_HEADS = "value_heads"
+    ATTENTION_BIAS = "attention_bias"  # what leaves padding out of all layers' attention, [batch, 1, 1, places]
     CROSS_QUERY = "cross_query"  # the same of a decoder's attention to the encoder
     CROSS_KEY = "cross_key"
     CROSS_VALUE = "cross_value"
@@ -132,6 +138,8 @@ class Site:
     that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
     LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
     ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
+    ``shape`` is the value's where it is not one of tokens or texts [., out_features]; of a module's output
+    [batch, places, d] it is the split one.  ``keyword`` is the argument of its module that the site is, in torch.
     """
 
     name: str
@@ -145,6 +153,8 @@ class Site:
     norm: str | None = None
     enters: bool = False
     columns: tuple[int, int] | None = None
+    shape: tuple[int | str, ...] = ()
+    keyword: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from edgepeft.backbones._bert import (
     sizes_of,
     tensors_of,
 )
-from edgepeft.backbones.base import Architecture, Family, Site
+from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.distances import distance_bias
 from edgepeft.backbones.emit import Emitter
@@ -112,13 +112,13 @@ class BertBuilder:
         return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
 
     def _positions(self) -> str:
-        if not self.layout.counted_positions:
-            return self.packing.column
         op = self.emit.op
+        if not self.layout.counted_positions:  # the column itself says where attention finds a token, too
+            return op("Identity", self.packing.column, output=Role.POSITION_IDS.value)
         pad = self.emit.constant("pad_token_id", self.arch.pad_token_id, np.int64)
         counted = op("Cast", op("Not", op("Equal", "input_ids", pad)), to=TensorProto.INT64)  # (B, S)
         positions = op("Add", op("Mul", op("CumSum", counted, self.packing.one), counted), pad)
-        return self.packing.packed(positions)
+        return self.packing.packed(positions, output=Role.POSITION_IDS.value)
 
     def _embed(self) -> str:
         op = self.emit.op
@@ -165,4 +165,4 @@ class BertBuilder:
         key = linear(layer + layout.key, hidden, name + "key")
         value = linear(layer + layout.value, hidden, name + "value")
         query = self.emit.op("Mul", query, scale)
-        return self.packing.attend(query, key, value, d, name + "context", bias=self.bias)
+        return self.packing.attend(query, key, value, d, name + "context", bias=self.bias, heads=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def load_model(backbone: Backbone, attention: str | None = None) -> nn.Module:
 
 
 def needs(module: nn.Module) -> tuple[str, ...]:
-    """Which of y, x, residual, norm, position and token a PE module's ``forward`` names, in its order."""
+    """Which of y, x, residual, norm, weight, bias, position and token a PE module's ``forward`` names, in its order."""
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -79,18 +80,35 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
         y = whole[..., first:end]
         if "token" in wanted:  # of a decoder's logits: every word
             seen["token"] = torch.arange(y.shape[-1], device=y.device)
+        if "weight" in wanted or "bias" in wanted:  # as they are now: a delta may have biases of its own
+            linear, part = model.get_submodule(site.reads), slice(*(site.columns or (None,)))
+            held = {name: getattr(linear, name) for name in ("weight", "bias")}
+            seen.update({name: None if tensor is None else tensor[part] for name, tensor in held.items()})
         seen["position"] = torch.arange(y.shape[-2], device=y.device).expand(y.shape[:-1])
+        if split := len(site.shape) == 4:
+            y = y.unflatten(-1, (site.shape[1], -1)).transpose(1, 2)  # (B, h, S, e)
         y = module(y, **{name: seen[name] for name in wanted if name != "y"})
+        if split:
+            y = y.transpose(1, 2).flatten(2)
         if site.columns:
             y = torch.cat([whole[..., :first], y, whole[..., end:]], dim=-1)
         return (y, *rest) if isinstance(values, tuple) else y
 
     place = model.get_submodule(site.module)
-    if site.enters:
+    if site.keyword:
+        handles.append(place.register_forward_pre_hook(partial(_argument, site.keyword, module), with_kwargs=True))
+    elif site.enters:
         handles.append(place.register_forward_pre_hook(lambda _, args: adapted(args)))
     else:
         handles.append(place.register_forward_hook(lambda _, __, output: adapted(output)))
     return handles
+
+
+def _argument(
+    name: str, module: nn.Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A pre-hook: the argument of that name adapted, if one is given."""
+    return args, kwargs if kwargs.get(name) is None else {**kwargs, name: module(kwargs[name])}
 
 
 def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], name: str) -> RemovableHandle:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.backbones.base import HELPERS, Helper
+from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.emit import Emitter
 
 __all__ = ["ATTENTION", "MERGE", "REAL", "SPLIT", "Lookups", "Packing"]
@@ -75,7 +75,7 @@ class Packing:
         lowest = emit.constant("lowest", np.finfo(np.float32).min, np.float32)
         none = emit.constant("none", 0.0, np.float32)
         bias = op("Where", op("Cast", self.real, to=TensorProto.BOOL), none, lowest)
-        self.mask_bias = op("Unsqueeze", bias, ints(1, 2))  # (B, 1, 1, S)
+        self.mask_bias = op("Unsqueeze", bias, ints(1, 2), output=Role.ATTENTION_BIAS.value)  # (B, 1, 1, S)
 
     def packed(self, value: str, output: str = "") -> str:
         """(B, S) -> (T)."""
@@ -103,25 +103,29 @@ class Packing:
         *,
         bias: str = "",
         within: Lookups | None = None,
+        heads: str = "",
     ) -> str:
         """Dot products over each row's own tokens: all (T, d), the query scaled already; ``width`` is d.
 
         ``bias`` is added to them, (B, h, S, S); where none is given, what leaves padding out.  ``within`` says which
-        tokens see which, all of a row where it is not given.
+        tokens see which, all of a row where it is not given.  ``heads`` is what the names of the split keys and values
+        begin with, if they are to have any.
         """
         op, ints, e = self.emit.op, self.emit.ints, width // self.n_heads
         within = within or Lookups(self.split, self.split, self.merge, self.mask_bias)
         query = self.split_heads(query, width, within.queries)
-        key = op("Transpose", self.split_heads(key, width, within.keys), perm=[0, 1, 3, 2])  # (B, h, e, S)
+        names = [heads and heads + role for role in (Role.KEY_HEADS, Role.VALUE_HEADS)]
+        key, value = (self.split_heads(x, width, within.keys, n) for x, n in zip((key, value), names, strict=True))
+        key = op("Transpose", key, perm=[0, 1, 3, 2])  # (B, h, e, S)
         scores = op("Add", op("MatMul", query, key), bias or within.bias)  # (B, h, S, S)
-        context = op("MatMul", op("Softmax", scores, axis=-1), self.split_heads(value, width, within.keys))
+        context = op("MatMul", op("Softmax", scores, axis=-1), value)
         merged = op("Gather", op("Reshape", context, ints(-1, e)), within.merge)  # (T, h, e)
         return op("Reshape", merged, ints(-1, width), output=output)
 
-    def split_heads(self, value: str, width: int, places: str = "") -> str:
+    def split_heads(self, value: str, width: int, places: str = "", output: str = "") -> str:
         """(T, d) -> (B, h, S, e) in one copy, or by other ``places`` than a row's; ``width`` is d."""
         rows = self.emit.op("Reshape", value, self.emit.ints(-1, width // self.n_heads))
-        return self.emit.op("Gather", rows, places or self.split)
+        return self.emit.op("Gather", rows, places or self.split, output=output)
 
     def outputs(self, hidden: str, width: int) -> list[onnx.ValueInfoProto]:
         """The graph's outputs of the last layer's (T, d): last_hidden_state (B, S, d), pooled values (B, d)."""

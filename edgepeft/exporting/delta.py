@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -30,6 +30,7 @@ __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
+_SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
 
 
 def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
@@ -41,7 +42,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     Labels that a
     decoder scores are adapted values too, int64 constants.
     """
-    delta = delta.eval()
+    delta = delta.eval().folded(backbone)
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
     if parts.outputs:
@@ -51,7 +52,7 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
             helper.make_graph([], "delta", [], []), opset_imports=[helper.make_opsetid("", OPSET)]
         )
     rename_values(model.graph, _renamer(parts, stored))
-    _name_dims(model.graph, per_token=delta.head.per_token)
+    _name_dims(model.graph, delta.architecture, per_token=delta.head.per_token)
     number_nodes(model.graph)
     for name, tensor in delta.override_tensors.items():
         source = f"override/{stored[name]}"
@@ -119,6 +120,10 @@ class _Parts(nn.Module):
         return (of(Role.STACK_OUTPUT) or of(Role.LAYER_OUTPUT))[-1].name
 
     def _declare(self, site: Site, module: nn.Module) -> None:
+        if site.shape:
+            kind = torch.int64 if site.role is Role.POSITION_IDS else torch.float32
+            self._read(site.name, torch.zeros([_SIZES.get(str(extent), extent) for extent in site.shape], dtype=kind))
+            return
         rows = _TOKENS if site.module else _BATCH
         widths = {
             "y": ("", site.out_features),
@@ -131,6 +136,10 @@ class _Parts(nn.Module):
             if wanted == "norm":
                 for part in ("weight", "bias") if site.norm else ():
                     self._borrow(f"{site.norm}.{part}", (site.out_features,))
+            elif wanted == "bias":
+                bias = f"{site.reads}.bias"
+                if bias in self.delta.architecture.tensors:
+                    self._borrow(bias, self.delta.architecture.shape_of(bias))
             elif site.role is Role.POOLED_LABELS:
                 self._declare_pooled()
             elif wanted == "position":
@@ -177,11 +186,16 @@ class _Parts(nn.Module):
             "x": lambda: given[f"{name}.input"],
             "residual": lambda: given[f"{name}.residual"],
             "norm": lambda: self._norm(site, given),
+            "bias": lambda: self._bias(site, given),
             "position": lambda: given[Helper.POSITION],
             "token": lambda: self.tokens,
         }
         adapted: Tensor = module(*(sources[wanted]() for wanted in needs(module)))
         return adapted
+
+    def _bias(self, site: Site, given: dict[str, Tensor]) -> Tensor | None:
+        bias = given.get(names.weight(f"{site.reads}.bias"))
+        return bias if bias is None or site.columns is None else bias[slice(*site.columns)]
 
     def _norm(self, site: Site, given: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:
         if site.norm is None:
@@ -197,13 +211,23 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
     With one for all, a reshape in an early layer would take it from a late layer's input, and the spliced graph would
     be a circle.
     """
-    dims = {site: torch.export.Dim(f"rows_{i}") for i, site in enumerate(parts.owners.values())}
-    return (tuple({0: dims[parts.owners[name]]} if name in parts.owners else None for name in parts.inputs),)
+    dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
+    for i, site in enumerate(parts.delta.architecture.sites):
+        if "places" in site.shape and site.name in dims:
+            dims[site.name][site.shape.index("places")] = torch.export.Dim(f"places_{i}")
+    return (tuple(dims[parts.owners[name]] if name in parts.owners else None for name in parts.inputs),)
 
 
-def _name_dims(graph: onnx.GraphProto, *, per_token: bool) -> None:
+def _name_dims(graph: onnx.GraphProto, architecture: Architecture, *, per_token: bool) -> None:
     by_row = {Helper.FIRST_TOKEN} if per_token else {Helper.FIRST_TOKEN, names.LOGITS}
+    shapes = {site.name: site.shape for site in architecture.sites if site.shape}
     for value in (*graph.input, *graph.output):
+        if shape := shapes.get(names.without_prefix(value.name)[1]):
+            given = value.name in shapes  # what a delta gives in its place may have more places
+            for dim, extent in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+                if isinstance(extent, str):
+                    dim.dim_param = extent if given or extent != "places" else "keys"
+            continue
         of_rows = value.name in by_row or value.name.startswith("pooled.")
         rows = "batch" if of_rows else "tokens"
         for dim in value.type.tensor_type.shape.dim:

@@ -109,6 +109,12 @@ def _is_own(node: onnx.NodeProto) -> bool:
     return node.name.startswith("delta/") or any(own)
 
 
+def _is_of_rows(site: str) -> bool:
+    """Whether its first axis counts the batch's rows, and not their tokens."""
+    split = site.rpartition(".")[2] in (Role.KEY_HEADS, Role.VALUE_HEADS, Role.ATTENTION_BIAS)
+    return split or site.startswith("pooled.") or site == Helper.FIRST_TOKEN
+
+
 def _is_of_labels(site: str) -> bool:
     """Whether its rows are nodes of the labels' trie: a decoder's, but for what it makes of the encoder's tokens."""
     of_tokens = (f".{role}" in site for role in (Role.CROSS_KEY, Role.CROSS_VALUE))
@@ -140,7 +146,7 @@ class _Mixer:
         for tensor in graph.initializer:
             self._remember_constant(tensor.name, tensor)
         self._axis = {
-            value: _Axis.ROWS if site.startswith("pooled.") or site == Helper.FIRST_TOKEN else _Axis.TOKENS
+            value: _Axis.ROWS if _is_of_rows(site) else _Axis.TOKENS
             for site, value in sites.items()
             if value not in whole
         }

@@ -26,6 +26,8 @@ from edgepeft.graph.residual import share_residual_sums
 
 __all__ = ["splice", "splice_states", "splice_text"]
 
+_AGAIN = "A bundle that was exported before edgepeft had that site must be exported again."
+
 
 @Contract(requires=[well_formed, weights_outside], ensures=[well_formed, weights_outside, all_used, gives_logits])
 def splice(
@@ -196,10 +198,7 @@ def _bound(name: str, bindings: Mapping[str, str], changed: Mapping[str, str]) -
 
 def _value_of(site: str, bindings: Mapping[str, str]) -> str:
     if site not in bindings:
-        raise BundleError(
-            f"the delta graph names a site {site!r} that this backbone does not have. A bundle that "
-            "was exported before edgepeft had that site must be exported again."
-        )
+        raise BundleError(f"the delta graph names a site {site!r} that this backbone does not have. {_AGAIN}")
     return bindings[site]
 
 
@@ -216,5 +215,6 @@ def _check_names(
         site = name if kind == "adapted" else value.name
         if site in bindings and bindings[site] not in values:
             raise BundleError(
-                f"the site {site!r} is said to be the value {bindings[site]!r}, which the backbone's graph lacks."
+                f"the site {site!r} is said to be the value {bindings[site]!r}, which the backbone's graph lacks. "
+                f"{_AGAIN}"
             )

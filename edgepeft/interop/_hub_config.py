@@ -20,6 +20,7 @@ __all__ = [
     "BnConfig",
     "HubFile",
     "HubLoraConfig",
+    "HubPrefixConfig",
     "HubPromptConfig",
     "MethodConfig",
     "counted_layers",
@@ -221,6 +222,31 @@ class HubPromptConfig(MethodConfig):
     def checks(self) -> dict[str, bool]:
         """As its base has them: not a prompt behind the first token."""
         return {"combine": self.combine == "prefix"}
+
+
+class HubPrefixConfig(MethodConfig):
+    """Their prefix tuning, whose vectors an MLP makes where it is not ``flat``."""
+
+    ignored: ClassVar[frozenset[str]] = MethodConfig.ignored | {
+        "cross_prefix",  # an encoder has no cross-attention
+        "shared_gating",  # with use_gating only
+    }
+
+    prefix_length: int = Field(default=30, ge=1)
+    flat: bool = False
+    bottleneck_size: int = Field(default=512, ge=1)
+    non_linearity: str = "tanh"
+    encoder_prefix: bool = True
+    use_gating: bool = False
+
+    def checks(self) -> dict[str, bool]:
+        """As its base has them: prefixes in every layer, which no gate weighs."""
+        return {
+            "encoder_prefix": self.encoder_prefix,
+            "leave_out": not self.leave_out,
+            "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
+            "use_gating": not self.use_gating,
+        }
 
 
 def counted_layers(architecture: Architecture) -> dict[str, Site]:

@@ -1,5 +1,6 @@
-"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA, prompts), without adapters.
+"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA, prompts, prefixes).
 
+Nothing here needs adapters.
 Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of ``tests/interop`` are its own.
 """
 
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from edgepeft import __version__
@@ -18,12 +20,23 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, EdgepeftError
 from edgepeft.interop._hub_bottleneck import SHARED, Places, bottleneck_plan
-from edgepeft.interop._hub_config import BnConfig, HubFile, HubLoraConfig, HubPromptConfig, MethodConfig, leading_layers
+from edgepeft.interop._hub_config import (
+    ACTIVATION_NAMES,
+    BnConfig,
+    HubFile,
+    HubLoraConfig,
+    HubPrefixConfig,
+    HubPromptConfig,
+    MethodConfig,
+    leading_layers,
+)
 from edgepeft.interop._hub_head import read_head
 from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
-from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed, read_state_dict
+from edgepeft.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
+from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
 from edgepeft.methods.lora import LoRA
+from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["IMPORTER", "AdapterHub"]
@@ -40,6 +53,7 @@ _COMPOSITIONS = {
     "adapter_interface.json": "an adapter of a model with an interface of its own",
 }
 
+_POOL = ".prefix_tuning.pool."
 _FLEXIBLE = "transformer."  # what their own class puts before T5's names
 # Their older names -> today's, as their loader has them.
 _LEGACY = {
@@ -77,10 +91,35 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
     return ConversionPlan.renaming(method, {theirs: vectors})
 
 
+def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
+    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table."""
+    method = PrefixTuning(length=config.prefix_length)
+    pairs = [site for site in method.sites(places.classifier.architecture) if site.layer is not None]
+    width, k = pairs[0].out_features, config.bottleneck_size
+    whole = len(pairs) * width
+    stem = f"{places.classifier.prefix}prefix_tuning.prefix_tunings.{places.adapter}.self_prefix."
+    made = f"{stem}control_trans"
+    mlp = {f"{made}.0.weight": (k, width), f"{made}.0.bias": (k,)}
+    mlp |= {f"{made}.2.weight": (whole, k), f"{made}.2.bias": (whole,), f"{stem}wte.weight": (method.length, width)}
+
+    def convert(state: StateDict) -> dict[str, Tensor]:
+        if config.flat:
+            vectors = state[made].view(method.length, whole)
+        else:
+            act = ACTIVATIONS[ACTIVATION_NAMES[config.non_linearity.lower()]]
+            down, down_bias, up, up_bias, table = (state[name] for name in mlp)
+            vectors = act(table @ down.T + down_bias) @ up.T + up_bias
+        parts = torch.split(vectors, width, dim=1)
+        return {f"{site.name}/vectors": part for site, part in zip(pairs, parts, strict=True)}
+
+    return ConversionPlan(method, {made: (method.length * whole,)} if config.flat else mlp, convert)
+
+
 # Their ``architecture`` -> its config and what reads it; a new method is one entry.
 _METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
     None: (BnConfig, bottleneck_plan),
     "lora": (HubLoraConfig, _lora_plan),
+    "prefix_tuning": (HubPrefixConfig, _prefix_plan),
     "prompt_tuning": (HubPromptConfig, _prompt_plan),
 }
 _KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
@@ -153,6 +192,8 @@ def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str
     """By today's names, in transformers' own class."""
     state = {}
     for name, tensor in stored.items():
+        if _POOL in name:
+            continue  # each layer has all prefixes once more
         if classifier.scores_labels:
             name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
         for old, new in _LEGACY.items():

@@ -23,7 +23,6 @@ from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.interop.peft_methods.base import (
     CONFIG_FILE,
-    PREFIX,
     TENSORS_FILE,
     PeftConfig,
     WrapConfig,
@@ -152,7 +151,9 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     ours = delta.tensors()
     tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
-        write_tensors({PREFIX + name: t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE)
+        write_tensors(
+            {config.stored_name(name): t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE
+        )
         write_json(new / CONFIG_FILE, settings)
 
 
@@ -170,9 +171,9 @@ def _model_of(delta: Delta, backbone: Backbone) -> str:
 
 def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
     card = delta.card
-    written = {config.ours: config for config in peft_methods().values() if config.ours}
+    written = {ours: config for config in peft_methods().values() for ours in config.ours}
     if card.method not in written:
-        known = " and ".join(sorted(map(str, written)))
+        known = ", ".join(sorted(written))
         raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
     theirs = head_named(classifier.head)
     reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else "first_token"

@@ -18,6 +18,7 @@ from edgepeft.registry import classes_of
 
 __all__ = [
     "ChoosesRoles",
+    "Folding",
     "Generator",
     "Method",
     "PerLayer",
@@ -28,6 +29,7 @@ __all__ = [
     "norm_tensors",
     "option",
     "require",
+    "weight_at",
 ]
 
 
@@ -44,6 +46,14 @@ def require(condition: bool, message: str) -> None:
     """
     if not condition:
         raise UsageError(message)
+
+
+class Folding(nn.Module, ABC):
+    """A module that is trained in another form than the one that answers, and that is tuned on a board."""
+
+    @abstractmethod
+    def folded(self, weight: Callable[[], Tensor]) -> nn.Module:
+        """What gives the same values with less; ``weight`` reads that of the site's linear layer, [out, in]."""
 
 
 class Generator(nn.Module, ABC):
@@ -93,18 +103,26 @@ class Method(ABC):
         """Fresh modules by site name; their ``forward(y, ...)`` names what it reads: y, x, residual, norm, position.
 
         All tensors are (..., d) and the result has y's shape; ``position`` (...) is each token's place in its row.
+        ``weight`` [out, in] (where the module is ``Folding``) and ``bias`` [out], or None, are its linear layer's.
         What a decoder gives the labels' edges is (batch, nodes, edges), and ``token`` (edges) their tokens.
         """
         return {}
 
-    def start(self, modules: Mapping[str, nn.Module], words: Callable[[], Tensor]) -> None:
-        """Give fresh modules what they take from the pretrained word embeddings [vocabulary, d]; by default nothing."""
+    def start(
+        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
+    ) -> None:
+        """Give fresh modules what they take from pretrained tensors, which ``read`` gives; by default nothing."""
         return
 
     @property
     def prompt_length(self) -> int:
         """Tokens that it puts in front of every text."""
         return 0
+
+    @property
+    def positions(self) -> int:
+        """Of the backbone's positions how many it takes from texts."""
+        return self.prompt_length
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The backbone tensors that a task has of its own: trained copies, unless there is a generator."""
@@ -275,6 +293,12 @@ def method_of(method: Method | str) -> Method:
         else:
             values[last] += f",{part}"
     return method_named(name).from_settings(values)
+
+
+def weight_at(site: Site, read: Callable[[str], Tensor]) -> Tensor:
+    """[out, in]: the weight of the linear layer whose output a site is."""
+    whole = read(f"{site.reads}.weight")
+    return whole if site.columns is None else whole[slice(*site.columns)]
 
 
 def norm_tensors(architecture: Architecture) -> tuple[str, ...]:

@@ -20,11 +20,11 @@ from edgepeft.methods._cross_attention import CrossAttention, crossed
 from edgepeft.methods.base import ChoosesRoles, option, require
 from edgepeft.methods.bitfit import BitFit
 
-__all__ = ["LoRA", "LowRank"]
+__all__ = ["Factors", "LoRA", "LowRank"]
 
 
-class LowRank(nn.Module):
-    """y + scale B A x; x [..., in], y [..., out]."""
+class Factors(nn.Module):
+    """scale B A; a subclass says what it is added to."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
         super().__init__()
@@ -33,10 +33,17 @@ class LowRank(nn.Module):
         self.B = nn.Parameter(torch.zeros(outputs, rank))  # zero, so that a fresh delta is the identity
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))  # the authors' code; nn.Linear's own default
 
+    def update(self, x: Tensor) -> Tensor:
+        """scale B A x: [..., in] -> [..., out]; the scale is applied where the value is narrowest, (..., r)."""
+        return functional.linear(functional.linear(x, self.A) * self.scale, self.B)
+
+
+class LowRank(Factors):
+    """y + scale B A x; x [..., in], y [..., out]."""
+
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
-        """Eq. 3; the scale is applied where the value is narrowest, (..., r)."""
-        adapted: Tensor = y + functional.linear(functional.linear(x, self.A) * self.scale, self.B)
-        return adapted
+        """Eq. 3."""
+        return y + self.update(x)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,23 +67,28 @@ class LoRA(CrossAttention, ChoosesRoles):
     )
 
     def __post_init__(self) -> None:
-        require(self.rank >= 1, f"lora's rank must be at least 1; found {self.rank}.")
-        require(math.isfinite(self.alpha), f"lora's alpha must be a finite number; found {self.alpha}.")
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
         super().__post_init__()
         require(
             not self.cross_attention or bool(self.attaches_across()),
-            f"lora's cross_attention needs roles of attention; found {', '.join(self.roles)}.",
+            f"{self.name}'s cross_attention needs roles of attention; found {', '.join(self.roles)}.",
         )
 
     def attaches_across(self) -> tuple[Role, ...]:
         """The same linear layers as in self-attention, where it is asked for."""
         return crossed(self.attaches_to()) if self.cross_attention else ()
 
+    module: ClassVar[type[Factors]] = LowRank
+
+    @property
+    def scale(self) -> float:
+        """What B A is multiplied by."""
+        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One pair of factors a site."""
-        divisor = math.sqrt(self.rank) if self.rank_stabilised else self.rank
-        scale = self.alpha / divisor
-        return {site.name: LowRank(site.in_features, site.out_features, self.rank, scale) for site in sites}
+        return {site.name: self.module(site.in_features, site.out_features, self.rank, self.scale) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
         """The biases that ``bias`` names."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.methods._prompt import Prompt, PromptTuning
 from edgepeft.methods.base import require
 
@@ -31,13 +32,15 @@ class PromptT(PromptTuning):
         super().__post_init__()
         require(self.place == "words", "prompt-t starts from word embeddings: its place is words; prompt-r takes both.")
 
-    def start(self, modules: Mapping[str, nn.Module], words: Callable[[], Tensor]) -> None:
+    def start(
+        self, modules: Mapping[str, nn.Module], architecture: Architecture, read: Callable[[str], Tensor]
+    ) -> None:
         """Copy the first p rows.
 
         Raises:
             UsageError: the vocabulary has fewer.
         """
-        table = words()
+        table = read(architecture.words)
         require(
             self.length <= len(table),
             f"prompt-t's length must be at most the vocabulary's size, {len(table)}; found {self.length}.",

@@ -89,7 +89,7 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
 
     bindings = both.backbone.family.bindings(both.backbone.architecture)
     for site in both.backbone.architecture.sites:
-        if not site.module:
+        if not site.module or site.shape:  # of another shape: the next test's
             continue
         module = both.model.get_submodule(site.module)
         module.register_forward_hook(keep(site.name), with_kwargs=True)
@@ -119,6 +119,40 @@ def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_
             exact[name].value, (*real.shape, seen[name].shape[-1])
         )  # positions come once for all rows
         np.testing.assert_allclose(found[bindings[name]], every[real], rtol=0, atol=exact[name].error, err_msg=name)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "electra"])
+def test_split_keys_and_values_positions_and_the_mask_are_transformers(tiny: Callable[..., Path], model_type: str):
+    both, seen = Both(tiny(model_type)), dict[str, torch.Tensor]()
+    architecture = both.backbone.architecture
+    for site in (site for site in architecture.sites if site.shape):
+        module, name = both.model.get_submodule(site.module), site.name
+        if site.enters:
+            module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
+        elif site.keyword:
+            module.register_forward_pre_hook(
+                lambda _, __, given, site=site: seen.update({site.name: given[site.keyword]}), with_kwargs=True
+            )
+        else:
+            module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output}))
+    rows = ragged(4, 7, SIZES[model_type])
+    feed = {name: rows[name] for name in architecture.inputs}
+    both.model(**{name: torch.from_numpy(values) for name, values in feed.items()})
+    model = build(both.backbone)
+    del model.graph.output[:]
+    model.graph.output.extend(
+        helper.make_tensor_value_info(n, TensorProto.INT64 if n == "position_ids" else TensorProto.FLOAT, None)
+        for n in seen
+    )
+    found = dict(zip(seen, session(model, both.backbone.folder).run(list(seen), feed), strict=True))
+    real = rows["attention_mask"].astype(bool)
+    positions = np.broadcast_to(seen["position_ids"].numpy(), real.shape)
+    np.testing.assert_array_equal(found.pop("position_ids"), positions[real])
+    np.testing.assert_array_equal(found["attention_bias"] < 0, seen["attention_bias"].numpy() < 0)
+    assert not found.pop("attention_bias")[real[:, None, None]].any() and len(found) == 2 * architecture.n_layers
+    for name, values in found.items():
+        split = seen[name].detach().unflatten(-1, (values.shape[1], -1)).numpy()  # (B, S, h, e)
+        np.testing.assert_allclose(values.transpose(0, 2, 1, 3)[real], split[real], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["roberta-base", "bert-base-uncased", "distilbert-base-uncased"])

@@ -21,8 +21,7 @@ from edgepeft.delta import new_delta
 from edgepeft.methods.base import Method, methods
 
 KINDS: list[dict[str, Any]] = [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}]
-WITHOUT = {"linear", "top-k"}  # a head that trains nothing, and two stacks of layers: refused in words
-FITTING = [name for name in methods() if name not in WITHOUT]
+FITTING = [name for name in methods() if name not in suite.WITHOUT["t5"]]
 
 
 def fits(method: Method) -> bool:

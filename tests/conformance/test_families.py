@@ -20,7 +20,7 @@ from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
 
-WITHOUT = {"modernbert": {"bitfit"}, "deberta-v2": set[str]()}  # no bias: refused in words
+FAMILIES = ("modernbert", "deberta-v2")
 
 
 def fits(method: Method) -> bool:
@@ -34,8 +34,8 @@ QUICK = {"full", "lora", "pfeiffer", "prompt-t"}  # a way each to join a backbon
 def cases(quick: int) -> list[Any]:
     """Every family and fitting instance; all but the first one of ``QUICK`` and each ``quick``-th method are slow."""
     made = []
-    for family, without in WITHOUT.items():
-        for turn, name in enumerate(sorted(methods().keys() - without)):
+    for family in FAMILIES:
+        for turn, name in enumerate(sorted(methods().keys() - suite.WITHOUT[family])):
             for i, example in enumerate(filter(fits, methods()[name].examples())):
                 marks = [] if i == 0 and (turn % quick == 0 or name in QUICK) else [pytest.mark.slow]
                 made.append(pytest.param((family, example), id=f"{family}-{name}-{i}", marks=marks))

@@ -47,10 +47,9 @@ def cases() -> list[Any]:
     """Every method on every relative; of each method's first instance one relative is not slow, in turn."""
     made = []
     for turn, name in enumerate(methods()):
-        for example, (place, relative) in itertools.product(
-            range(len(methods()[name].examples())), enumerate(RELATIVES)
-        ):
-            quick = example == 0 and place == turn % len(RELATIVES)
+        fitting = [relative for relative in RELATIVES if name not in suite.WITHOUT.get(relative, ())]
+        for example, (place, relative) in itertools.product(range(len(methods()[name].examples())), enumerate(fitting)):
+            quick = example == 0 and place == turn % len(fitting)
             marks = [] if quick else [pytest.mark.slow]
             marks += [pytest.mark.numerical] if quick and name == NUMERICAL else []
             made.append(pytest.param(name, example, relative, id=f"{name}-{example}-{relative}", marks=marks))
@@ -82,8 +81,8 @@ class Tuned:
 def gradients_of(
     case: suite.Case, rows: dict[str, torch.Tensor], targets: torch.Tensor, masks: Sequence[np.ndarray] = ()
 ) -> dict[str, Exact]:
-    """PyTorch's loss and gradients, by the names of delta.safetensors; ``masks`` in the place of dropout."""
-    delta, model = copy.deepcopy(case.moved).eval().double(), copy.deepcopy(case.model).double()
+    """PyTorch's loss and gradients, by the names of the exported tensors; ``masks`` in the place of dropout."""
+    delta, model = copy.deepcopy(case.moved.folded(case.backbone)).eval().double(), copy.deepcopy(case.model).double()
     supply = itertools.cycle(torch.from_numpy(mask) for mask in masks)
     if masks:
         delta.head.dropout.register_forward_hook(lambda _, __, y: y * next(supply))

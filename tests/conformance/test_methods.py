@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import suite
@@ -17,7 +18,7 @@ from edgepeft.methods.base import methods
 from edgepeft.methods.lora import LoRA
 
 # Every instance on BERT, whose head reads a pooler; what depends on the family, on one relative each, in turn.
-RELATIVES = [
+RELATIVES: list[tuple[str, dict[str, Any]]] = [
     ("roberta", {}),
     ("distilbert", {}),
     ("electra", {"embedding_size": 20}),
@@ -28,16 +29,30 @@ INSTANCES = [(name, example) for name, method in methods().items() for example i
 NUMBERS = range(len(INSTANCES))
 
 
+def relative_of(i: int) -> tuple[str, dict[str, Any]]:
+    """Of those that do not refuse the method."""
+    name, _ = INSTANCES[i]
+    fitting = [relative for relative in RELATIVES if name not in suite.WITHOUT.get(relative[0], ())]
+    return fitting[i % len(fitting)]
+
+
+def relatives() -> list[Any]:
+    """Each instance's; those of a method's further instances are slow."""
+    first = {name: i for i, (name, _) in reversed(list(enumerate(INSTANCES)))}
+    return [
+        pytest.param(i, id=f"{name}-{i}-{relative_of(i)[0]}", marks=[] if first[name] == i else [pytest.mark.slow])
+        for i, (name, _) in enumerate(INSTANCES)
+    ]
+
+
 @pytest.fixture(scope="module", params=NUMBERS, ids=lambda i: f"{INSTANCES[i][0]}-{i}")
 def case(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> Iterator[suite.Case]:
     yield suite.Case(INSTANCES[request.param][1], open_backbone(str(tiny("bert"))))
 
 
-@pytest.fixture(
-    scope="module", params=NUMBERS, ids=lambda i: f"{INSTANCES[i][0]}-{i}-{RELATIVES[i % len(RELATIVES)][0]}"
-)
+@pytest.fixture(scope="module", params=relatives())
 def relative(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> Iterator[suite.Case]:
-    model_type, options = RELATIVES[request.param % len(RELATIVES)]
+    model_type, options = relative_of(request.param)
     yield suite.Case(INSTANCES[request.param][1], open_backbone(str(tiny(model_type, **options))))
 
 

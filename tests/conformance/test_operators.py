@@ -26,8 +26,6 @@ FAMILIES = {  # BERT with as many words as are worth quantising
     "deberta-v2": {},
     "t5": {},
 }
-# Refused there, see test_decoder.py and test_modernbert.py.
-WITHOUT = {"t5": {"linear", "top-k"}, "modernbert": {"bitfit"}}
 
 
 def instances(method: type[Method]) -> Iterator[Method]:
@@ -53,7 +51,7 @@ def test_the_list_is_what_the_builders_and_exports_emit(tiny: Callable[..., Path
             folder.mkdir()
             write_backbone(backbone, folder, dtype)
             collect(onnx.load(folder / "backbone.onnx", load_external_data=False), model_type)
-        fitting = {name: method for name, method in methods().items() if name not in WITHOUT.get(model_type, ())}
+        fitting = {name: method for name, method in methods().items() if name not in suite.WITHOUT.get(model_type, ())}
         for name, method in fitting.items():
             for instance in instances(method) if model_type == "bert" else method.examples()[:1]:
                 collect(suite.Case(instance, backbone).graph, f"{name} on {model_type}")

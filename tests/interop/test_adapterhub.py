@@ -20,7 +20,7 @@ from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.interop.base import importer_of
 
 GOLDEN = BACKBONES / "adapterhub"
-HOLDERS = ("adapters", "loras", "shared_parameters", "prompt_tunings")
+HOLDERS = ("adapters", "loras", "shared_parameters", "prompt_tunings", "prefix_tunings")
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*/adapter_config.json"))
 SAFE, PICKLED = "adapter.safetensors", "pytorch_adapter.bin"
 
@@ -61,7 +61,7 @@ def test_adapters_made_the_golden_checkpoints_of_both_backbones():
     cards = [json.loads((GOLDEN / name / "adapter_config.json").read_text()) for name in NAMES]
     assert {card["version"] for card in cards} == {f"adapters.{versions['adapters']}"}
     kinds = [{name.partition("-")[2] for name in NAMES if name.startswith(family)} for family in ("bert-", "roberta-")]
-    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 33
+    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 35
     for name in NAMES:  # in the names and containers that adapters writes, of which our code writes none
         folder = GOLDEN / name
         safe = (folder / SAFE).exists()
@@ -204,7 +204,7 @@ def test_lora_from_before_its_scale_was_repaired_is_read_without_one(copy):
         ({"leave_out": [0, 1]}, "leave no layer|skip_layers must be"),
         ({"leave_out": ["first"]}, r"leave_out\.0"),
         ({"mh_adapter": "maybe"}, "mh_adapter"),
-        ({"architecture": "prefix_tuning"}, "prefix_tuning cannot be imported; what can: bottleneck"),
+        ({"architecture": "reft"}, "reft cannot be imported; what can: bottleneck"),
         ({"architecture": "prompt_tuning"}, "no delta can represent .*non_linearity = 'relu'"),
         ({"architecture": "union"}, "union cannot be imported"),
         ({"architecture": "reft"}, "reft cannot be imported"),
@@ -247,6 +247,19 @@ def test_loras_that_no_delta_can_represent_are_refused_by_name(copy, settings, n
 def test_prompts_that_no_delta_can_represent_are_refused_by_name(copy, settings, named):
     with pytest.raises(BundleError, match=named):
         imported(copy("bert-prompt", settings=settings), backbone_of("bert"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"leave_out": [0]}, r"leave_out = \[0\]"),
+        ({"use_gating": True}, "use_gating = True"),
+        ({"prefix_length": 3}, r"self_prefix\.control_trans \[256\] instead of \[192\]"),
+    ],
+)
+def test_prefixes_that_no_delta_can_represent_are_refused_by_name(copy, settings, named):
+    with pytest.raises(BundleError, match=named):
+        imported(copy("bert-prefix", settings=settings), backbone_of("bert"))
 
 
 @pytest.mark.parametrize(

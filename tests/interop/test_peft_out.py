@@ -38,7 +38,7 @@ def theirs_of(name):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only"])
+@pytest.mark.parametrize("kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "dora"])
 def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     ours = load_file(back_to_peft(f"{family}-{kind}", tmp_path / "out") / "adapter_model.safetensors")
     # With bias="all" PEFT also writes the head's wrapped copies, of which it reads only the plain name.
@@ -48,7 +48,8 @@ def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     golden = json.loads((GOLDEN / f"{family}-{kind}" / "adapter_config.json").read_text())
-    same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "bias", "fan_in_fan_out", "init_lora_weights")
+    same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
+    same += ("init_lora_weights",)
     assert {name: config[name] for name in same} == {name: golden[name] for name in same}
     assert config["modules_to_save"] == ["classifier"]
 
@@ -56,7 +57,8 @@ def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
 @pytest.mark.numerical
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "electra"])
 @pytest.mark.parametrize("bias", ["none", "all", "lora_only"])
-def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path):
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_peft_loads_our_delta_with_equal_logits(model_type, method, bias, tiny, tmp_path):
     peft = pytest.importorskip("peft")
     import transformers
     from tiny import ragged
@@ -64,7 +66,7 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
     folder = tiny(model_type)
     backbone = open_backbone(str(folder))
     settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias}
-    delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), settings=settings, head=backbone.architecture.head)
+    delta = random_delta(backbone, method, "task", ("a", "b", "c"), settings=settings, head=backbone.architecture.head)
     write_peft(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=3, attn_implementation="eager"
@@ -78,6 +80,33 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
         expected.require(delta.logits(model, inputs).numpy())
     again = importer_of(tmp_path / "out").read(tmp_path / "out", backbone, ImportRequest("task"))
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
+
+
+def test_a_prefix_comes_back_to_peft_and_ours_gives_equal_logits_there(tiny, tmp_path):
+    ours, theirs = (
+        load_file(back_to_peft("bert-prefix", tmp_path / "out") / "adapter_model.safetensors"),
+        theirs_of("bert-prefix"),
+    )
+    assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    peft = pytest.importorskip("peft")
+    import transformers
+    from tiny import ragged
+
+    backbone = open_backbone(str(tiny("bert")))
+    settings = {"length": 3, "projection": 4}
+    stays = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings)
+    with pytest.raises(UsageError, match="--set text=follows"):
+        write_peft(stays, backbone, tmp_path / "refused")
+    delta = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings | {"text": "follows"})
+    write_peft(delta, backbone, tmp_path / "projected")
+    base = transformers.BertForSequenceClassification.from_pretrained(
+        backbone.folder, num_labels=3, attn_implementation="eager"
+    )
+    model = peft.PeftModel.from_pretrained(base, tmp_path / "projected").eval().double()
+    inputs = {n: torch.from_numpy(v) for n, v in ragged(6, 9, base.config.to_dict()).items()}
+    with torch.no_grad():
+        expected = exactly(lambda: {"logits": model(**inputs).logits})["logits"]
+        expected.require(delta.logits(load_model(backbone, "eager"), inputs).numpy())
 
 
 @pytest.mark.parametrize("name", ["bert-tags-lora", "roberta-tags-untyped", "bert-spans-lora"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.methods.bitfit import BitFit
+from edgepeft.methods.dora import DoRA
 from edgepeft.methods.full import Full
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.layernorm import LayerNormTuning
@@ -29,6 +30,7 @@ NORMS = 38_400  # 25 LayerNorms of 2 x 768
         (Spartan(), 1_032_192 + NORMS),
         (LoRA(), 294_912),  # 0.3 M in LoRA's table 2
         (LoRA(rank=4, roles=("ffn_output",)), 12 * 4 * (3072 + 768)),
+        (DoRA(), 294_912 + 12 * 2 * 768),  # LoRA's, and one magnitude an output
         (LoRA(rank=4, roles=("ffn_up",)), 12 * 4 * (768 + 3072)),
         # 12 x (q, k, v, o: 4 x 768; up: 3072; down: 768; two norms) and the embeddings' norm
         (BitFit(), 12 * (4 * 768 + 3072 + 768 + 2 * 768) + 768),

@@ -22,7 +22,7 @@ from edgepeft.methods.base import methods
 from edgepeft.runtime import weights
 from edgepeft.runtime.runtime import Runtime
 
-SHARED = ["bitfit", "compacter", "houlsby", "layernorm", "lora", "pfeiffer", "spartan"]
+SHARED = ["bitfit", "compacter", "dora", "houlsby", "layernorm", "lora", "pfeiffer", "spartan"]
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class PeftConfig(ForeignConfig):
     """What all of PEFT's methods have; a subclass in a file of this package is found by its ``kind``."""
 
     kind: ClassVar[str]  # the ``peft_type``
-    ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
+    ours: ClassVar[tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
     prefix: ClassVar[str] = PREFIX
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
@@ -68,7 +68,7 @@ class PeftConfig(ForeignConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """A delta of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
+        """A delta of one of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
 
         Raises:
             UsageError: PEFT has no form for it.
@@ -82,6 +82,11 @@ class PeftConfig(ForeignConfig):
         wrapped = str((self.auto_mapping or {}).get("base_model_class"))
         said = next((model for model in known.values() if wrapped.endswith(model)), asked)
         return said if said is not None and said in known.values() else next(iter(known.values()))
+
+    @classmethod
+    def stored_name(cls, tensor: str) -> str:
+        """What its files call a tensor that has this name in the model without PEFT's wrappers."""
+        return cls.prefix + tensor
 
     @property
     def saved(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ class Ia3Config(WrapConfig):
     """Vectors that scale."""
 
     kind: ClassVar[str] = "IA3"
-    ours: ClassVar[str] = IA3.name
+    ours: ClassVar[tuple[str, ...]] = (IA3.name,)
     ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {"init_ia3_weights"}
 
     feedforward_modules: str | list[str]

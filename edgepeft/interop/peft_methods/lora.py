@@ -1,4 +1,4 @@
-"""PEFT's LoRA (``LORA``), with its variants of scale, bias and pattern.
+"""PEFT's LoRA and DoRA (``LORA``), with its variants of scale, bias and pattern.
 
 Where ranks differ, zeros fill up to the largest; where scales differ, B takes the factor: B A x is the same.
 """
@@ -6,6 +6,7 @@ Where ranks differ, zeros fill up to the largest; where scales differ, B takes t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -15,11 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES
-from edgepeft.delta import Delta
+from edgepeft.delta import Delta, pretrained
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.interop.peft_methods.base import PeftConfig, WrapConfig, match_pattern
 from edgepeft.methods._cross_attention import crossed
+from edgepeft.methods.base import method_named, weight_at
+from edgepeft.methods.dora import DoRA
 from edgepeft.methods.lora import LoRA
 
 __all__ = ["LoraConfig"]
@@ -27,6 +30,7 @@ __all__ = ["LoraConfig"]
 # Starts that leave the base model's weights alone; the others (pissa, olora, loftq, ...) change those too.
 _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
+_MAGNITUDE = "lora_magnitude_vector"  # of DoRA
 _Value = TypeVar("_Value", int, float)
 
 
@@ -34,7 +38,7 @@ class LoraConfig(WrapConfig):
     """Pairs of factors, and biases."""
 
     kind: ClassVar[str] = "LORA"
-    ours: ClassVar[str] = LoRA.name
+    ours: ClassVar[tuple[str, ...]] = (LoRA.name, DoRA.name)
     ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {
         "lora_dropout",
         "fan_in_fan_out",  # of GPT-2's Conv1D; PEFT itself turns it off on a linear layer
@@ -48,6 +52,7 @@ class LoraConfig(WrapConfig):
     r: int = Field(ge=1, strict=True)
     lora_alpha: FiniteFloat
     use_rslora: bool = False
+    use_dora: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] | None = None
     alpha_pattern: dict[str, FiniteFloat] | None = None
@@ -64,7 +69,7 @@ class LoraConfig(WrapConfig):
         found = {site.role for site in sites.values()}
         across = found & set(crossed(LINEAR_ROLES))
         roles = tuple(str(role) for role in LINEAR_ROLES if not found.isdisjoint((role, *crossed((role,)))))
-        method = LoRA(
+        method = (DoRA if self.use_dora else LoRA)(
             rank=rank,
             alpha=alpha,
             roles=roles,
@@ -72,24 +77,29 @@ class LoraConfig(WrapConfig):
             bias=self.bias,
             cross_attention=bool(across),
         )
-        scale = alpha / (rank**0.5 if self.use_rslora else rank)
         every = [name for name in classifier.tensors if name.endswith(".bias")]
         trained = {"none": [], "lora_only": [f"{module}.bias" for module in targets], "all": every}[self.bias]
+        backbone = classifier.backbone
         biases = classifier.overrides(name for name in trained if name in classifier.tensors)  # T5 has none
         shapes = {theirs: shape for theirs, (_, shape) in biases.items()}
         for module, site in sites.items():
             shapes[f"{module}.lora_A.weight"] = (self.rank(module), site.in_features)
             shapes[f"{module}.lora_B.weight"] = (site.out_features, self.rank(module))
+            shapes |= {f"{module}.{_MAGNITUDE}": (site.out_features,)} if self.use_dora else {}
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             values = {ours: state[theirs] for theirs, (ours, _) in biases.items()}
             for site in method.sites(classifier.architecture):
                 values[f"{site.name}/A"] = torch.zeros(rank, site.in_features)
                 values[f"{site.name}/B"] = torch.zeros(site.out_features, rank)
+                if self.use_dora:
+                    values[f"{site.name}/magnitude"] = weight_at(site, partial(pretrained, backbone)).norm(dim=1)
             for module, site in sites.items():
-                more, factor = rank - self.rank(module), self.scale(module) / scale
+                more, factor = rank - self.rank(module), self.scale(module) / method.scale
                 values[f"{site.name}/A"] = functional.pad(state[f"{module}.lora_A.weight"], (0, 0, 0, more))
                 values[f"{site.name}/B"] = functional.pad(state[f"{module}.lora_B.weight"] * factor, (0, more))
+                if self.use_dora:
+                    values[f"{site.name}/magnitude"] = state[f"{module}.{_MAGNITUDE}"]
             return values
 
         return ConversionPlan(method, shapes, convert)
@@ -119,9 +129,11 @@ class LoraConfig(WrapConfig):
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """As ``PeftConfig.written``."""
-        method = LoRA.from_settings(delta.card.hyperparameters)
+        method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
+        assert isinstance(method, LoRA)
         modules = classifier.modules_of(delta.site_modules)
-        names = {f"{site}/{part}": f"{module}.lora_{part}.weight" for site, module in modules.items() for part in "AB"}
+        parts = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": _MAGNITUDE}
+        names = {f"{site}/{ours}": f"{module}.{parts[ours]}" for site, module in modules.items() for ours in parts}
         for theirs, ours in classifier.tensors.items():
             module, _, part = theirs.rpartition(".")
             names[f"override/{ours}"] = f"{module}.base_layer.{part}" if module in modules.values() else theirs
@@ -129,6 +141,7 @@ class LoraConfig(WrapConfig):
             "r": method.rank,
             "lora_alpha": int(method.alpha) if method.alpha.is_integer() else method.alpha,
             "use_rslora": method.rank_stabilised,
+            "use_dora": isinstance(method, DoRA),
             "bias": method.bias,
             # By whole names: an end such as output.dense means two of them.
             "target_modules": list(modules.values()),

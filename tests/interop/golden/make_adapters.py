@@ -100,6 +100,12 @@ CHECKPOINTS = {
     ),
     "prompt": (adapters.PromptTuningConfig(prompt_length=5), DEFAULT, True),
     "prompt-static": (adapters.PromptTuningConfig(prompt_length=3), STATIC, False),
+    "prefix": (adapters.PrefixTuningConfig(flat=True, prefix_length=4), DEFAULT, False),
+    "prefix-projected": (
+        adapters.PrefixTuningConfig(prefix_length=3, bottleneck_size=6, non_linearity="gelu"),
+        STATIC,
+        False,
+    ),
     "tagging": (SeqBnConfig(reduction_factor=4), TAGGING | {"id2label": dict(enumerate(("O", "B-X", "I-X")))}, True),
     "tagging-prompt": (adapters.PromptTuningConfig(prompt_length=4), TAGGING, False),
     "tagging-static": (LoRAConfig(r=4, alpha=6), TAGS, True),

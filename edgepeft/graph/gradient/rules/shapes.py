@@ -71,6 +71,11 @@ def _concat(at: Visit) -> Gradients:
             yield i, op("Slice", at.dy, start, end, at.tape.ints(axis))
 
 
+def _expand(at: Visit) -> Gradients:
+    """What all its copies bring."""
+    yield 0, at.reduced(at.dy, 0)
+
+
 def _reduce_sum(at: Visit) -> Gradients:
     yield 0, at.op("Expand", _kept(at, at.dy), at.tape.shape(*at.tape.extents(at.x), of=at.x))
 
@@ -120,6 +125,7 @@ RULES: Mapping[str, Rule] = {
     "Transpose": _transpose,
     "Slice": _slice,
     "Concat": _concat,
+    "Expand": _expand,
     "ReduceSum": _reduce_sum,
     "ReduceMean": _reduce_mean,
     "ReduceMax": _reduce_max,

@@ -1,0 +1,163 @@
+"""Prefix tuning (Li and Liang, 2021, arXiv:2101.00190; Liu et al., 2022, arXiv:2110.07602): keys and values besides.
+
+    softmax(Q [K; P_k]^T / sqrt(e)) [V; P_v]        P_k, P_v [p, d] of each layer, split into heads as K and V are
+
+Tokens attend to a layer's p pairs as to tokens that stand in every row; where these stand does not matter, for nothing
+else tells keys apart.  ``projection`` trains them by way of an MLP of all layers (Li and Liang, section 4.3), which is
+folded where a task is exported:
+
+    P = W2 tanh(W1 E + b1) + b2,    E [p, d]
+
+PEFT moves the texts' positions by p too, and AdapterHub does not: ``text``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods.base import Folding, Method, option, require
+
+__all__ = ["Moved", "Opened", "Prefix", "PrefixTuning", "Projected"]
+
+
+_PAIRS = (Role.KEY_HEADS, Role.VALUE_HEADS)
+
+
+class Prefix(nn.Module):
+    """p rows behind a layer's split keys or values, [batch, h, n, e] -> [batch, h, n + p, e]."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.randn(length, width))
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[batch, h, n + p, e]."""
+        return _lengthened(y, self.vectors)
+
+
+class Projected(Folding):
+    """The same with vectors that an MLP makes; table and ``down`` are all layers' own."""
+
+    def __init__(self, table: nn.Parameter, down: nn.Linear, width: int) -> None:
+        super().__init__()
+        self.table, self.down, self.up = table, down, nn.Linear(down.out_features, width)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[batch, h, n + p, e]."""
+        return _lengthened(y, self.vectors())
+
+    def vectors(self) -> Tensor:
+        """P, [p, d]."""
+        made: Tensor = self.up(torch.tanh(self.down(self.table)))
+        return made
+
+    def folded(self, weight: Callable[[], Tensor]) -> Prefix:
+        """With what the MLP made."""
+        made = self.vectors().detach()
+        folded = Prefix(*made.shape)
+        folded.vectors = nn.Parameter(made)
+        return folded
+
+
+class Opened(nn.Module):
+    """What masks attention, [..., n] -> [..., n + p]: the prefix is seen from everywhere."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Zeros are added to scores; in a mask of truths, what is true is seen."""
+        seen = y[..., :1] * 0 if y.is_floating_point() else torch.ones_like(y[..., :1])
+        return torch.cat([y, seen.expand(*y.shape[:-1], self.length)], dim=-1)
+
+
+class Moved(nn.Module):
+    """Positions p places on, int64 [...]."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, y: Tensor) -> Tensor:
+        """[...]."""
+        return y + self.length
+
+
+def _lengthened(y: Tensor, vectors: Tensor) -> Tensor:
+    heads = vectors.view(len(vectors), y.shape[1], -1).transpose(0, 1)  # (h, p, e)
+    return torch.cat([y, heads.expand(y.shape[0], -1, -1, -1)], dim=2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixTuning(Method):
+    """Trained keys and values in every layer."""
+
+    name: ClassVar[str] = "prefix"
+    title: ClassVar[str] = "Prefix tuning"
+    paper: ClassVar[str] = "Li and Liang, 2021, arXiv:2101.00190"
+    equation: ClassVar[str] = "softmax(Q [K; P_k]^T / sqrt(e)) [V; P_v]"
+    near_identity: ClassVar[bool] = False  # a fresh prefix is attended to
+    learning_rate: ClassVar[float] = 5e-3
+    learning_rate_source: ClassVar[str] = "Liu et al., 2022, the authors' script for RTE on RoBERTa"
+
+    length: int = option(20, "pairs p of a layer")
+    text: Literal["stays", "follows"] = option(
+        "stays", "where texts begin: at the first position (stays: AdapterHub), or at the p-th (follows: PEFT)"
+    )
+    projection: int = option(0, "width of the MLP that makes all layers' vectors while training; 0: they are trained")
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, f"prefix's length must be at least 1; found {self.length}.")
+        require(self.projection >= 0, f"prefix's projection must not be negative; found {self.projection}.")
+
+    @property
+    def positions(self) -> int:
+        """p where texts follow."""
+        return self.length if self.text == "follows" else 0
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """Every layer's keys and values, what masks them, and positions that move.
+
+        Raises:
+            UsageError: the backbone's attention cannot be lengthened.
+        """
+        moved = (Role.POSITION_IDS,) if self.positions else ()
+        sites = architecture.sites_of(*_PAIRS, Role.ATTENTION_BIAS, *moved)
+        require(
+            bool(sites),
+            f"prefix lengthens what tokens attend to, which a {architecture.model_type} cannot here; BERT, RoBERTa, "
+            "XLM-R and ELECTRA can. prompt-r puts vectors in front of the text instead.",
+        )
+        return sites
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One prefix at each, and what shows it."""
+        made: dict[str, nn.Module] = {}
+        width = max(site.out_features for site in sites)
+        table, down = nn.Parameter(torch.randn(self.length, width)), nn.Linear(width, max(1, self.projection))
+        for site in sites:
+            if site.role not in _PAIRS:
+                made[site.name] = (Opened if site.role is Role.ATTENTION_BIAS else Moved)(self.length)
+            elif self.projection:
+                made[site.name] = Projected(table, down, width)
+            else:
+                made[site.name] = Prefix(self.length, width)
+        return made
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """2 L p d; by way of an MLP of width k, p d + k (d + 1) + 2 L d (k + 1)."""
+        widths = [site.out_features for site in self.sites(architecture) if site.role in _PAIRS]
+        d, k = widths[0], self.projection
+        return self.length * d + k * (d + 1) + sum(widths) * (k + 1) if k else self.length * sum(widths)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Trained vectors, and vectors that an MLP makes, with texts behind them."""
+        return (cls(length=4), cls(length=3, projection=8, text="follows"))

@@ -1,0 +1,109 @@
+"""Prefix tuning against its equation in NumPy, and what its parts cost, fold into and refuse."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from deltas import random_delta
+from tolerance import exactly
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.delta import new_delta
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.exporting.delta import export_delta
+from edgepeft.graph.mix import mix
+from edgepeft.graph.parameters import computed_values, make_inputs
+from edgepeft.graph.rename import rename_values
+from edgepeft.graph.splice import splice
+from edgepeft.methods.prefix import PrefixTuning
+
+LENGTH = 3
+
+
+def softmax(z):
+    z = np.exp(z - z.max(-1, keepdims=True))
+    return z / z.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, attention):
+    """What the first layer's attention gives, from its weights: softmax(Q [P_k; K]^T / sqrt(e)) [P_v; V]."""
+    backbone = open_backbone(str(tiny("bert")))
+    delta = random_delta(backbone, "prefix", "task", settings={"length": LENGTH})
+    model = load_model(backbone, attention)
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    inputs = {name: torch.full((2, 5), 1) for name in backbone.architecture.inputs}
+    inputs |= {"input_ids": torch.arange(5, 15).view(2, 5), "attention_mask": torch.from_numpy(mask)}
+    seen = {}
+    layer = model.encoder.layer[0].attention
+    layer.self.register_forward_hook(lambda _, args, output: seen.update(x=args[0], y=output[0]))
+
+    def run():
+        with torch.no_grad():
+            delta.double().logits(model.double(), inputs)
+        return seen
+
+    found = exactly(run)
+    x, weights = found["x"].value, {name: p.detach().numpy() for name, p in layer.self.named_parameters()}
+    q, k, v = (x @ weights[f"{part}.weight"].T + weights[f"{part}.bias"] for part in ("query", "key", "value"))
+    own = {part: delta.tensors()[f"layer.0.{part}_heads/vectors"].detach().numpy() for part in ("key", "value")}
+    expected = np.zeros_like(q)
+    for row in range(2):
+        keys, values = (np.concatenate([own[part], z[row][mask[row] == 1]]) for part, z in (("key", k), ("value", v)))
+        for head in range(4):
+            part = slice(8 * head, 8 * head + 8)
+            expected[row, :, part] = softmax(q[row, :, part] @ keys[:, part].T / np.sqrt(8)) @ values[:, part]
+    np.testing.assert_allclose(found["y"].value[mask == 1], expected[mask == 1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    # 2 L p d, as PEFT counts; by way of an MLP, Li and Liang's E, W1, b1, W2, b2.
+    [({"length": 20}, 368_640), ({"length": 5, "projection": 10}, 5 * 768 + 768 * 10 + 10 + 24 * 768 * 11)],
+)
+def test_the_count_on_bert_base(named, settings, count):
+    assert PrefixTuning(**settings).n_parameters(named("bert-base-uncased")) == count
+
+
+def test_a_board_has_the_vectors_that_the_mlp_made(tiny):
+    backbone = open_backbone(str(tiny("roberta")))
+    delta = random_delta(backbone, "prefix", "task", settings={"length": LENGTH, "projection": 6})
+    w = {name: tensor.detach().numpy().astype(np.float64) for name, tensor in delta.tensors().items()}
+    first = next(name.removesuffix("/table") for name in w if name.endswith("/table"))
+    hidden = np.tanh(w[f"{first}/table"] @ w[f"{first}/down.weight"].T + w[f"{first}/down.bias"])
+    folded = delta.folded(backbone).tensors()
+    assert not any("table" in name or "down" in name for name in folded)
+    for site in ("layer.0.key_heads", "layer.1.value_heads"):
+        expected = hidden @ w[f"{site}/up.weight"].T + w[f"{site}/up.bias"]
+        np.testing.assert_allclose(folded[f"{site}/vectors"].detach().numpy(), expected, atol=1e-5)
+
+
+def test_tasks_share_a_session_and_its_passes(tiny):
+    backbone = open_backbone(str(tiny("bert")))
+    graph = export_delta(random_delta(backbone, "prefix", "task", settings={"length": LENGTH}), backbone)
+    bindings = backbone.family.bindings(backbone.architecture)
+    whole = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    model = splice(whole, graph, bindings, backbone.checkpoint)
+    once = computed_values(model)
+    values = ort.InferenceSession(once.SerializeToString()).run(None, {})
+    structured = make_inputs(model, dict(zip((output.name for output in once.graph.output), values, strict=True)))
+    assert structured is not None
+    assert mix(structured.structure, structured.feeds, bindings, 2) is not None
+
+
+def test_a_bundle_from_before_its_sites_says_that_it_must_be_exported_again(tiny):
+    backbone = open_backbone(str(tiny("bert")))
+    graph = export_delta(random_delta(backbone, "prefix", "task", settings={"length": LENGTH}), backbone)
+    older = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
+    rename_values(older.graph, lambda name: name.replace("_heads", "_split"))
+    bindings = backbone.family.bindings(backbone.architecture)
+    with pytest.raises(BundleError, match=r"layer\.0\.key_heads.* must be exported again"):
+        splice(older, graph, bindings, backbone.checkpoint)
+
+
+@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "modernbert", "deberta-v2", "t5"])
+def test_a_backbone_whose_attention_cannot_be_lengthened_refuses_it_by_name(tiny, model_type):
+    backbone = open_backbone(str(tiny(model_type)))
+    with pytest.raises(UsageError, match=rf"a {model_type} cannot here; BERT, .* prompt-r"):
+        new_delta(backbone, PrefixTuning(length=2), "task", ("no", "yes"))
