@@ -17,7 +17,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
+MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "albert")
+SAME_BUT_FOR_NAMES = ("camembert", "data2vec-text", "ernie", "rembert")  # parity shows what there is to be shown
 
 _BERT = {
     "hidden_size": 32,
@@ -37,6 +38,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "xlm-roberta": _ROBERTA,
     "electra": _BERT | {"embedding_size": 32},
     "mpnet": {name: value for name, value in _ROBERTA.items() if name != "type_vocab_size"},
+    "albert": _BERT | {"num_hidden_layers": 3, "num_hidden_groups": 2, "embedding_size": 16},  # 0, 0, 1
+    "camembert": _ROBERTA,
+    "data2vec-text": _ROBERTA,
+    "ernie": _BERT | {"use_task_id": True, "task_type_vocab_size": 5},
+    "rembert": _BERT | {"input_embedding_size": 20},
     "distilbert": {
         "dim": 32,
         "n_layers": 2,

@@ -132,6 +132,8 @@ class Site:
     that will be added to ``y`` comes in: (module path, its positional argument); ``norm`` is the
     LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
     ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
+    ``call`` says which of its module's calls in a forward pass the site is, and how many there are, where several
+    layers are one set of tensors.
     """
 
     name: str
@@ -145,6 +147,7 @@ class Site:
     norm: str | None = None
     enters: bool = False
     columns: tuple[int, int] | None = None
+    call: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,13 @@ from onnx import TensorProto
 
 from edgepeft.backbones._bert import (
     ACTIVATION_NODES,
-    FURTHEST,
-    LAYOUTS,
-    ModelLayout,
     modules_of,
     neighbours,
     sites_of,
     sizes_of,
     tensors_of,
 )
+from edgepeft.backbones._layouts import FURTHEST, LAYOUTS, ModelLayout
 from edgepeft.backbones.base import Architecture, Family, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.distances import distance_bias
@@ -36,13 +34,15 @@ __all__ = ["FAMILY", "Bert", "BertBuilder"]
 
 
 class Bert(Family):
-    """BERT, MiniLM, RoBERTa, XLM-R, ELECTRA, DistilBERT and MPNet."""
+    """BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, RemBERT, ALBERT, ELECTRA, DistilBERT and MPNet."""
 
     name: ClassVar[str] = "bert"
     model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
     limits: ClassVar[tuple[str, ...]] = (
         "Positions are learnt and absolute, MPNet's distances too: another position_embedding_type is refused.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
+        "ALBERT: layers of a group are one set of tensors, and trained as one; inner_group_num above 1 is refused.",
+        "ERNIE with use_task_id: texts are of its first task type, as in transformers where none is given.",
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -69,7 +69,7 @@ class Bert(Family):
             activation=sizes.hidden_act,
             sites=sites_of(layout, sizes),
             tensors=tensors_of(layout, sizes),
-            pooler={"pooler.dense.weight": (d, d), "pooler.dense.bias": (d,)} if layout.pooler else {},
+            pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
             norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
@@ -131,10 +131,13 @@ class BertBuilder:
         if self.layout.positions:
             table = self.emit.weight("embeddings.position_embeddings.weight")
             hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
-        if "embeddings_project.weight" not in self.arch.tensors:
-            return self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, "embeddings")
-        hidden = self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, "embeddings_norm")
-        return self.emit.linear("embeddings_project", hidden, "embeddings")
+        if "embeddings.task_type_embeddings.weight" in self.arch.tensors:
+            table = self.emit.weight("embeddings.task_type_embeddings.weight")
+            hidden = op("Add", hidden, op("Gather", table, self.packing.zero))
+        projects = f"{self.layout.projection}.weight" in self.arch.tensors
+        output = "embeddings_norm" if projects else "embeddings"
+        hidden = self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, output)
+        return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
 
     def _distance_bias(self) -> str:
         """(B, h, S, S), what leaves padding out included; nothing where tokens are told apart by position alone."""
@@ -146,7 +149,7 @@ class BertBuilder:
 
     def _layer(self, i: int, hidden: str) -> str:
         layout, name, op, linear = self.layout, f"layer.{i}.", self.emit.op, self.emit.linear
-        layer, epsilon = layout.layer.format(i=i), self.arch.layer_norm_eps
+        layer, epsilon = self.arch.layer_path(i), self.arch.layer_norm_eps
         context = self._attention(layer, name, hidden)
         attended = linear(layer + layout.attention_output, context, name + "attention_output")
         total = op("Add", attended, hidden)

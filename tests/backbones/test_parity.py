@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import Both
-from tiny import MODEL_TYPES, SIZES, ragged, write_model
+from tiny import MODEL_TYPES, SAME_BUT_FOR_NAMES, SIZES, ragged, write_model
 
 MINILM = {"hidden_size": 24, "num_attention_heads": 12, "num_hidden_layers": 3, "layer_norm_eps": 1e-12}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((model_type, {}) for model_type in MODEL_TYPES),
+    *((model_type, {}) for model_type in (*MODEL_TYPES, *SAME_BUT_FOR_NAMES)),
     ("bert", MINILM),
     ("bert", {"hidden_act": "relu"}),
     ("bert", {"hidden_act": "gelu_new"}),
@@ -22,6 +22,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("roberta", {"type_vocab_size": 2}),
     ("electra", {"embedding_size": 20}),
     ("distilbert", {"activation": "relu"}),
+    ("albert", {"embedding_size": 32, "num_hidden_groups": 1}),  # projected all the same
+    ("ernie", {"use_task_id": False}),
+    ("rembert", {"input_embedding_size": 32}),
 ]
 SHAPES = [(1, 1), (1, 5), (3, 7), (33, 17), (4, 62)]
 

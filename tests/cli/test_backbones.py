@@ -30,7 +30,9 @@ def test_every_family_is_listed_with_its_model_types_and_the_architectures_that_
     assert all(family in shown for family in rows)
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "deberta-v3-base", "google/electra-small-discriminator"])
+@pytest.mark.parametrize(
+    "name", ["roberta-base", "albert-base-v2", "deberta-v3-base", "google/electra-small-discriminator"]
+)
 def test_one_has_transformers_sizes(name: str):
     found, config = document(name), transformers.AutoConfig.for_model(**config_of(name))
     with torch.device("meta"):
