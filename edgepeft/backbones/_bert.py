@@ -88,8 +88,10 @@ def _read_by_some(
     config: Mapping[str, Any], layout: ModelLayout, values: Mapping[str, Any]
 ) -> dict[str, tuple[bool, int | None]]:
     """Name -> whether the model type's code reads it, and what it is where that does not; others may stand there."""
+    known = layout.defaults.get("embedding_size") or config.get("embedding_size")  # as wide as layers where not said
+    projected = bool(layout.projection and known)
     return {
-        "embedding_size": (bool(layout.projection), values.get("hidden_size")),
+        "embedding_size": (projected, values.get("hidden_size")),
         "type_vocab_size": (layout.token_types, _DEFAULTS["type_vocab_size"]),
         "num_hidden_groups": (layout.shares_layers, values.get("num_hidden_layers")),
         "task_type_vocab_size": (layout.task_types and bool(config.get("use_task_id")), 0),
@@ -110,7 +112,8 @@ def projection_of(layout: ModelLayout, sizes: Sizes) -> str:
 def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(path, shape of its weight) of what has a bias too: norms are [d], linear layers [out, in]."""
     d, f, width = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size
-    yield "embeddings.LayerNorm", (width,)
+    if layout.embeddings_norm:
+        yield "embeddings.LayerNorm", (width,)
     if projection := projection_of(layout, sizes):
         yield projection, (d, width)
     for layer in dict.fromkeys(layer_paths(layout, sizes)):
@@ -120,6 +123,8 @@ def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[i
         yield layer + layout.up, (f, d)
         yield layer + layout.down, (d, f)
         yield layer + layout.ffn_norm, (d,)
+    if layout.last_norm:
+        yield layout.last_norm, (d,)
 
 
 def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -142,8 +147,14 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
         *(Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables),
         Site("embeddings", Role.EMBEDDINGS, None, d, d, module),
         *(site for i in range(len(layers)) for site in _layer_sites(layout, sizes, layers, i)),
+        *_last_sites(layout, d),
         *(Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)),
     )
+
+
+def _last_sites(layout: ModelLayout, d: int) -> list[Site]:
+    norm = layout.last_norm
+    return [Site(Role.STACK_OUTPUT.value, Role.STACK_OUTPUT, None, d, d, norm, norm)] if norm else []
 
 
 def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: int) -> list[Site]:
@@ -155,13 +166,19 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
 
     def ends(residual: tuple[str, int], norm: str) -> dict[str, Any]:
         module, argument = residual
-        return {"residual": ((layer + module).rstrip("."), argument), "norm": layer + norm}
+        found: dict[str, Any] = {"residual": ((layer + module).rstrip("."), argument)}
+        return found if layout.last_norm else found | {"norm": layer + norm}
+
+    def before(role: Role, norm: str) -> list[Site]:
+        return [at(role, norm, norm)] if layout.last_norm else []
 
     projections = {Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}
     attention = ends(layout.attention_residual, layout.attention_norm)
     return [
+        *before(Role.ATTENTION_NORM, layout.attention_norm),
         *(at(role, module, module) for role, module in projections.items()),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
+        *before(Role.FFN_NORM, layout.ffn_norm),
         at(Role.FFN_UP, layout.up, layout.up, outputs=f),
         at(Role.FFN_ACTIVATION, layout.activation, layout.activation, f, f),
         at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm)),
@@ -170,7 +187,7 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
 
 
 # Role -> the values around its site: what its module reads, and what is added to its output.
-_AROUND = {
+_AROUND: Mapping[Role, Mapping[str, str]] = {
     **{role: {"input": "{below}"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
     Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
     Role.FFN_UP: {"input": "{layer}attention_norm"},
@@ -179,8 +196,18 @@ _AROUND = {
 }
 
 
-def neighbours(site: Site) -> dict[str, str]:
+# The same where norms stand first; none is read by what is added.
+_AROUND_PRE_NORM: Mapping[Role, Mapping[str, str]] = {
+    **_AROUND,
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
+    Role.FFN_UP: {"input": "{layer}ffn_norm"},
+    Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_output.sum"},
+}
+
+
+def neighbours(site: Site, *, pre_norm: bool = False) -> dict[str, str]:
     """Suffix of a binding -> value of the graph."""
+    around = _AROUND_PRE_NORM if pre_norm else _AROUND
     below = f"layer.{site.layer - 1}.layer_output" if site.layer else "embeddings"
-    values = _AROUND.get(site.role, {}).items()
+    values = around.get(site.role, {}).items()
     return {suffix: value.format(below=below, layer=f"layer.{site.layer}.") for suffix, value in values}

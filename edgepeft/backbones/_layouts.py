@@ -42,6 +42,8 @@ class ModelLayout:
     task_types: bool = False  # a table of them, all texts being of the first, where use_task_id says so
     projection: str = ""  # from the embeddings' own size to the layers', where there is one
     always_projects: bool = False  # of equal sizes too
+    embeddings_norm: bool = True
+    last_norm: str = ""  # past the last layer, where norms stand before sub-layers, not after the sums
     pooler: str = ""
     head: str = "linear"
     defaults: Mapping[str, Any] = field(default_factory=dict)

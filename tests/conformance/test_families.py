@@ -20,7 +20,13 @@ from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
 
-WITHOUT = {"modernbert": {"bitfit"}, "deberta-v2": set[str](), "albert": set[str]()}  # no bias: refused in words
+WITHOUT = {
+    "modernbert": {"bitfit"},
+    "deberta-v2": set[str](),
+    "albert": set[str](),
+    "xlm-roberta-xl": set[str](),
+    "roformer": set[str](),
+}  # no bias: refused in words
 
 
 def fits(method: Method) -> bool:
@@ -29,7 +35,11 @@ def fits(method: Method) -> bool:
 
 
 QUICK = {"full", "lora", "pfeiffer", "prompt-t"}  # a way each to join a backbone: others are slow but for a few
-NEAR_BERT = {"albert": {"full", "lora"}}  # whose graphs have but one thing that is new: all others are slow
+NEAR_BERT = {
+    "albert": {"full", "lora"},
+    "xlm-roberta-xl": {"full", "pfeiffer"},
+    "roformer": {"lora"},
+}  # whose graphs have but one thing that is new: all others are slow
 
 
 def cases(quick: int) -> list[Any]:
