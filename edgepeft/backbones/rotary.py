@@ -44,9 +44,11 @@ class Rotary:
         places = op("Cast", op("Range", packing.zero, packing.length, packing.one), to=kind)
         angles = emit.constant(f"frequencies_{theta:g}", w := found(theta, e), w.dtype.type)
         angles = op("Mul", op("Unsqueeze", places, ints(1)), angles)  # (S, e / 2)
-        cosine, sine = op("Cos", angles), op("Sin", angles)
-        if neighbours:
-            cosine, sine = (op("Cast", table, to=TensorProto.FLOAT) for table in (cosine, sine))
+        if neighbours:  # ONNX Runtime has no cosine of float64 in 1.24: it is the sine a quarter turn on
+            turned = op("Add", angles, emit.constant("quarter_turn", np.pi / 2, np.float64))
+            cosine, sine = (op("Cast", op("Sin", each), to=TensorProto.FLOAT) for each in (turned, angles))
+        else:
+            cosine, sine = op("Cos", angles), op("Sin", angles)
         whole = (self._of_both(cosine, cosine), self._of_both(op("Neg", sine), sine))  # (S, e)
         of_tokens = (op("Unsqueeze", op("Gather", table, packing.column), ints(1)) for table in whole)
         self._key = tuple(of_tokens)  # (T, 1, e)
