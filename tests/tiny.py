@@ -17,7 +17,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "albert")
+OWN_LAYERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")  # no two share a tensor
+MODEL_TYPES = (*OWN_LAYERS, "albert")
 PRE_NORM = ("xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert")
 SAME_BUT_FOR_NAMES = ("camembert", "data2vec-text", "ernie", "rembert")  # parity shows what there is to be shown
 

@@ -85,7 +85,7 @@ def _raced(run: SuiteRun, found: _Export, what: str, batches: Batches) -> tuple[
     apart, numbers = _apart(run, found, batches), range(len(batches))
     own = run.job("infer_onnxruntime", run.bundle("bare"), batches=batches)
     peer = run.job("peer", Path(), batches=batches, model=str(found.model))
-    raced = run.race(what, {_OWN: Racer(own, numbers), found.peer: Racer(peer, numbers)})
+    raced = run.race(what, {_OWN: Racer(own, numbers), found.peer: Racer(peer, numbers)}, warmup=min(2, len(batches)))
     return raced, f"{found.note}hidden states of the two are {apart:.1e} apart at most"
 
 
