@@ -17,7 +17,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
+OWN_LAYERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")  # no two share a tensor
+MODEL_TYPES = (*OWN_LAYERS, "albert")
+PRE_NORM = ("xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert")
+SAME_BUT_FOR_NAMES = ("camembert", "data2vec-text", "ernie", "rembert")  # parity shows what there is to be shown
 
 _BERT = {
     "hidden_size": 32,
@@ -37,6 +40,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "xlm-roberta": _ROBERTA,
     "electra": _BERT | {"embedding_size": 32},
     "mpnet": {name: value for name, value in _ROBERTA.items() if name != "type_vocab_size"},
+    "albert": _BERT | {"num_hidden_layers": 3, "num_hidden_groups": 2, "embedding_size": 16},  # 0, 0, 1
+    "camembert": _ROBERTA,
+    "data2vec-text": _ROBERTA,
+    "ernie": _BERT | {"use_task_id": True, "task_type_vocab_size": 5},
+    "rembert": _BERT | {"input_embedding_size": 20},
+    "roformer": _BERT | {"embedding_size": 20},
+    "xlm-roberta-xl": _ROBERTA,
+    "roberta-prelayernorm": _ROBERTA,
+    "megatron-bert": _BERT,
     "distilbert": {
         "dim": 32,
         "n_layers": 2,
@@ -100,6 +112,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Every parameter random: matrices keep the scale of what they read, queries and keys sharpen attention."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # RoFormer's table of sines, which nothing trains
+            continue
         noise = torch.randn(parameter.shape, generator=generator)
         norm = "norm" in name.lower()
         if parameter.dim() == 2:

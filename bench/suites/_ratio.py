@@ -9,7 +9,9 @@ import numpy as np
 from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
 
-__all__ = ["geometric_mean", "ratio_row"]
+__all__ = ["Races", "geometric_mean", "mean_row", "ratio_row"]
+
+Races = list[tuple[Sequence[float], Sequence[float]]]  # seconds of each round, (own, peer)
 
 _RESAMPLES = 4000
 _SEED = 20_240_229
@@ -30,6 +32,12 @@ def ratio_row(
     ratio = compare(raced[own], raced[peer])
     samples = {label: raced[label] for label in (own, peer)}
     return SuiteRow(what, peer, ratio.value, (ratio.low, ratio.high), "x", target, samples, note)
+
+
+def mean_row(what: str, peer: str, races: Races, target: Target | None = None) -> SuiteRow:
+    """The geometric mean of several races, as a row."""
+    mean = geometric_mean(races)
+    return SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=target)
 
 
 def geometric_mean(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:

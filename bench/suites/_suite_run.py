@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from bench.peers import openvino, optimum, optimum_kinds, text_ctranslate2, text_openvino, text_optimum
+from bench.peers import openvino, optimum, optimum_kinds, text_ctranslate2, text_openvino, text_optimum, torch_onnx
 from bench.suites._random_bundle import Structure, write_bundle
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
@@ -41,7 +41,7 @@ class _Peer(Protocol):
 
 PEERS: dict[str, _Peer] = {
     module.__name__.rpartition(".")[2]: module
-    for module in (optimum, optimum_kinds, openvino, text_ctranslate2, text_openvino, text_optimum)
+    for module in (optimum, optimum_kinds, openvino, text_ctranslate2, text_openvino, text_optimum, torch_onnx)
 }
 
 

@@ -7,14 +7,14 @@ passages and candidates are rows that are there already; what makes answers of l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from bench.peers.optimum_kinds import KINDS, values_of
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._ratio import Races, mean_row, ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches, batches_of
@@ -35,8 +35,6 @@ _SETS = ("sst2", "mrpc", "rte")
 _LABELS = {"tokens": ("B-X", "I-X", "B-Y", "I-Y", "O"), "labels": tuple("abcdef")}
 _GOAL = Target(1.6)
 
-Samples = tuple[Sequence[float], Sequence[float]]
-
 
 def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     """Each kind on each set of lengths, their mean, and that of all kinds.
@@ -44,13 +42,13 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
     Raises:
         EdgepeftError: the two sides do not give the same values.
     """
-    every: list[Samples] = []
+    every: Races = []
     for kind in run.cases or CASES:
         model = run.peer("optimum_kinds", of=_bundle(run), task=kind)
         if isinstance(model, str):
             yield SuiteRow(kind, _PEER, note=model)
             continue
-        apart, races = _apart(run, kind, model), list[Samples]()
+        apart, races = _apart(run, kind, model), Races()
         for name in _SETS:
             raced = run.race(f"{kind}, lengths of {name}", _racers(run, kind, model, _batches(run, name)))
             races.append((raced[_OWN], raced[_PEER]))
@@ -58,14 +56,9 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
             note = f"values of the two are {apart:.1e} apart at most"
             yield ratio_row(what, raced, _OWN, _PEER, of_totals=True, note=note)
         every += races
-        yield _mean(f"{kind}: geometric mean of {', '.join(_SETS)}", races)
+        yield mean_row(f"{kind}: geometric mean of {', '.join(_SETS)}", _PEER, races)
     if every:
-        yield _mean(f"geometric mean of {len(every) // len(_SETS)} kinds", every, _GOAL)
-
-
-def _mean(what: str, races: Sequence[Samples], target: Target | None = None) -> SuiteRow:
-    mean = geometric_mean(races)
-    return SuiteRow(what, _PEER, mean.value, (mean.low, mean.high), target=target)
+        yield mean_row(f"geometric mean of {len(every) // len(_SETS)} kinds", _PEER, every, _GOAL)
 
 
 def _bundle(run: SuiteRun) -> Path:

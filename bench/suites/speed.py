@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._ratio import Races, mean_row, ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches, batches_of
@@ -55,7 +55,7 @@ def _full_length(run: SuiteRun) -> Iterator[SuiteRow]:
 
 
 def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
-    races: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {}
+    races: dict[str, Races] = {}
     missing: Mapping[str, str] = {}
     for name in _SETS:
         lengths = load_lengths(name, seed=run.seed).clamped(run.sizes.max_length)
@@ -69,8 +69,7 @@ def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
     what = f"fp32, real lengths: geometric mean of {', '.join(_SETS)}"
     for peer, target in (("optimum", 1.6), ("openvino", 1.45)):
         if peer in races:
-            mean = geometric_mean(races[peer])
-            yield SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=Target(target))
+            yield mean_row(what, peer, races[peer], Target(target))
         else:
             yield SuiteRow(what, peer, target=Target(target), note=missing[peer])
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgepeft.backbones._bert import ModelLayout, Sizes, modules_of, sizes_of, tensors_of
+from edgepeft.backbones._bert import Sizes, modules_of, sizes_of, tensors_of
+from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Distances
 from edgepeft.backbones.config import checked
 from edgepeft.errors import UsageError

@@ -140,6 +140,8 @@ class Site:
     ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
     ``shape`` is the value's where it is not one of tokens or texts [., out_features]; of a module's output
     [batch, places, d] it is the split one.  ``keyword`` is the argument of its module that the site is, in torch.
+    ``call`` says which of its module's calls in a forward pass the site is, and how many there are, where several
+    layers are one set of tensors.
     """
 
     name: str
@@ -155,6 +157,7 @@ class Site:
     columns: tuple[int, int] | None = None
     shape: tuple[int | str, ...] = ()
     keyword: str = ""
+    call: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,13 @@ from onnx import TensorProto
 
 from edgepeft.backbones._bert import (
     ACTIVATION_NODES,
-    FURTHEST,
-    LAYOUTS,
-    ModelLayout,
     modules_of,
     neighbours,
     sites_of,
     sizes_of,
     tensors_of,
 )
+from edgepeft.backbones._layouts import FURTHEST, LAYOUTS, ModelLayout
 from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.distances import distance_bias
@@ -36,13 +34,16 @@ __all__ = ["FAMILY", "Bert", "BertBuilder"]
 
 
 class Bert(Family):
-    """BERT, MiniLM, RoBERTa, XLM-R, ELECTRA, DistilBERT and MPNet."""
+    """BERT, MiniLM, RoBERTa, XLM-R, CamemBERT, data2vec, ERNIE, RemBERT, ALBERT, ELECTRA, DistilBERT and MPNet."""
 
     name: ClassVar[str] = "bert"
     model_types: ClassVar[tuple[str, ...]] = tuple(LAYOUTS)
+    layouts: ClassVar[Mapping[str, ModelLayout]] = LAYOUTS
     limits: ClassVar[tuple[str, ...]] = (
         "Positions are learnt and absolute, MPNet's distances too: another position_embedding_type is refused.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
+        "ALBERT: layers of a group are one set of tensors, and trained as one; inner_group_num above 1 is refused.",
+        "ERNIE with use_task_id: texts are of its first task type, as in transformers where none is given.",
     )
 
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -51,7 +52,7 @@ class Bert(Family):
         Raises:
             UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
         """
-        layout = LAYOUTS[config["model_type"]]
+        layout = self.layouts[config["model_type"]]
         sizes = sizes_of(config, layout)
         d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
         token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
@@ -69,7 +70,7 @@ class Bert(Family):
             activation=sizes.hidden_act,
             sites=sites_of(layout, sizes),
             tensors=tensors_of(layout, sizes),
-            pooler={"pooler.dense.weight": (d, d), "pooler.dense.bias": (d,)} if layout.pooler else {},
+            pooler={f"{layout.pooler}.weight": (d, d), f"{layout.pooler}.bias": (d,)} if layout.pooler else {},
             norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
@@ -81,7 +82,7 @@ class Bert(Family):
 
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """``bert.``, and so on."""
-        return LAYOUTS[architecture.model_type].prefix
+        return self.layouts[architecture.model_type].prefix
 
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:
         """The packed-token graph; its outputs are last_hidden_state [B, S, d] and the pooled values [B, d].
@@ -89,7 +90,12 @@ class Bert(Family):
         Raises:
             BundleError: the checkpoint has a tensor in another shape or dtype.
         """
-        return BertBuilder(architecture, LAYOUTS[architecture.model_type], checkpoint).model()
+        return self.builder(architecture, self.layouts[architecture.model_type], checkpoint).model()
+
+    @property
+    def builder(self) -> type[BertBuilder]:
+        """What emits its models."""
+        return BertBuilder
 
 
 FAMILY = Bert()
@@ -108,8 +114,15 @@ class BertBuilder:
         hidden, self.bias = self._embed(), self._distance_bias()
         for i in range(self.arch.n_layers):
             hidden = self._layer(i, hidden)
-        outputs = self.packing.outputs(hidden, self.arch.hidden_size)
+        outputs = self.packing.outputs(self._last(hidden), self.arch.hidden_size)
         return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+
+    def _last(self, hidden: str) -> str:
+        """What is pooled, of the last layer's output."""
+        return hidden
+
+    def _norm(self, module: str, value: str, output: str) -> str:
+        return self.emit.norm(module, value, self.arch.layer_norm_eps, output)
 
     def _positions(self) -> str:
         op = self.emit.op
@@ -131,10 +144,16 @@ class BertBuilder:
         if self.layout.positions:
             table = self.emit.weight("embeddings.position_embeddings.weight")
             hidden = op("Add", hidden, op("Gather", table, self._positions(), output="position_embeddings"))
-        if "embeddings_project.weight" not in self.arch.tensors:
-            return self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, "embeddings")
-        hidden = self.emit.norm("embeddings.LayerNorm", hidden, self.arch.layer_norm_eps, "embeddings_norm")
-        return self.emit.linear("embeddings_project", hidden, "embeddings")
+        if "embeddings.task_type_embeddings.weight" in self.arch.tensors:
+            table = self.emit.weight("embeddings.task_type_embeddings.weight")
+            hidden = op("Add", hidden, op("Gather", table, self.packing.zero))
+        projects = f"{self.layout.projection}.weight" in self.arch.tensors
+        output = "embeddings_norm" if projects else "embeddings"
+        if self.layout.embeddings_norm:
+            hidden = self._norm("embeddings.LayerNorm", hidden, output)
+        else:
+            hidden = op("Identity", hidden, output=output)
+        return self.emit.linear(self.layout.projection, hidden, "embeddings") if projects else hidden
 
     def _distance_bias(self) -> str:
         """(B, h, S, S), what leaves padding out included; nothing where tokens are told apart by position alone."""
@@ -145,17 +164,19 @@ class BertBuilder:
         return op("Add", bias, packing.mask_bias)
 
     def _layer(self, i: int, hidden: str) -> str:
-        layout, name, op, linear = self.layout, f"layer.{i}.", self.emit.op, self.emit.linear
-        layer, epsilon = layout.layer.format(i=i), self.arch.layer_norm_eps
+        layout, name, layer, op = self.layout, f"layer.{i}.", self.arch.layer_path(i), self.emit.op
         context = self._attention(layer, name, hidden)
-        attended = linear(layer + layout.attention_output, context, name + "attention_output")
-        total = op("Add", attended, hidden)
-        attended = self.emit.norm(layer + layout.attention_norm, total, epsilon, name + "attention_norm")
-        activation, attributes = ACTIVATION_NODES[self.arch.activation]
-        up = linear(layer + layout.up, attended, name + "ffn_up")
-        up = op(activation, up, output=name + "ffn_activation", **attributes)
-        down = linear(layer + layout.down, up, name + "ffn_output")
-        return self.emit.norm(layer + layout.ffn_norm, op("Add", down, attended), epsilon, name + "layer_output")
+        attended = self.emit.linear(layer + layout.attention_output, context, name + "attention_output")
+        attended = self._norm(layer + layout.attention_norm, op("Add", attended, hidden), name + "attention_norm")
+        total = op("Add", self._feed_forward(layer, name, attended), attended)
+        return self._norm(layer + layout.ffn_norm, total, name + "layer_output")
+
+    def _feed_forward(self, layer: str, name: str, hidden: str) -> str:
+        """(T, d) -> (T, d)."""
+        linear, (activation, attributes) = self.emit.linear, ACTIVATION_NODES[self.arch.activation]
+        up = linear(layer + self.layout.up, hidden, name + "ffn_up")
+        up = self.emit.op(activation, up, output=name + "ffn_activation", **attributes)
+        return linear(layer + self.layout.down, up, name + "ffn_output")
 
     def _attention(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -63,6 +64,7 @@ def attached(model: nn.Module, modules: Mapping[Site, nn.Module]) -> Iterator[No
 def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHandle]:
     seen: dict[str, Any] = {"norm": lambda z: z}
     wanted = needs(module)
+    calls, (own, of) = itertools.count(), site.call
     handles = []
     if "norm" in wanted and site.norm is not None:
         norm = model.get_submodule(site.norm)
@@ -75,6 +77,8 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
         handles.append(_remember(model, *site.residual, seen, "residual"))
 
     def adapted(values: Any) -> Any:
+        if next(calls) % of != own:
+            return values  # of another layer, which is the same module
         whole, *rest = values if isinstance(values, tuple) else (values,)
         first, end = site.columns or (0, whole.shape[-1])
         y = whole[..., first:end]

@@ -19,6 +19,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES
 from edgepeft.card import ERRORS
 from edgepeft.delta import Delta
+from edgepeft.errors import UsageError
 from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
 from edgepeft.graph.generated import RECIPE
@@ -31,6 +32,7 @@ __all__ = ["export_delta"]
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
 _SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
+_MOST_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 
 
 def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
@@ -41,7 +43,17 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     ``logits`` [batch, outputs], or [tokens, outputs], but not where text is written: there they are the backbone's own.
     Labels that a
     decoder scores are adapted values too, int64 constants.
+
+    Raises:
+        UsageError: the delta's tensors are more than one graph can hold.
     """
+    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in delta.tensors().values())
+    if n_bytes > _MOST_BYTES:
+        raise UsageError(
+            f"the task {delta.card.task} has {n_bytes / 1e9:.1f} GB of tensors of its own ({delta.card.method}), and "
+            f"its graph is one file of {_MOST_BYTES / 1e9:.1f} GB at most: train fewer, by lora, an adapter, or top-k "
+            "with fewer layers."
+        )
     delta = delta.eval().folded(backbone)
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}

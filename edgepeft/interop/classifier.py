@@ -34,7 +34,7 @@ class Classifier:
     """The names in the class that ends so, for one backbone.
 
     Raises:
-        UsageError: its head is none of ours.
+        UsageError: its head is none of ours, or its layers share their modules.
     """
 
     backbone: Backbone
@@ -45,6 +45,13 @@ class Classifier:
             raise UsageError(
                 f"transformers' classifier of a {self.architecture.model_type} has {self.architecture.foreign_head} "
                 "before its last layer, which no head of edgepeft's has: deltas neither come from other libraries nor "
+                "go there. Train the task here."
+            )
+        shared = next((site.module for site in self.architecture.sites if site.call[1] > 1), None)
+        if shared:
+            raise UsageError(
+                f"layers of this {self.architecture.model_type} share their modules ({shared}, ...), which other "
+                "libraries adapt once for all of them and edgepeft in each layer: deltas neither come from there nor "
                 "go there. Train the task here."
             )
 

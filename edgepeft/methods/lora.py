@@ -94,7 +94,9 @@ class LoRA(CrossAttention, ChoosesRoles):
         """The biases that ``bias`` names."""
         if self.bias == "all":
             return BitFit().overrides(architecture)
-        return tuple(f"{site.reads}.bias" for site in self.sites(architecture)) if self.bias == "lora_only" else ()
+        if self.bias != "lora_only":
+            return ()
+        return tuple(dict.fromkeys(f"{site.reads}.bias" for site in self.sites(architecture)))
 
     def n_at(self, site: Site) -> int:
         """r (in + out)."""

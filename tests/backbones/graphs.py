@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file
 from tiny import REFERENCES
 from tolerance import Exact, exactly
 
-from edgepeft.backbones.base import Architecture, family_of
+from edgepeft.backbones.base import Architecture, Site, family_of
 from edgepeft.backbones.disentangled import LONGER
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
@@ -102,30 +103,40 @@ def require_sites(both: Both, rows: dict[str, np.ndarray]) -> int:
     """Sites, their inputs and residuals are what transformers' modules see of real tokens; how many there were.
 
     Of a module that is called twice that is its first call, of tokens; what has rows of distances says so by its name.
+    Of one that several layers share, it is each layer's call.
     """
     seen: dict[str, torch.Tensor] = {}
+    calls: Counter[str] = Counter()
 
-    def keep(name: str, values: Any, columns: tuple[int, int] | None = None) -> None:
-        whole = (values[0] if isinstance(values, tuple) else values).detach()
-        seen.setdefault(name, whole[..., slice(*columns)] if columns else whole)
+    def keep(name: str, site: Site, values: Any, columns: tuple[int, int] | None = None) -> None:
+        own, of = site.call
+        if calls[name] % of == own:
+            whole = (values[0] if isinstance(values, tuple) else values).detach()
+            seen.setdefault(name, whole[..., slice(*columns)] if columns else whole)
+        calls[name] += 1
+
+    def keep_input(module: str, name: str, site: Site, index: int = 0) -> None:
+        def hook(_: Any, args: Any, kwargs: Any) -> None:  # transformers passes some by name
+            keep(name, site, (*args, *kwargs.values())[index])
+
+        both.model.get_submodule(module).register_forward_pre_hook(hook, with_kwargs=True)
 
     architecture = both.backbone.architecture
     bindings = both.backbone.family.bindings(architecture)
-    for site in filter(lambda site: site.module, architecture.sites):
+    for site in filter(lambda site: site.module and not site.shape, architecture.sites):
         module = both.model.get_submodule(site.module)
-        module.register_forward_hook(lambda _, __, y, s=site: keep(s.name, y, s.columns))
+        module.register_forward_hook(lambda _, __, y, s=site: keep(s.name, s, y, s.columns))
         if f"{site.name}.input" in bindings:
-            reads = both.model.get_submodule(site.reads)
-            reads.register_forward_pre_hook(lambda _, args, n=f"{site.name}.input": keep(n, args))
+            keep_input(site.reads, f"{site.name}.input", site)
         if site.residual is not None:
             path, place = site.residual
-            around = both.model.get_submodule(path)
-            around.register_forward_pre_hook(lambda _, args, n=f"{site.name}.residual", i=place: keep(n, args[i]))
+            keep_input(path, f"{site.name}.residual", site, place)
     inputs = {name: torch.from_numpy(rows[name]) for name in architecture.inputs}
     both.model.double()
 
     def states() -> dict[str, torch.Tensor]:
         seen.clear()
+        calls.clear()
         return {"last": both.model(**inputs).last_hidden_state} | seen
 
     exact, real = exactly(states), rows["attention_mask"].astype(bool)
@@ -138,5 +149,6 @@ def require_sites(both: Both, rows: dict[str, np.ndarray]) -> int:
     for name in seen:
         own, error = found[bindings[name]], exact[name].error
         assert (len(own) > real.sum()) == bindings[name].endswith(LONGER)
-        np.testing.assert_allclose(own[: real.sum()], exact[name].value[real], rtol=0, atol=error, err_msg=name)
+        every = np.broadcast_to(exact[name].value, (*real.shape, own.shape[-1]))  # positions come once for all rows
+        np.testing.assert_allclose(own[: real.sum()], every[real], rtol=0, atol=error, err_msg=name)
     return len(seen)

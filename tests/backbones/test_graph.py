@@ -9,18 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
 import transformers
-from graphs import Both, build, session
+from graphs import Both, build, require_sites, session
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file, save_file
-from tiny import MODEL_TYPES, SIZES, ragged, randomise
-from tolerance import exactly
+from tiny import MODEL_TYPES, PRE_NORM, SIZES, ragged, randomise
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
@@ -67,58 +65,16 @@ def test_it_passes_the_checker_at_opset_20_and_ir_10_with_standard_operators(
     assert {node.domain for node in model.graph.node} == {""}
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, *PRE_NORM, "roformer"])
 def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_see(
     tiny: Callable[..., Path], model_type: str
 ):
     """The site table's two columns, module path and graph value, name the same numbers."""
     both = Both(tiny(model_type))
-    seen: dict[str, torch.Tensor] = {}
-
-    def keep(name: str) -> Callable[..., None]:
-        def hook(_: Any, args: Any, kwargs: Any, output: Any) -> None:
-            seen[name] = (output[0] if isinstance(output, tuple) else output).detach()
-
-        return hook
-
-    def keep_input(name: str, index: int) -> Callable[..., None]:
-        def hook(_: Any, args: Any, kwargs: Any) -> None:
-            seen[name] = (*args, *kwargs.values())[index].detach()
-
-        return hook
-
-    bindings = both.backbone.family.bindings(both.backbone.architecture)
-    for site in both.backbone.architecture.sites:
-        if not site.module or site.shape:  # of another shape: the next test's
-            continue
-        module = both.model.get_submodule(site.module)
-        module.register_forward_hook(keep(site.name), with_kwargs=True)
-        reads = both.model.get_submodule(site.reads) if site.reads else None
-        if f"{site.name}.input" in bindings and reads is not None:
-            reads.register_forward_pre_hook(keep_input(f"{site.name}.input", 0), with_kwargs=True)
-        if site.residual is not None:
-            path, index = site.residual
-            around = both.model.get_submodule(path)
-            around.register_forward_pre_hook(keep_input(f"{site.name}.residual", index), with_kwargs=True)
-    rows = ragged(4, 7, SIZES[model_type])
-    inputs = {name: torch.from_numpy(rows[name]) for name in both.backbone.architecture.inputs}
-    both.model.double()
-    exact = exactly(lambda: {"last": both.model(**inputs).last_hidden_state} | seen)
-
-    model = build(both.backbone)
-    del model.graph.output[:]
-    values = sorted({bindings[name] for name in seen})
-    model.graph.output.extend(helper.make_tensor_value_info(v, TensorProto.FLOAT, None) for v in values)
-    feed = {name: rows[name] for name in both.backbone.architecture.inputs}
-    found = dict(zip(values, session(model, both.backbone.folder).run(values, feed), strict=True))
-    real = rows["attention_mask"].astype(bool)
-    n_layer_sites = 2 * (8 + 7 + 2)  # outputs, inputs of linear layers and of the activation, residuals
-    assert len(seen) == n_layer_sites + 3  # and the embeddings of words, of positions, and all of them
-    for name in seen:
-        every = np.broadcast_to(
-            exact[name].value, (*real.shape, seen[name].shape[-1])
-        )  # positions come once for all rows
-        np.testing.assert_allclose(found[bindings[name]], every[real], rtol=0, atol=exact[name].error, err_msg=name)
+    norms = 2 if model_type in PRE_NORM else 0
+    in_layers = both.backbone.architecture.n_layers * (8 + 7 + 2 + norms)  # outputs, inputs, residuals
+    others = {"roformer": 2}.get(model_type, 4 if norms else 3)  # words, positions, all embeddings; the last norm
+    assert require_sites(both, ragged(4, 7, SIZES[model_type])) == in_layers + others
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "electra"])
@@ -227,7 +183,7 @@ def test_a_whole_models_checkpoint_is_read_under_its_prefix(tmp_path: Path, mode
     assert all(name.startswith(f"{prefix}.") for name in weights)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, *PRE_NORM, "roformer"])
 def test_where_a_config_is_silent_it_is_read_as_transformers_reads_it(tiny: Callable[..., Path], model_type: str):
     kept = ("model_type", "hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads")
     kept += ("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings")
@@ -237,13 +193,17 @@ def test_where_a_config_is_silent_it_is_read_as_transformers_reads_it(tiny: Call
     theirs = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(theirs)
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if not name.startswith("pooler")}
-    assert dict(architecture.tensors) == shapes
+    trained = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}  # not RoFormer's sines
+    assert dict(architecture.tensors) == {
+        name: shape for name, shape in trained.items() if not name.startswith("pooler")
+    }
+    norms = {name for name, module in model.named_modules() if isinstance(module, torch.nn.LayerNorm)}
+    assert set(architecture.norms) == norms
     assert architecture.pad_token_id == theirs.pad_token_id
     assert architecture.layer_norm_eps == getattr(theirs, "layer_norm_eps", 1e-12)
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "bert-base-uncased", "electra-small-discriminator"])
+@pytest.mark.parametrize("name", ["roberta-base", "bert-base-uncased", "electra-small-discriminator", "albert-base-v2"])
 def test_the_tensor_table_of_a_published_architecture_is_transformers(name: str):
     config = config_of(name)
     with torch.device("meta"):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import Both
-from tiny import MODEL_TYPES, SIZES, ragged, write_model
+from tiny import MODEL_TYPES, PRE_NORM, SAME_BUT_FOR_NAMES, SIZES, ragged, write_model
 
 MINILM = {"hidden_size": 24, "num_attention_heads": 12, "num_hidden_layers": 3, "layer_norm_eps": 1e-12}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((model_type, {}) for model_type in MODEL_TYPES),
+    *((model_type, {}) for model_type in (*MODEL_TYPES, *SAME_BUT_FOR_NAMES, *PRE_NORM, "roformer")),
     ("bert", MINILM),
     ("bert", {"hidden_act": "relu"}),
     ("bert", {"hidden_act": "gelu_new"}),
@@ -22,6 +22,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("roberta", {"type_vocab_size": 2}),
     ("electra", {"embedding_size": 20}),
     ("distilbert", {"activation": "relu"}),
+    ("albert", {"embedding_size": 32, "num_hidden_groups": 1}),  # projected all the same
+    ("ernie", {"use_task_id": False}),
+    ("roformer", {"embedding_size": 32}),
+    ("rembert", {"input_embedding_size": 32}),
 ]
 SHAPES = [(1, 1), (1, 5), (3, 7), (33, 17), (4, 62)]
 
@@ -35,7 +39,7 @@ def test_hidden_states_equal_transformers_on_ragged_rows(tiny: Callable[..., Pat
         both.assert_equal(ragged(batch, length, config, seed))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet", "roformer"])
 def test_hidden_states_equal_transformers_at_512_tokens(tmp_path: Path, model_type: str):
     sizes = {"max_position_embeddings": 514}
     both = Both(write_model(tmp_path / "m", model_type, **sizes))

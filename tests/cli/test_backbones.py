@@ -12,7 +12,9 @@ import transformers
 from configs import SMALL_BERT
 from verbs import edgepeft
 
+from edgepeft.backbones.base import families
 from edgepeft.backbones.config import architecture_names, config_of
+from edgepeft.cli.backbones import _config
 
 
 def document(*arguments: str) -> Any:
@@ -30,7 +32,10 @@ def test_every_family_is_listed_with_its_model_types_and_the_architectures_that_
     assert all(family in shown for family in rows)
 
 
-@pytest.mark.parametrize("name", ["roberta-base", "deberta-v3-base", "google/electra-small-discriminator"])
+@pytest.mark.parametrize(
+    "name",
+    ["roberta-base", "albert-base-v2", "xlm-roberta-xl", "deberta-v3-base", "google/electra-small-discriminator"],
+)
 def test_one_has_transformers_sizes(name: str):
     found, config = document(name), transformers.AutoConfig.for_model(**config_of(name))
     with torch.device("meta"):
@@ -44,6 +49,12 @@ def test_a_model_type_without_an_architecture_is_shown_with_its_familys():
     found = document("mt5")
     assert (found["model_type"], found["sizes_of"]) == ("mt5", "t5-base")
     assert "edgepeft" not in edgepeft("backbones", "mt5").stderr
+
+
+def test_every_model_type_is_read_as_some_architecture():
+    for model_type, family in families().items():
+        config, name = _config(model_type)
+        assert family.architecture(config).model_type == model_type, name
 
 
 def test_a_key_that_is_read_is_listed_and_another_is_not(tmp_path: Path):

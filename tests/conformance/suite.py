@@ -24,6 +24,7 @@ from edgepeft.delta import Delta, new_delta
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 from edgepeft.graph.unread import drop_unread_rows
+from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
 
 LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
@@ -33,10 +34,18 @@ WITHOUT: dict[str, set[str]] = {
     "mpnet": {"prefix"},
     "modernbert": {"bitfit", "prefix"},
     "deberta-v2": {"prefix"},
+    "albert": {"prefix"},
+    "xlm-roberta-xl": {"prefix"},
+    "roformer": {"prefix"},
     "t5": {"linear", "prefix", "top-k"},  # a head that trains nothing, and two stacks of layers
 }
 SHAPES = [(1, 1), (1, 9), (5, 3), (7, 13)]
 NEAR = 0.1  # of the pooled value's norm
+
+
+def has_what_it_reads(head: str) -> str:
+    """A model type that has what a kind of head reads."""
+    return "albert" if "pooler.weight" in head_named(head).reads else "bert"
 
 
 class Case:

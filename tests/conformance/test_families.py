@@ -1,7 +1,7 @@
 """Every method on families unlike BERT, and its gradients there.
 
 ModernBERT: norms stand first, nothing has a bias, and sites are parts of a product.  DeBERTa: queries and keys have rows
-of distances too.
+of distances too.  ALBERT: layers share their tensors.
 """
 
 from __future__ import annotations
@@ -20,24 +20,31 @@ from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
 
-FAMILIES = ("modernbert", "deberta-v2")
+FAMILIES = ("modernbert", "deberta-v2", "albert", "xlm-roberta-xl", "roformer")
 
 
 def fits(method: Method) -> bool:
-    """Neither has position embeddings to be moved."""
+    """Not all have position embeddings to be moved."""
     return method.settings().get("place") != "embeddings"
 
 
 QUICK = {"full", "lora", "pfeiffer", "prompt-t"}  # a way each to join a backbone: others are slow but for a few
+NEAR_BERT = {
+    "albert": {"full", "lora"},
+    "xlm-roberta-xl": {"full", "pfeiffer"},
+    "roformer": {"lora"},
+}  # whose graphs have but one thing that is new: all others are slow
 
 
 def cases(quick: int) -> list[Any]:
-    """Every family and fitting instance; all but the first one of ``QUICK`` and each ``quick``-th method are slow."""
+    """Every family and fitting instance; all but the first of ``NEAR_BERT``, or ``QUICK`` and each ``quick``-th, are slow."""
     made = []
     for family in FAMILIES:
         for turn, name in enumerate(sorted(methods().keys() - suite.WITHOUT[family])):
             for i, example in enumerate(filter(fits, methods()[name].examples())):
-                marks = [] if i == 0 and (turn % quick == 0 or name in QUICK) else [pytest.mark.slow]
+                few = NEAR_BERT.get(family)
+                is_quick = name in few if few else turn % quick == 0 or name in QUICK
+                marks = [] if i == 0 and is_quick else [pytest.mark.slow]
                 made.append(pytest.param((family, example), id=f"{family}-{name}-{i}", marks=marks))
     return made
 

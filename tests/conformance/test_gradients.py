@@ -132,7 +132,7 @@ def test_the_gradients_are_pytorchs(tiny: Callable[..., Path], name: str, exampl
 )
 def test_dropout_stands_where_each_kind_of_head_has_it(tiny: Callable[..., Path], kind: str):
     """With the masks in its place PyTorch gives the same gradients; a probability of 0 leaves none."""
-    backbone = open_backbone(str(tiny("bert")))
+    backbone = open_backbone(str(tiny(suite.has_what_it_reads(kind))))
     case = suite.Case(methods()["linear"].examples()[0], backbone)
     case.moved = random_delta(backbone, "linear", "task", suite.LABELS, head=kind)
     tuned = Tuned(case)

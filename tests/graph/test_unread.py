@@ -30,6 +30,8 @@ from edgepeft.runtime.session import open_session
 RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "xlm-roberta", "distilbert")},
     "electra": {"embedding_size": 20},
+    "albert": {"num_hidden_layers": 2, "num_hidden_groups": 1},
+    **{name: {} for name in ("roformer", "xlm-roberta-xl")},
 }
 LENGTHS = (11, 7, 3, 8, 1, 9, 6)
 BY_TOKEN = {"layer.1.key", "layer.1.value"}  # of the last layer
@@ -87,6 +89,15 @@ def test_a_text_has_one_query_and_passes_the_feed_forward_once(tiny: Callable[..
     projections = 2 * (tokens - texts) * (2 * d * d + 2 * d * f)
     scores_and_contexts = 2 * 2 * texts * (longest - 1) * longest * d
     assert whole - part == projections + scores_and_contexts
+
+
+@pytest.mark.parametrize("model_type", ["mpnet", "deberta-v2"])
+def test_where_each_query_has_a_bias_of_its_own_it_ends_at_the_attention(tiny: Callable[..., Path], model_type: str):
+    backbone = open_backbone(str(tiny(model_type)))
+    d, f = backbone.architecture.hidden_size, backbone.architecture.intermediate_size
+    model, rows = spliced(backbone, "linear"), rows_of(backbone)
+    whole, part = (product_flops(count_run(graph, rows).works) for graph in (model, moved(model)))
+    assert whole - part == 2 * (sum(LENGTHS) - len(LENGTHS)) * (d * d + 2 * d * f)
 
 
 def test_where_query_key_and_value_are_one_product_it_stays_whole_and_the_rest_has_a_row_a_text(

@@ -27,6 +27,12 @@ HEADS = {
     "bert": ("bert-pooler", {"classifier": "classifier"}),
     "roberta": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
     "xlm-roberta": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
+    "albert": ("albert-pooler", {"classifier": "classifier"}),
+    "ernie": ("bert-pooler", {"classifier": "classifier"}),
+    "rembert": ("bert-pooler", {"classifier": "classifier"}),
+    "xlm-roberta-xl": ("roberta", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
+    "megatron-bert": ("bert-pooler", {"classifier": "classifier"}),
+    "roformer": ("electra", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
     "electra": ("electra", {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}),
     "deberta-v2": ("deberta", {"dense": "pooler.dense", "out_proj": "classifier"}),
     "distilbert": ("distilbert", {"pre_classifier": "pre_classifier", "classifier": "classifier"}),
@@ -70,7 +76,7 @@ def test_logits_equal_transformers_model_with_the_same_head(classifier: Any, mod
 
 
 class WithHead(suite.Case):
-    """A LoRA under a head of a kind, on BERT, which has the pooler that one of them reads."""
+    """A LoRA under a head of a kind, on a model that has the pooler that it reads."""
 
     def __init__(self, kind: str, backbone: Backbone) -> None:
         super().__init__(LoRA(rank=2), backbone)
@@ -103,12 +109,12 @@ def test_logits_of_tokens_equal_transformers_model_for_token_classification(tmp_
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not head_named(kind).per_token])
 def test_torch_equals_the_exported_graph(tiny: Callable[..., Path], kind: str):
-    suite.torch_equals_onnxruntime(WithHead(kind, open_backbone(str(tiny("bert")))))
+    suite.torch_equals_onnxruntime(WithHead(kind, open_backbone(str(tiny(suite.has_what_it_reads(kind))))))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_count_is_that_of_the_modules_parameters(tiny: Callable[..., Path], kind: str):
-    architecture = open_backbone(str(tiny("bert"))).architecture
+    architecture = open_backbone(str(tiny(suite.has_what_it_reads(kind)))).architecture
     head = head_named(kind)
     for outputs in (1, 4):
         parameters = head(architecture.hidden_size, outputs, 0.1).parameters()
@@ -139,8 +145,8 @@ def test_linear_reads_the_mean_of_real_tokens_where_sentence_transformers_says_s
 def test_dropout_is_there_in_training_and_gone_in_evaluation(kind: str):
     torch.manual_seed(0)
     head = head_named(kind)(32, 3, 0.5)
-    weights = {"pooler.dense.weight": torch.randn(32, 32), "pooler.dense.bias": torch.randn(32)}
-    pooled, read = torch.randn(4, 32), [weights[name] for name in head.reads]
+    shapes = [(32, 32) if name.endswith("weight") else (32,) for name in head.reads]
+    pooled, read = torch.randn(4, 32), [torch.randn(shape) for shape in shapes]
     assert not torch.equal(head.train()(pooled, *read), head(pooled, *read))
     assert torch.equal(head.eval()(pooled, *read), head(pooled, *read))
 

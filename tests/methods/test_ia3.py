@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from deltas import random_delta
-from tiny import MODEL_TYPES, ragged
+from tiny import OWN_LAYERS, ragged
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
@@ -14,12 +14,12 @@ from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.splice import splice
 
 # Model type -> layer, key, value and the feed-forward's second product, as transformers names them.
-PLACES = dict.fromkeys(MODEL_TYPES, ("encoder.layer", "attention.self.key", "attention.self.value", "output.dense"))
+PLACES = dict.fromkeys(OWN_LAYERS, ("encoder.layer", "attention.self.key", "attention.self.value", "output.dense"))
 PLACES["mpnet"] = ("encoder.layer", "attention.attn.k", "attention.attn.v", "output.dense")
 PLACES["distilbert"] = ("transformer.layer", "attention.k_lin", "attention.v_lin", "ffn.lin2")
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", OWN_LAYERS)
 def test_scales_are_those_of_the_weights_rows_and_of_the_second_products_columns(tiny, model_type):
     """l * (W x + b) = (diag(l) W) x + l * b for keys and values; W2 (l * a) = (W2 diag(l)) a."""
     backbone = open_backbone(str(tiny(model_type)))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import suite
 import torch
-from tiny import MODEL_TYPES
+from tiny import OWN_LAYERS
 
 from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.backbones.source import open_backbone
@@ -37,7 +37,7 @@ def test_every_role_is_tested_below():
 
 
 @pytest.mark.parametrize("role", MODULES)
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", OWN_LAYERS)
 def test_a_rank_stabilised_update_is_a_merged_weight(tiny: Callable[..., Path], model_type: str, role: str):
     case = suite.Case(LoRA(rank=4, alpha=6, roles=(role,), rank_stabilised=True), open_backbone(str(tiny(model_type))))
     merged = copy.deepcopy(case.model)

@@ -15,6 +15,7 @@ from bench.suites import __main__ as command_line
 from bench.suites import (
     _random_bundle,
     _suite_run,
+    families,
     kinds,
     scale,
     sharing,
@@ -244,9 +245,9 @@ def test_a_suite_without_a_figure_is_not_drawn(tmp_path):
 
 
 def test_suites_are_found_by_their_files():
-    assert suite_names() == ["kinds", "scale", "sharing", "speed", "text", "tuning"]
-    assert [suite_named(name) for name in suite_names()] == [kinds, scale, sharing, speed, text, tuning]
-    with pytest.raises(UnknownName, match="kinds, scale, sharing, speed, text, tuning"):
+    assert suite_names() == ["families", "kinds", "scale", "sharing", "speed", "text", "tuning"]
+    assert [suite_named(name) for name in suite_names()] == [families, kinds, scale, sharing, speed, text, tuning]
+    with pytest.raises(UnknownName, match="families, kinds, scale, sharing, speed, text, tuning"):
         suite_named("_suite_run")
 
 
@@ -286,4 +287,4 @@ def test_a_whole_suite_measures_every_row_or_says_why_not(name, monkeypatch):
     monkeypatch.setattr(sharing, "_SWITCHES", 100)
     backbone = "t5-small" if name == "text" else "all-MiniLM-L6-v2"
     result = suite_run.run_suite(SuiteRequest(name, "rpi4", backbone, rounds=2, max_seconds=5))
-    assert all(row.value is not None or row.note for row in result.rows) and len(result.rows) > 5
+    assert all(row.value is not None or row.note for row in result.rows) and len(result.rows) >= 4

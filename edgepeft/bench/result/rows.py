@@ -5,6 +5,7 @@ The energy of an instance is from the board's sensor, else from the profile's po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -245,9 +246,11 @@ def flops_per_instance(
     ``full``: every weight is trained, so weight gradients are computed as well.
     """
     matrices, attention = _PASSES["finetune-full" if full and workload == "finetune" else workload]
-    shapes = (shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight"))
+    layers = {f"{site.reads}.weight": site.call[1] for site in architecture.sites}  # that share a tensor
+    shapes = {name: shape for name, shape in architecture.tensors.items() if not name.endswith("_embeddings.weight")}
     attention *= 2 if architecture.distances else 1  # a pair's query and key each meet the other's distance, too
-    per_token = 2 * sum(shape[0] * shape[1] for shape in shapes if len(shape) == 2)  # the weights of all matrices
+    matrices_of = (layers.get(name, 1) * math.prod(shape) for name, shape in shapes.items() if len(shape) == 2)
+    per_token = 2 * sum(matrices_of)
     per_pair, everything = 4 * architecture.hidden_size, [Attention(1.0, None)] * architecture.n_layers
     pairs = [sum(layer.pairs(n) for layer in architecture.attention or everything) for n in lengths]
     total = sum(matrices * per_token * n + attention * per_pair * seen for n, seen in zip(lengths, pairs, strict=True))

@@ -1,0 +1,63 @@
+"""RoFormer (Su et al., 2021, arXiv:2104.09864): BERT with rotary positions in the place of learnt ones.
+
+Letters: T real tokens, d hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from edgepeft.backbones._layouts import ModelLayout
+from edgepeft.backbones.bert import Bert, BertBuilder
+from edgepeft.backbones.rotary import Rotary
+
+__all__ = ["FAMILY", "RoFormer"]
+
+_THETA = 10_000.0
+_LAYOUTS = {
+    "roformer": ModelLayout(
+        prefix="roformer.",
+        positions=False,
+        projection="embeddings_project",
+        head="electra",  # with GELU in both
+        fixed={"rotary_value": False, "hidden_act": "gelu"},
+    )
+}
+
+
+class RoFormer(Bert):
+    """RoFormer."""
+
+    name: ClassVar[str] = "roformer"
+    layouts: ClassVar[Mapping[str, ModelLayout]] = _LAYOUTS
+    model_types: ClassVar[tuple[str, ...]] = tuple(_LAYOUTS)
+    limits: ClassVar[tuple[str, ...]] = (
+        "Queries and keys are turned, values not: rotary_value is refused.",
+        "Sines are computed: a checkpoint's table of them (encoder.embed_positions) is not read; nothing trains it.",
+        "Encoders alone: is_decoder and add_cross_attention are refused.",
+    )
+
+    @property
+    def builder(self) -> type[BertBuilder]:
+        """What emits its models."""
+        return _Builder
+
+
+FAMILY = RoFormer()
+
+
+class _Builder(BertBuilder):
+    """BERT's, with its queries and keys turned."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.rotary = Rotary(self.emit, self.packing, _THETA, self.arch.hidden_size, neighbours=True)
+
+    def _attention(self, layer: str, name: str, hidden: str) -> str:
+        """(T, d) -> (T, d)."""
+        layout, linear, d = self.layout, self.emit.linear, self.arch.hidden_size
+        query = linear(layer + layout.query, hidden, name + "query")
+        key = linear(layer + layout.key, hidden, name + "key")
+        value = linear(layer + layout.value, hidden, name + "value")
+        return self.packing.attend(self.rotary.query(query), self.rotary.key(key), value, d, name + "context")
