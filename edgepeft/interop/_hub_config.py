@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import BundleError
-from edgepeft.interop.conversion import ForeignConfig
+from edgepeft.interop.conversion import ForeignConfig, left_out
 from edgepeft.methods._bottleneck_adapters import Activation
 
 __all__ = [
@@ -239,11 +239,10 @@ def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str
     """
     theirs = {i: site.layer or 0 for i, site in enumerate(counted_layers(architecture).values())}
     without = theirs.keys() & set(config.leave_out or ())
-    left = sorted({theirs[i] for i in without})
+    left = {theirs[i] for i in without}
     if odd := [i for i, layer in theirs.items() if layer in left and i not in without]:
         raise BundleError(
             f"leave_out = {sorted(without)} names a layer of one stack and not {odd[0]}, the same of the other, which "
             "no delta can represent."
         )
-    skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
-    return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}
+    return left_out(left)

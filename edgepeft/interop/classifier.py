@@ -101,6 +101,17 @@ class Classifier:
         return {self.prefix + site.reads: site for weight, site in weights.items() if weight in linear}
 
     @cached_property
+    def other_layers(self) -> dict[str, tuple[int, int]]:
+        """Their linear layer that has no site, such as a pooler's -> out, in; only such layers have a bias beside."""
+        matrices = {name: self.architecture.shape_of(own) for name, own in self.tensors.items()}
+        modules = {name.removesuffix(".weight"): shape for name, shape in matrices.items() if len(shape) == 2}
+        return {
+            module: (shape[0], shape[1])
+            for module, shape in modules.items()
+            if module not in self.linear_sites and f"{module}.bias" in self.tensors
+        }
+
+    @cached_property
     def norms(self) -> dict[str, str]:
         """Their LayerNorm -> its path in the base model."""
         return {self.prefix + norm: norm for norm in self.architecture.norms}

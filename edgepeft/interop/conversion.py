@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -25,6 +25,7 @@ __all__ = [
     "StateDict",
     "TensorShapes",
     "check_tensors",
+    "left_out",
     "parsed",
     "read_state_dict",
 ]
@@ -78,6 +79,13 @@ class ForeignConfig(BaseModel):
     def checks(self) -> dict[str, bool]:
         """Field -> whether a delta can represent its value."""
         return {}
+
+
+def left_out(layers: Iterable[int]) -> dict[str, Any]:
+    """Layers that get no module, as the settings that our methods have for them."""
+    left = sorted(set(layers))
+    skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
+    return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}
 
 
 def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:

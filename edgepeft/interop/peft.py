@@ -55,9 +55,11 @@ class Peft(Importer):
         config = read_peft_config(folder, types)
         classifier = Classifier(backbone, config.model(types, request.model))
         head = set(classifier.head_modules.values())
-        if odd := [module for module in classifier.modules if module not in head and config.saves(module)]:
+        odd = [module for module in classifier.modules if module not in head and config.saves(module)]
+        if odd and not config.keeps_whole:
             raise BundleError(
-                f"{folder}: modules_to_save has more than the head, which no delta can represent: {', '.join(odd)}."
+                f"{folder}: modules_to_save has more than the head, which no delta of {config.kind} can represent: "
+                f"{', '.join(odd)}. Train it with the head alone there, or as LORA."
             )
         if classifier.model == ANSWERS and "token_type_ids" in backbone.architecture.inputs:
             warnings.warn(
@@ -142,11 +144,12 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     classifier = Classifier(backbone, _model_of(delta, backbone))
     config = _config_of(delta, classifier)
     settings, tensors = config.written(delta, classifier)
+    heads = sorted({module.partition(".")[0] for module in classifier.head_modules.values()})
     settings |= {
         "peft_type": config.kind,
         "task_type": next(name for name, model in task_types(backbone).items() if model == classifier.model),
         "base_model_name_or_path": delta.card.backbone.source,
-        "modules_to_save": sorted({module.partition(".")[0] for module in classifier.head_modules.values()}) or None,
+        "modules_to_save": [*heads, *settings.get("modules_to_save", ())] or None,
         "inference_mode": True,
     }
     ours = delta.tensors()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from checkpoints import golden
+from checkpoints import golden, imported
 from deltas import random_delta
 from safetensors.torch import load_file
 from tolerance import exactly
@@ -38,7 +38,7 @@ def theirs_of(name):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only"])
+@pytest.mark.parametrize("kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "lora-whole-modules"])
 def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     ours = load_file(back_to_peft(f"{family}-{kind}", tmp_path / "out") / "adapter_model.safetensors")
     # With bias="all" PEFT also writes the head's wrapped copies, of which it reads only the plain name.
@@ -50,7 +50,20 @@ def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     golden = json.loads((GOLDEN / f"{family}-{kind}" / "adapter_config.json").read_text())
     same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "bias", "fan_in_fan_out", "init_lora_weights")
     assert {name: config[name] for name in same} == {name: golden[name] for name in same}
-    assert config["modules_to_save"] == ["classifier"]
+    # What PEFT saved whole, by whole names.
+    whole = {name.removeprefix("base_model.model.").rpartition(".")[0] for name in ours if "lora_" not in name}
+    saved = whole - {name for name in whole if name.startswith("classifier.")} if "whole" in kind else {"classifier"}
+    assert set(config["modules_to_save"]) == saved | {"classifier"}
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_every_linear_layer_of_the_model_comes_back_whatever_pefts_form(family, tmp_path):
+    """The pooler's as the whole tensor that it has become."""
+    backbone, name = open_backbone(str(GOLDEN / family)), f"{family}-lora-all-linear"
+    again = imported(back_to_peft(name, tmp_path / "out"), backbone)
+    delta = golden(GOLDEN / name, backbone)
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
+    assert ("override/pooler.dense.weight" in delta.tensors()) == (family == "bert")
 
 
 @pytest.mark.numerical
@@ -63,7 +76,8 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, bias, tiny, tmp_path
 
     folder = tiny(model_type)
     backbone = open_backbone(str(folder))
-    settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias}
+    whole = ("pooler.dense.weight",) if model_type == "bert" else ()
+    settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias, "whole": whole}
     delta = random_delta(backbone, "lora", "task", ("a", "b", "c"), settings=settings, head=backbone.architecture.head)
     write_peft(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(

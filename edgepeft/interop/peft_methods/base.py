@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import regex
 from torch import Tensor
 
+from edgepeft.backbones.base import Site
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, Classifier
-from edgepeft.interop.conversion import ConversionPlan, ForeignConfig
+from edgepeft.interop.conversion import ConversionPlan, ForeignConfig, left_out
 from edgepeft.registry import classes_of
 
 __all__ = [
@@ -49,6 +50,7 @@ class PeftConfig(ForeignConfig):
     kind: ClassVar[str]  # the ``peft_type``
     ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
     prefix: ClassVar[str] = PREFIX
+    keeps_whole: ClassVar[bool] = False  # whether our method takes modules of the backbone that are stored whole
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
 
@@ -120,6 +122,12 @@ class WrapConfig(PeftConfig):
             where = f"{classifier.architecture.model_type} has modules such as {next(iter(known))}"
             raise BundleError(f"{folder}: target_modules = {self.target_modules!r} matches nothing; {where}.")
         return targets
+
+    def without_modules(self, sites: Collection[Site], classifier: Classifier) -> dict[str, Any]:
+        """The layers that have none of these sites, as the settings that our methods have for them."""
+        used = {site.layer for site in sites}
+        layers = {site.layer for site in classifier.linear_sites.values() if site.layer is not None}
+        return left_out(layers - used)
 
     def check_patterns(self) -> None:
         """As its base does."""
