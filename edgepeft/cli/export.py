@@ -46,7 +46,7 @@ def command(
         typer.Option(metavar="METHOD[:NAME=VALUE,...]", help="An untrained delta to start tasks from; may repeat."),
     ] = None,
     to_peft: Annotated[
-        Path | None, typer.Option(help="Instead of a bundle, one LoRA or (IA)^3 delta as a folder of PEFT's.")
+        Path | None, typer.Option(help="Instead of a bundle, one delta of a method that PEFT has as its folder.")
     ] = None,
     weights: Annotated[
         Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")

@@ -140,7 +140,9 @@ class PhmWeights:
     def _w_shapes(self, name: str, inputs: int, outputs: int) -> _Shapes:
         n, r = self.config.phm_dim, self.config.phm_rank
         if inputs % n or outputs % n:
-            raise BundleError(f"phm_dim = {n} does not divide {inputs} and {outputs}, the widths of a layer.")
+            raise BundleError(
+                f"phm_dim = {n} does not divide {inputs} and {outputs}, the widths of a layer; fetch the config again."
+            )
         if self.config.factorized_phm_W:
             return {f"{name}_left": (n, inputs // n, r), f"{name}_right": (n, r, outputs // n)}
         return {name: (n, inputs // n, outputs // n)}

@@ -159,7 +159,9 @@ class BnConfig(MethodConfig):
         factor = self.reduction_factor
         if isinstance(factor, dict):
             if str(layer) not in factor and "default" not in factor:
-                raise BundleError(f"reduction_factor = {factor} says nothing of layer {layer} and has no default.")
+                raise BundleError(
+                    f"reduction_factor = {factor} says nothing of layer {layer} and has no default; add either."
+                )
             factor = factor.get(str(layer), factor.get("default", 1.0))
         return max(1, int(hidden // factor))
 
@@ -243,6 +245,6 @@ def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str
     if odd := [i for i, layer in theirs.items() if layer in left and i not in without]:
         raise BundleError(
             f"leave_out = {sorted(without)} names a layer of one stack and not {odd[0]}, the same of the other, which "
-            "no delta can represent."
+            "no delta can represent. Train it with both left out, or none."
         )
     return left_out(left)

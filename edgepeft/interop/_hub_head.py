@@ -72,8 +72,8 @@ def read_head(folder: Path, classifier: Classifier, asked: str | None) -> Import
         state = read_state_dict(folder, *HEAD_FILES) if stored else classifier.stored_head()
         if not state:
             raise BundleError(
-                f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered "
-                "(AdapterHub's save_adapter keeps it with with_head=True)."
+                f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered. "
+                "Save it with its head: AdapterHub's save_adapter with with_head=True."
             )
         return _static(state, classifier, folder)
     file = parsed(HubFile, read_config(path), path)
@@ -104,8 +104,8 @@ def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
         for name, tensor in read_state_dict(folder, *HEAD_FILES).items():
             if tensor.shape == table.shape and not torch.equal(tensor, table):
                 raise BundleError(
-                    f"{folder}: {name} is an output layer of its own, which no delta holds; what can be imported has "
-                    "the backbone's."
+                    f"{folder}: {name} is an output layer of its own, which no delta holds. Train the adapter "
+                    "with the backbone's frozen."
                 )
     return ImportedHead(classifier.head, None, {})
 
@@ -166,7 +166,10 @@ def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str,
             "them and without the pooler."
         )
     if config.use_pooler and not classifier.architecture.pooler:
-        raise BundleError(f"{path}: {pooler}: backbones of type {classifier.architecture.model_type} run without one.")
+        raise BundleError(
+            f"{path}: {pooler}: backbones of type {classifier.architecture.model_type} run without one; train a head "
+            "with use_pooler = False."
+        )
     return kind
 
 

@@ -127,7 +127,7 @@ IMPORTER = AdapterHub()
 def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, ConversionPlan]:
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
-        raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes.")
+        raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes: save the adapter again.")
     settings = file.method_settings()
     kind = settings.get("architecture")
     if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:

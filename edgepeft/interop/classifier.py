@@ -16,11 +16,12 @@ from torch import Tensor
 from edgepeft.backbones.base import Architecture, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.tasks.base import kinds
 
-__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "Classifier"]
+__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "Classifier", "check_head"]
 
 # How classes' names end.
 SEQUENCES, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
@@ -143,3 +144,25 @@ class Classifier:
         whole = Checkpoint(self.backbone.weights, self.backbone.checkpoint.tensors)
         names = self.head_tensors(1)
         return {name: torch.from_numpy(whole.read(name).copy()) for name in names if whole.has(name)}
+
+
+def check_head(delta: Delta, classifier: Classifier, library: str) -> None:
+    """See that transformers' class has the delta's head.
+
+    Raises:
+        UsageError: it has another, or one that reads something else; says how to train one that it has.
+    """
+    card, theirs, prompt = delta.card, head_named(classifier.head), delta.card.prompt_length
+    of_text = "first_position" if prompt else "first_token"
+    reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
+    if (card.head, card.head_reads) == (classifier.head, reads):
+        return
+    remedy = f"Train it with --head {classifier.head}"
+    if prompt and card.head_reads == "first_token":
+        remedy = "A task of words has no such difference; or train another method"
+    elif card.head_reads == "mean":
+        remedy += " on a copy of the backbone's folder without 1_Pooling, whose config.json has heads read the mean"
+    raise UsageError(
+        f"{library} wraps transformers' own head, here {classifier.head} over the {reads.replace('_', ' ')}; the task "
+        f"{card.task!r} has {card.head} over the {card.head_reads.replace('_', ' ')}, which it cannot hold. {remedy}."
+    )

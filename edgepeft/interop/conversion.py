@@ -73,7 +73,10 @@ class ForeignConfig(BaseModel):
         odd = [f"{name} = {getattr(config, name)!r}" for name, fine in config.checks().items() if not fine]
         odd += [f"{name} = {value!r}" for name, value in extra if value and name not in cls.ignored]
         if odd:
-            raise BundleError(f"{path}: no delta can represent {', '.join(odd)}.")
+            raise BundleError(
+                f"{path}: no delta can represent {', '.join(odd)}. Train it without, or merge it into its model there "
+                "and use that as the backbone."
+            )
         return config
 
     def checks(self) -> dict[str, bool]:
@@ -118,7 +121,8 @@ def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
     differences = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
     if differences:
         raise BundleError(
-            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(differences)}."
+            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(differences)}. "
+            "Use the backbone and the config that it was trained with."
         )
 
 
@@ -132,16 +136,16 @@ def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
     """
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise BundleError(f"{folder} has neither {' nor '.join(names)}; the checkpoint is not complete.")
+        raise BundleError(f"{folder} has neither {' nor '.join(names)}; it is not complete: fetch it again.")
     try:
         state = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
     except (SafetensorError, OSError) as error:
         raise BundleError(f"{path} is damaged ({error}); fetch it again.") from error
     if not isinstance(state, dict):
-        raise BundleError(f"{path} holds {type(state).__name__}; a dictionary of tensors was expected.")
+        raise BundleError(f"{path} holds {type(state).__name__}; a dictionary of tensors was expected: save it again.")
     odd = [str(name) for name, value in state.items() if not (isinstance(value, Tensor) and value.is_floating_point())]
     if odd:
-        raise BundleError(f"{path} holds what is no floating-point tensor: {', '.join(odd)}.")
+        raise BundleError(f"{path} holds what is no floating-point tensor: {', '.join(odd)}. Save it without these.")
     return {str(name): tensor.detach().float().contiguous() for name, tensor in state.items()}
 
 
@@ -153,5 +157,6 @@ def _unpickled(path: Path) -> object:
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BundleError(
-            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason[:200]})."
+            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason[:200]}). Save it "
+            "as safetensors."
         ) from error

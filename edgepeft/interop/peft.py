@@ -17,13 +17,11 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, write_tensors
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.heads.base import head_named
 from edgepeft.interop.base import ImportedHead, Importer, ImportRequest
-from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier
+from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier, check_head
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.interop.peft_methods.base import (
     CONFIG_FILE,
-    PREFIX,
     TENSORS_FILE,
     PeftConfig,
     WrapConfig,
@@ -111,7 +109,8 @@ def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: C
     shown = f" (for example {encoder[0]})" if encoder else ""
     raise BundleError(
         f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
-        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}."
+        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}. Use the "
+        "backbone that it was trained on."
     )
 
 
@@ -122,7 +121,8 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
     if weight is None or weight.dim() != 2 or len(weight) == 0:
         raise BundleError(
             f"{folder} has no {classifier.last}.weight [labels, {classifier.architecture.hidden_size}], and the "
-            "backbone has none either; without a head nothing is answered (PEFT's modules_to_save keeps it)."
+            "backbone has none either; without a head nothing is answered. Save it with the head, "
+            "which PEFT's modules_to_save keeps."
         )
     return len(weight)
 
@@ -144,18 +144,19 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     classifier = Classifier(backbone, _model_of(delta, backbone))
     config = _config_of(delta, classifier)
     settings, tensors = config.written(delta, classifier)
-    heads = sorted({module.partition(".")[0] for module in classifier.head_modules.values()})
+    heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
     settings |= {
         "peft_type": config.kind,
         "task_type": next(name for name, model in task_types(backbone).items() if model == classifier.model),
         "base_model_name_or_path": delta.card.backbone.source,
-        "modules_to_save": [*heads, *settings.get("modules_to_save", ())] or None,
+        "modules_to_save": sorted({*heads, *settings.get("modules_to_save", ())}) or None,
         "inference_mode": True,
     }
     ours = delta.tensors()
     tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
-        write_tensors({PREFIX + name: t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE)
+        stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
+        write_tensors(stored, new / TENSORS_FILE)
         write_json(new / CONFIG_FILE, settings)
 
 
@@ -173,15 +174,12 @@ def _model_of(delta: Delta, backbone: Backbone) -> str:
 
 def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
     card = delta.card
-    written = {config.ours: config for config in peft_methods().values() if config.ours}
+    methods = [(config, config.ours) for config in peft_methods().values()]
+    written = {name: config for config, ours in methods for name in ((ours,) if isinstance(ours, str) else ours)}
     if card.method not in written:
-        known = " and ".join(sorted(map(str, written)))
-        raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
-    theirs = head_named(classifier.head)
-    reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else "first_token"
-    if (card.head, card.head_reads) != (classifier.head, reads):
         raise UsageError(
-            f"PEFT wraps transformers' own head, here {classifier.head} over the first token; the task {card.task!r} "
-            f"has {card.head} over {card.head_reads.replace('_', ' ')}, which it cannot hold."
+            f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
+            f"{', '.join(sorted(written))}."
         )
+    check_head(delta, classifier, "PEFT")
     return written[card.method]

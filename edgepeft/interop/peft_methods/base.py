@@ -48,7 +48,7 @@ class PeftConfig(ForeignConfig):
     """What all of PEFT's methods have; a subclass in a file of this package is found by its ``kind``."""
 
     kind: ClassVar[str]  # the ``peft_type``
-    ours: ClassVar[str | None] = None  # our method, where a delta of it can be written for PEFT
+    ours: ClassVar[str | tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
     prefix: ClassVar[str] = PREFIX
     keeps_whole: ClassVar[bool] = False  # whether our method takes modules of the backbone that are stored whole
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
@@ -76,6 +76,11 @@ class PeftConfig(ForeignConfig):
             UsageError: PEFT has no form for it.
         """
         raise NotImplementedError(f"{cls.kind} cannot be written")
+
+    @classmethod
+    def stored_name(cls, name: str) -> str:
+        """How PEFT's file calls a tensor that ``written`` gives, or one of the head's."""
+        return cls.prefix + name
 
     def model(self, known: Mapping[str, str], asked: str | None) -> str:
         """How the wrapped class's name ends, of ``known`` by task type; as ``asked`` where nothing says it."""
@@ -117,7 +122,10 @@ class WrapConfig(PeftConfig):
         targets = tuple(module for module in classifier.modules if self._is_target(module))
         odd = [module for module in targets if module not in known]
         if odd:
-            raise BundleError(f"{folder} adapts what is no {what} of this backbone: {', '.join(odd)}.")
+            raise BundleError(
+                f"{folder} adapts what is no {what} of this backbone: {', '.join(odd)}. Train it with these in PEFT's "
+                "exclude_modules."
+            )
         if not targets:
             where = f"{classifier.architecture.model_type} has modules such as {next(iter(known))}"
             raise BundleError(f"{folder}: target_modules = {self.target_modules!r} matches nothing; {where}.")
@@ -170,7 +178,7 @@ def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
     try:
         config.check_patterns()
     except regex.error as error:
-        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}).") from error
+        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}); list names.") from error
     return config
 
 
@@ -190,4 +198,6 @@ def match_pattern(pattern: str, module: str) -> Any:
     try:
         return regex.match(pattern, module, timeout=_PATIENCE_S)
     except TimeoutError:
-        raise BundleError(f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}.") from None
+        raise BundleError(
+            f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}; list names instead."
+        ) from None

@@ -58,7 +58,10 @@ class Ia3Config(WrapConfig):
                 factors[site.name.removesuffix(site.role) + _INPUTS[site.role]].append(name)
                 shapes[name] = (1, site.in_features)
             else:
-                raise BundleError(f"{folder} scales the input of {module}, which no delta can represent.")
+                raise BundleError(
+                    f"{folder} scales the input of {module}, which no delta can represent. Train it without this one "
+                    "in feedforward_modules."
+                )
         sites = [classifier.architecture.site(name) for name in factors]
         scaled = {site.role for site in sites}
         roles = tuple(str(role) for role in ROLES if not scaled.isdisjoint((role, *crossed((role,)))))
@@ -92,7 +95,7 @@ class Ia3Config(WrapConfig):
         if twice:
             raise UsageError(
                 f"the task {delta.card.task!r} scales {twice[0]} and what its linear layer reads; PEFT has one vector "
-                "for a linear layer."
+                "for a linear layer. Train it with other roles: --set roles=key,value,ffn_activation."
             )
         modules = classifier.modules_of(readers.get(name, name) for name in delta.site_modules)
         tensors = {}
