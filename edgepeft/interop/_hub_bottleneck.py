@@ -19,7 +19,7 @@ adapters 1.3.0, ``methods/modeling.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -207,7 +207,9 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
-    return ConversionPlan(method, shapes, convert)
+    as_they_are = config.scaling == 1.0 and len(set(widths.values())) == 1 and (factored or phm is None)
+    names = (pair for reader in readers for pair in reader.names(low_rank=isinstance(method, Compacter)))
+    return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
 
 
 def _form(config: BnConfig) -> _Form:
@@ -274,12 +276,31 @@ class _Reader:
         else:
             shapes |= {f"{down}weight": (m, d), f"{down}bias": (m,)}
             shapes |= {f"{up}weight": (d, m), f"{up}bias": (d,)}
-        norms = ["adapter_norm_before.", "adapter_down.0."] * self.config.ln_before  # one norm under two names
-        norms += ["adapter_norm_after."] * self.config.ln_after
-        shapes |= {f"{self.start}{norm}{part}": (d,) for norm in norms for part in ("weight", "bias")}
+        shapes |= {f"{self.start}{norm}{part}": (d,) for norm, _ in self._norms() for part in ("weight", "bias")}
         if isinstance(self.config.scaling, str):
             shapes[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
         return shapes
+
+    def names(self, *, low_rank: bool) -> Iterator[tuple[str, str]]:
+        """Their names and ours of what is held as it is, factors too."""
+        for part in ("down", "up"):
+            start = self._linear(part)
+            whole, factors = {"weight": "weight", "bias": "bias"}, {"W": "B", "b": "bias"}
+            if low_rank:
+                factors = {"W_left": "s", "W_right": "t", "b": "bias"}
+            for theirs, ours in (factors if self.phm else whole).items():
+                yield f"{start}{theirs}", f"{self.site.name}/{part}.{ours}"
+            if self.phm:
+                where = self.phm.shared if self.config.shared_phm_rule else start
+                yield f"{where}phm_rule", f"{self.site.name}/{part}.A"
+        for theirs, ours in self._norms():
+            for of in ("weight", "bias"):
+                yield f"{self.start}{theirs}{of}", f"{self.site.name}/{ours}.{of}"
+
+    def _norms(self) -> list[tuple[str, str]]:
+        """Their names and ours; the one before the first linear layer has two."""
+        before = [("adapter_down.0.", "norm_before"), ("adapter_norm_before.", "norm_before")] * self.config.ln_before
+        return before + [("adapter_norm_after.", "norm_after")] * self.config.ln_after
 
     def dense(self, state: StateDict, width: int) -> dict[str, Tensor]:
         """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
@@ -291,9 +312,7 @@ class _Reader:
             "up.weight": functional.pad(up * scale.view(-1, 1), (0, more)),
             "up.bias": self._bias(state, "up") * scale,
         }
-        norms = {"norm_before": "adapter_down.0."} if self.config.ln_before else {}
-        norms |= {"norm_after": "adapter_norm_after."} if self.config.ln_after else {}
-        for ours, theirs in norms.items():
+        for theirs, ours in self._norms():
             tensors |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
         return tensors
 

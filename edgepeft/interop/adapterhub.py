@@ -26,7 +26,7 @@ from edgepeft.interop.conversion import ConversionPlan, check_tensors, parsed, r
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.prompt_r import PromptR
 
-__all__ = ["IMPORTER", "AdapterHub"]
+__all__ = ["CONFIG_FILE", "IMPORTER", "TENSORS_FILES", "AdapterHub", "plan_of"]
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
@@ -129,13 +129,22 @@ def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConf
         absent = "name" if file.name is None else "config"
         raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes: save the adapter again.")
     settings = file.method_settings()
+    return plan_of(settings, Places(classifier, file.name), path)
+
+
+def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:
+    """The config of a method, of which ``path`` names the file, and how its tensors become ours.
+
+    Raises:
+        BundleError: no delta can represent it.
+    """
     kind = settings.get("architecture")
     if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
         raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")
     model, plan = _METHODS[kind]
     config: MethodConfig = model.read(settings, path)
     try:
-        return config, plan(config, Places(classifier, file.name))
+        return config, plan(config, places)
     except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
         raise BundleError(f"{path}: {error}") from error
 

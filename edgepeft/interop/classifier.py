@@ -6,7 +6,7 @@ backbone's own, and no head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,23 +146,23 @@ class Classifier:
         return {name: torch.from_numpy(whole.read(name).copy()) for name in names if whole.has(name)}
 
 
-def check_head(delta: Delta, classifier: Classifier, library: str) -> None:
-    """See that transformers' class has the delta's head.
+def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
+    """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there.
 
     Raises:
         UsageError: it has another, or one that reads something else; says how to train one that it has.
     """
-    card, theirs, prompt = delta.card, head_named(classifier.head), delta.card.prompt_length
+    card, theirs, prompt = delta.card, head_named(kinds[0]), delta.card.prompt_length
     of_text = "first_position" if prompt else "first_token"
     reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
-    if (card.head, card.head_reads) == (classifier.head, reads):
+    if card.head in kinds and card.head_reads == reads:
         return
-    remedy = f"Train it with --head {classifier.head}"
+    remedy = f"Train it with --head {card.head if card.head in kinds else kinds[0]}"
     if prompt and card.head_reads == "first_token":
         remedy = "A task of words has no such difference; or train another method"
     elif card.head_reads == "mean":
         remedy += " on a copy of the backbone's folder without 1_Pooling, whose config.json has heads read the mean"
     raise UsageError(
-        f"{library} wraps transformers' own head, here {classifier.head} over the {reads.replace('_', ' ')}; the task "
+        f"{library}'s model has the head {' or '.join(kinds)} over the {reads.replace('_', ' ')}; the task "
         f"{card.task!r} has {card.head} over the {card.head_reads.replace('_', ' ')}, which it cannot hold. {remedy}."
     )

@@ -39,11 +39,15 @@ Renaming = Mapping[str, tuple[str, tuple[int, ...]]]  # their tensor -> (ours, i
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """``shapes`` by their names; ``convert`` gives our tensors by our names."""
+    """``shapes`` by their names; ``convert`` gives our tensors by our names.
+
+    Where it gives theirs as they are, ``names`` are their names with ours; one tensor may have several on both sides.
+    """
 
     method: Method
     shapes: TensorShapes
     convert: Callable[[StateDict], dict[str, Tensor]]
+    names: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def renaming(cls, method: Method, names: Renaming) -> ConversionPlan:
@@ -52,7 +56,8 @@ class ConversionPlan:
         def convert(state: StateDict) -> dict[str, Tensor]:
             return {ours: state[theirs] for theirs, (ours, _) in names.items()}
 
-        return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert)
+        pairs = tuple((theirs, ours) for theirs, (ours, _) in names.items())
+        return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert, pairs)
 
 
 class ForeignConfig(BaseModel):

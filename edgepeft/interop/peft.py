@@ -181,5 +181,5 @@ def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
             f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
             f"{', '.join(sorted(written))}."
         )
-    check_head(delta, classifier, "PEFT")
+    check_head(delta, (classifier.head,), "PEFT")
     return written[card.method]
