@@ -55,7 +55,7 @@ def test_what_adapters_wrote_comes_back_tensor_by_tensor_and_with_its_settings(f
             assert value == aliases.get(str(theirs["config"][key]), theirs["config"][key]), key
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta", "distilbert", "electra"])
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])  # whose modules are called otherwise
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
