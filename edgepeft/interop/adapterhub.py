@@ -69,7 +69,16 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
 
 
 def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
-    """The same vectors; what they started from does not matter any more."""
+    """The same vectors; what they started from does not matter any more.
+
+    Raises:
+        BundleError: of a DistilBERT.
+    """
+    if places.classifier.architecture.model_type == "distilbert":
+        raise BundleError(
+            "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
+            "which no delta does. Train the prompt here, or with PEFT."
+        )
     method = PromptR(length=config.prompt_length, place="embeddings")
     width = method.sites(places.classifier.architecture)[-1].out_features
     theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
