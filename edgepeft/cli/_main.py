@@ -88,7 +88,7 @@ def _refuse(error: Any) -> NoReturn:
     if isinstance(error, _NoArguments):
         error.show()  # the help
         sys.exit(error.exit_code)
-    said = error.format_message()
+    said = error.format_message().replace("Value error, ", "", 1)  # pydantic's, by which newer versions of typer check
     where = "" if error.ctx is None else f" See: {error.ctx.command_path} --help."
     _fail(f"{said}{'' if said.endswith('.') else '.'}{where}", error.exit_code)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -28,7 +28,14 @@ from edgepeft.errors import UsageError, requiring
 if TYPE_CHECKING:
     from edgepeft.runtime.manifest import Manifest, Verification
 
-__all__ = ["command", "document", "run"]
+__all__ = ["Elsewhere", "command", "document", "run"]
+
+
+class Elsewhere(NamedTuple):
+    """The folder that is written for another library, and the option that asked for it."""
+
+    option: str
+    folder: Path
 
 
 def command(
@@ -46,7 +53,11 @@ def command(
         typer.Option(metavar="METHOD[:NAME=VALUE,...]", help="An untrained delta to start tasks from; may repeat."),
     ] = None,
     to_peft: Annotated[
-        Path | None, typer.Option(help="Instead of a bundle, one LoRA or (IA)^3 delta as a folder of PEFT's.")
+        Path | None, typer.Option(help="Instead of a bundle, one delta of a method that PEFT has as its folder.")
+    ] = None,
+    to_adapterhub: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a bundle, one delta of adapters, LoRA or a prompt as AdapterHub's folder."),
     ] = None,
     weights: Annotated[
         Literal["fp32", "int8"], typer.Option(help="How the backbone is stored and multiplied.")
@@ -62,24 +73,24 @@ def command(
 ) -> None:
     """Export the backbone once and each task as a delta graph, verified against PyTorch."""
     options = {**locals()}
-    if to_peft is not None and as_json:
+    if (to_peft or to_adapterhub) is not None and as_json:
         raise _no_bundle()
     result = run(options)
     if as_json:
         print_json(document(result))
-    elif isinstance(result, Path):
-        typer.echo(result)
+    elif isinstance(result, Elsewhere):
+        typer.echo(result.folder)
     else:
         _show(result)
         typer.echo(out)
 
 
-def document(result: Manifest | Path) -> dict[str, Any]:
-    """The manifest, or the folder for PEFT, as plain values."""
-    return {"to_peft": str(result)} if isinstance(result, Path) else result.model_dump(mode="json")
+def document(result: Manifest | Elsewhere) -> dict[str, Any]:
+    """The manifest, or the folder for another library, as plain values."""
+    return {result.option: str(result.folder)} if isinstance(result, Elsewhere) else result.model_dump(mode="json")
 
 
-def run(options: Mapping[str, Any]) -> Manifest | Path:
+def run(options: Mapping[str, Any]) -> Manifest | Elsewhere:
     """Export as the command's options say, with progress and notes on standard error."""
     with requiring("train", "export"):
         from edgepeft.exporting.bundle import export_bundle
@@ -91,14 +102,25 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
     verified = options["verify_data"]
     columns = columns_of(verified, *(options[f"{name}_column"] for name in ("text", "pair", "label")))
     promise = promise_of(options["coverage"], options["risk"])
-    if options["to_peft"] is not None:
+    elsewhere = [name for name in _LIBRARIES if options[name] is not None]
+    if elsewhere:
         stored = (kinds["weights"], kinds["delta_weights"]) != ("fp32", "fp32")
-        if out or len(deltas) != 1 or verified or options["trainable"] or templates or stored or promise:
+        if (
+            out
+            or len(deltas) != 1
+            or verified
+            or options["trainable"]
+            or templates
+            or stored
+            or promise
+            or elsewhere[1:]
+        ):
             raise _no_bundle()
-        _to_peft(backbone, deltas[0], options["to_peft"], options["force"])
-        return Path(options["to_peft"])
+        (to,) = elsewhere
+        _LIBRARIES[to](backbone, deltas[0], options[to], options["force"])
+        return Elsewhere(to, Path(options[to]))
     if out is None:
-        raise UsageError("give --out, the bundle's folder, or --to-peft, a folder for PEFT.")
+        raise UsageError("give --out, the bundle's folder, or --to-peft or --to-adapterhub, a folder for these.")
     if not deltas and not templates:
         raise UsageError("give --delta, a folder that `edgepeft train` wrote, or --template, a method to start from.")
     note_trainable(options["trainable"])
@@ -110,7 +132,9 @@ def run(options: Mapping[str, Any]) -> Manifest | Path:
 
 
 def _no_bundle() -> UsageError:
-    return UsageError("--to-peft writes one delta for PEFT, no bundle: with --backbone, one --delta and --force.")
+    return UsageError(
+        "--to-peft and --to-adapterhub write one delta for these, no bundle: with --backbone, one --delta and --force."
+    )
 
 
 def _show(manifest: Manifest) -> None:
@@ -150,6 +174,23 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     if loaded.trie is not None:
         of = f"model of {source.source} for conditional generation, which writes {', '.join(loaded.card.labels or ())}"
     messages().print(f"{loaded.card.task}: for peft's PeftModel.from_pretrained, over transformers' {of}", markup=False)
+
+
+def _to_adapterhub(backbone: str, delta: Path, folder: Path, force: bool) -> None:
+    from edgepeft.backbones.source import open_backbone
+    from edgepeft.delta import Delta
+    from edgepeft.interop._hub_write import write_adapterhub
+
+    source = open_backbone(backbone)
+    loaded = Delta.load(delta, source)
+    model = write_adapterhub(loaded, source, folder, force=force)
+    messages().print(
+        f"{loaded.card.task}: for adapters' load_adapter(FOLDER, use_safetensors=True) of a {model} of {source.source}",
+        markup=False,
+    )
+
+
+_LIBRARIES = {"to_peft": _to_peft, "to_adapterhub": _to_adapterhub}
 
 
 def _shared(layers: int) -> str:

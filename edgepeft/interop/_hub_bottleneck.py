@@ -12,14 +12,13 @@ With ``sub`` a sub-layer's output, ``res`` its residual and LN the layer's own n
 In T5, whose norms stand first, LN is the identity.
 
 A constant, learned or per-channel scaling is linear after A's last layer and goes into its weights.  Weights of
-products (``phm_layer``) stay factors where Compacter or PHM adapters have the form, and are multiplied out elsewhere.
-Such a layer computes x H + b, H = sum_i kron(rule_i, W_i): n terms; rule [n, n, n]; W [n, in/n, out/n].  Source:
-adapters 1.3.0, ``methods/modeling.py``.
+products (``phm_layer``, see ``_hub_phm``) stay factors where Compacter or PHM adapters have the form, and are
+multiplied out elsewhere.  Source: adapters 1.3.0, ``methods/modeling.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,11 +28,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.errors import BundleError
 from edgepeft.interop._hub_config import BnConfig, counted_layers, leading_layers
+from edgepeft.interop._hub_phm import PhmWeights, Shapes
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
-from edgepeft.methods._factored_adapters import kronecker_sum
 from edgepeft.methods.base import PerLayer
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.compacter import Compacter
@@ -42,11 +40,10 @@ from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 
-__all__ = ["SHARED", "PhmWeights", "Places", "bottleneck_plan"]
+__all__ = ["SHARED", "Places", "bottleneck_plan"]
 
 SHARED = "shared_parameters."
 _BOTH = (Role.ATTENTION_OUTPUT, Role.FFN_OUTPUT)
-_Shapes = dict[str, tuple[int, ...]]
 
 
 # Model type -> the modules of a layer that hold adapters; BERT's and its relatives' unless named.
@@ -82,68 +79,6 @@ class Places:
     def shared(self) -> str:
         """The start of the names of what all adapters share."""
         return f"{self.classifier.prefix}{SHARED}{self.adapter}."
-
-
-@dataclass(frozen=True)
-class PhmWeights:
-    """The names, shapes and values of such layers; ``shared`` opens the names of what all of them share."""
-
-    config: BnConfig
-    shared: str
-
-    def shapes(self, start: str, inputs: int, outputs: int) -> _Shapes:
-        """Of one layer's own tensors."""
-        shapes: _Shapes = {}
-        if not self.config.shared_phm_rule:
-            shapes |= self._rule_shapes(start)
-        if not self.config.shared_W_phm:
-            shapes |= self._w_shapes(f"{start}W", inputs, outputs)
-        return shapes | ({f"{start}b": (outputs,)} if self.config.phm_bias else {})
-
-    def shared_shapes(self, hidden: int, width: int) -> _Shapes:
-        """Of what all layers share."""
-        shapes = self._rule_shapes(self.shared) if self.config.shared_phm_rule else {}
-        if self.config.shared_W_phm:
-            shapes |= self._w_shapes(f"{self.shared}W_down", hidden, width)
-            shapes |= self._w_shapes(f"{self.shared}W_up", width, hidden)
-        return shapes
-
-    def rule(self, state: StateDict, start: str) -> Tensor:
-        """[n, n, n]."""
-        where = self.shared if self.config.shared_phm_rule else start
-        if self.config.factorized_phm_rule:
-            return state[f"{where}phm_rule_left"] @ state[f"{where}phm_rule_right"]
-        return state[f"{where}phm_rule"]
-
-    def pair(self, state: StateDict, start: str, part: str) -> tuple[Tensor, Tensor]:
-        """W's factors, [n, in/n, r] and [n, r, out/n]; ``part`` is down or up."""
-        where = f"{self.shared}W_{part}" if self.config.shared_W_phm else f"{start}W"
-        return state[f"{where}_left"], state[f"{where}_right"]
-
-    def terms(self, state: StateDict, start: str, part: str) -> Tensor:
-        """W, [n, in/n, out/n]."""
-        if self.config.factorized_phm_W:
-            left, right = self.pair(state, start, part)
-            return left @ right
-        return state[f"{start}W"]
-
-    def weight(self, state: StateDict, start: str, part: str) -> Tensor:
-        """H^T, [out, in]."""
-        return kronecker_sum(self.rule(state, start), self.terms(state, start, part))
-
-    def _rule_shapes(self, start: str) -> _Shapes:
-        n = self.config.phm_dim
-        if self.config.factorized_phm_rule:
-            return {f"{start}phm_rule_left": (n, n, 1), f"{start}phm_rule_right": (n, 1, n)}
-        return {f"{start}phm_rule": (n, n, n)}
-
-    def _w_shapes(self, name: str, inputs: int, outputs: int) -> _Shapes:
-        n, r = self.config.phm_dim, self.config.phm_rank
-        if inputs % n or outputs % n:
-            raise BundleError(f"phm_dim = {n} does not divide {inputs} and {outputs}, the widths of a layer.")
-        if self.config.factorized_phm_W:
-            return {f"{name}_left": (n, inputs // n, r), f"{name}_right": (n, r, outputs // n)}
-        return {name: (n, inputs // n, outputs // n)}
 
 
 @dataclass(frozen=True)
@@ -205,7 +140,9 @@ def bottleneck_plan(config: BnConfig, places: Places) -> ConversionPlan:
             tensors |= {f"{reader.site.name}/{name}": value for name, value in values.items()}
         return tensors
 
-    return ConversionPlan(method, shapes, convert)
+    as_they_are = config.scaling == 1.0 and len(set(widths.values())) == 1 and (factored or phm is None)
+    names = (pair for reader in readers for pair in reader.names(low_rank=isinstance(method, Compacter)))
+    return ConversionPlan(method, shapes, convert, tuple(names) if as_they_are else ())
 
 
 def _form(config: BnConfig) -> _Form:
@@ -262,22 +199,41 @@ class _Reader:
         """Where down's or up's names start; a norm before the first linear layer is counted."""
         return f"{self.start}adapter_{part}." + (f"{int(self.config.ln_before)}." if part == "down" else "")
 
-    def shapes(self) -> _Shapes:
+    def shapes(self) -> Shapes:
         """Of the tensors that the file must hold."""
         d, m = self.site.out_features, self.width
         down, up = self._linear("down"), self._linear("up")
-        shapes: _Shapes = {}
+        shapes: Shapes = {}
         if self.phm:
             shapes |= self.phm.shapes(down, d, m) | self.phm.shapes(up, m, d)
         else:
             shapes |= {f"{down}weight": (m, d), f"{down}bias": (m,)}
             shapes |= {f"{up}weight": (d, m), f"{up}bias": (d,)}
-        norms = ["adapter_norm_before.", "adapter_down.0."] * self.config.ln_before  # one norm under two names
-        norms += ["adapter_norm_after."] * self.config.ln_after
-        shapes |= {f"{self.start}{norm}{part}": (d,) for norm in norms for part in ("weight", "bias")}
+        shapes |= {f"{self.start}{norm}{part}": (d,) for norm, _ in self._norms() for part in ("weight", "bias")}
         if isinstance(self.config.scaling, str):
             shapes[f"{self.start}scaling"] = (d,) if self.config.scaling == "channel" else (1,)
         return shapes
+
+    def names(self, *, low_rank: bool) -> Iterator[tuple[str, str]]:
+        """Their names and ours of what is held as it is, factors too."""
+        for part in ("down", "up"):
+            start = self._linear(part)
+            whole, factors = {"weight": "weight", "bias": "bias"}, {"W": "B", "b": "bias"}
+            if low_rank:
+                factors = {"W_left": "s", "W_right": "t", "b": "bias"}
+            for theirs, ours in (factors if self.phm else whole).items():
+                yield f"{start}{theirs}", f"{self.site.name}/{part}.{ours}"
+            if self.phm:
+                where = self.phm.shared if self.config.shared_phm_rule else start
+                yield f"{where}phm_rule", f"{self.site.name}/{part}.A"
+        for theirs, ours in self._norms():
+            for of in ("weight", "bias"):
+                yield f"{self.start}{theirs}{of}", f"{self.site.name}/{ours}.{of}"
+
+    def _norms(self) -> list[tuple[str, str]]:
+        """Their names and ours; the one before the first linear layer has two."""
+        before = [("adapter_down.0.", "norm_before"), ("adapter_norm_before.", "norm_before")] * self.config.ln_before
+        return before + [("adapter_norm_after.", "norm_after")] * self.config.ln_after
 
     def dense(self, state: StateDict, width: int) -> dict[str, Tensor]:
         """As a module with whole weights; zeros fill up to the widest layer's bottleneck."""
@@ -289,9 +245,7 @@ class _Reader:
             "up.weight": functional.pad(up * scale.view(-1, 1), (0, more)),
             "up.bias": self._bias(state, "up") * scale,
         }
-        norms = {"norm_before": "adapter_down.0."} if self.config.ln_before else {}
-        norms |= {"norm_after": "adapter_norm_after."} if self.config.ln_after else {}
-        for ours, theirs in norms.items():
+        for theirs, ours in self._norms():
             tensors |= {f"{ours}.{part}": state[f"{self.start}{theirs}{part}"] for part in ("weight", "bias")}
         return tensors
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.errors import BundleError
-from edgepeft.interop.conversion import ForeignConfig
+from edgepeft.interop.conversion import ForeignConfig, left_out
 from edgepeft.methods._bottleneck_adapters import Activation
 
 __all__ = [
@@ -160,7 +160,9 @@ class BnConfig(MethodConfig):
         factor = self.reduction_factor
         if isinstance(factor, dict):
             if str(layer) not in factor and "default" not in factor:
-                raise BundleError(f"reduction_factor = {factor} says nothing of layer {layer} and has no default.")
+                raise BundleError(
+                    f"reduction_factor = {factor} says nothing of layer {layer} and has no default; add either."
+                )
             factor = factor.get(str(layer), factor.get("default", 1.0))
         return max(1, int(hidden // factor))
 
@@ -265,11 +267,10 @@ def leading_layers(config: MethodConfig, architecture: Architecture) -> dict[str
     """
     theirs = {i: site.layer or 0 for i, site in enumerate(counted_layers(architecture).values())}
     without = theirs.keys() & set(config.leave_out or ())
-    left = sorted({theirs[i] for i in without})
+    left = {theirs[i] for i in without}
     if odd := [i for i, layer in theirs.items() if layer in left and i not in without]:
         raise BundleError(
             f"leave_out = {sorted(without)} names a layer of one stack and not {odd[0]}, the same of the other, which "
-            "no delta can represent."
+            "no delta can represent. Train it with both left out, or none."
         )
-    skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
-    return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}
+    return left_out(left)

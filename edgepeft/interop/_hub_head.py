@@ -8,19 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from edgepeft.backbones.config import read_config
-from edgepeft.errors import BundleError
+from edgepeft.delta import Delta
+from edgepeft.errors import BundleError, UsageError
 from edgepeft.interop._hub_config import HubFile
 from edgepeft.interop.base import ImportedHead, usual_problem
-from edgepeft.interop.classifier import ANSWERS, ENCODERS, SEQUENCES, TOKENS, Classifier
+from edgepeft.interop.classifier import ANSWERS, ENCODERS, SEQUENCES, TOKENS, Classifier, check_head
 from edgepeft.interop.conversion import check_tensors, parsed, read_state_dict
 
-__all__ = ["read_head"]
+__all__ = ["HEAD_CONFIG", "HEAD_FILES", "read_head", "written_head"]
 
 HEAD_CONFIG = "head_config.json"
 HEAD_FILES = ("model_head.safetensors", "pytorch_model_head.bin")
@@ -72,8 +74,8 @@ def read_head(folder: Path, classifier: Classifier, asked: str | None) -> Import
         state = read_state_dict(folder, *HEAD_FILES) if stored else classifier.stored_head()
         if not state:
             raise BundleError(
-                f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered "
-                "(AdapterHub's save_adapter keeps it with with_head=True)."
+                f"{folder} has no {HEAD_CONFIG}, and the backbone has no head either; without one nothing is answered. "
+                "Save it with its head: AdapterHub's save_adapter with with_head=True."
             )
         return _static(state, classifier, folder)
     file = parsed(HubFile, read_config(path), path)
@@ -86,6 +88,38 @@ def read_head(folder: Path, classifier: Classifier, asked: str | None) -> Import
         known = ", ".join(f"...{model}" for model in ENCODERS)
         raise BundleError(f"{path}: a head of {file.model_class} cannot be imported; what can: {known}.")
     return _static(state, replace(classifier, model=model), folder, _labels(file.label2id))
+
+
+def written_head(delta: Delta) -> tuple[dict[str, Any], dict[str, str]]:
+    """The config of one of their flexible heads that is the delta's, and our tensors by their places in it.
+
+    Raises:
+        UsageError: they have none such.
+    """
+    card, kind = delta.card, delta.card.task_kind
+    fitting = [name for name, (model, _) in _TYPES.items() if model == kind.model and not kind.writes]
+    if not fitting:
+        raise UsageError(
+            f"the task {card.task!r} is {kind.title}, and no head of AdapterHub's that can be written is for it; what "
+            f"can: {', '.join(_TYPES)}."
+        )
+    type_of = next((name for name in fitting if _TYPES[name][1] == kind.problem_type), fitting[0])
+    forms = {ours: (form, modules) for form, (ours, modules) in _KINDS.items()}
+    if kind.per_token:
+        forms = {card.head: ((1, "", False), {"classifier": 1})}
+    check_head(delta, list(forms), "AdapterHub")
+    (layers, activation, pooler), modules = forms[card.head]
+    labels = card.labels or [f"LABEL_{i}" for i in range(card.n_outputs)]
+    settings = {
+        "head_type": type_of,
+        "num_labels": card.n_outputs,
+        "layers": layers,
+        "activation_function": activation or "tanh",
+        "label2id": {label: i for i, label in enumerate(labels)},
+    }
+    settings |= {"use_pooler": pooler, "bias": True} if kind.model == SEQUENCES else {}
+    places = {f"{place}.{of}": f"head/{ours}.{of}" for ours, place in modules.items() for of in ("weight", "bias")}
+    return settings, places
 
 
 def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
@@ -104,8 +138,8 @@ def _output_layer(folder: Path, classifier: Classifier) -> ImportedHead:
         for name, tensor in read_state_dict(folder, *HEAD_FILES).items():
             if tensor.shape == table.shape and not torch.equal(tensor, table):
                 raise BundleError(
-                    f"{folder}: {name} is an output layer of its own, which no delta holds; what can be imported has "
-                    "the backbone's."
+                    f"{folder}: {name} is an output layer of its own, which no delta holds. Train the adapter "
+                    "with the backbone's frozen."
                 )
     return ImportedHead(classifier.head, None, {})
 
@@ -166,7 +200,10 @@ def _kind(config: _Flexible, classifier: Classifier, folder: Path) -> tuple[str,
             "them and without the pooler."
         )
     if config.use_pooler and not classifier.architecture.pooler:
-        raise BundleError(f"{path}: {pooler}: backbones of type {classifier.architecture.model_type} run without one.")
+        raise BundleError(
+            f"{path}: {pooler}: backbones of type {classifier.architecture.model_type} run without one; train a head "
+            "with use_pooler = False."
+        )
     return kind
 
 

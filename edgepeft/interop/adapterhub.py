@@ -39,7 +39,7 @@ from edgepeft.methods.lora import LoRA
 from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
 
-__all__ = ["IMPORTER", "AdapterHub"]
+__all__ = ["CONFIG_FILE", "IMPORTER", "TENSORS_FILES", "AdapterHub", "plan_of"]
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
@@ -83,7 +83,16 @@ def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
 
 
 def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
-    """The same vectors; what they started from does not matter any more."""
+    """The same vectors; what they started from does not matter any more.
+
+    Raises:
+        BundleError: of a DistilBERT.
+    """
+    if places.classifier.architecture.model_type == "distilbert":
+        raise BundleError(
+            "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
+            "which no delta does. Train the prompt here, or with PEFT."
+        )
     method = PromptR(length=config.prompt_length, place="embeddings")
     width = method.sites(places.classifier.architecture)[-1].out_features
     theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
@@ -166,15 +175,24 @@ IMPORTER = AdapterHub()
 def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, ConversionPlan]:
     if file.name is None or file.config is None:
         absent = "name" if file.name is None else "config"
-        raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes.")
+        raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes: save the adapter again.")
     settings = file.method_settings()
+    return plan_of(settings, Places(classifier, file.name), path)
+
+
+def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:
+    """The config of a method, of which ``path`` names the file, and how its tensors become ours.
+
+    Raises:
+        BundleError: no delta can represent it.
+    """
     kind = settings.get("architecture")
     if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
         raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")
     model, plan = _METHODS[kind]
     config: MethodConfig = model.read(settings, path)
     try:
-        return config, plan(config, Places(classifier, file.name))
+        return config, plan(config, places)
     except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
         raise BundleError(f"{path}: {error}") from error
 

@@ -95,14 +95,17 @@ class ImportRequest:
             return None if self.kind is None else kind_named(self.kind)
         fitting = {kind.problem_type: kind for kind in kinds().values() if _may_have(kind, head)}
         if not fitting:
-            raise BundleError(f"{folder}: no kind of task has a head of ...{head.model} with {head.outputs} outputs.")
+            raise BundleError(
+                f"{folder}: no kind of task has a head of ...{head.model} with {head.outputs} outputs; import it with "
+                "the config that it was trained with."
+            )
         if self.kind is not None:
             asked = kind_named(self.kind)
             if asked not in fitting.values():
                 found = " or ".join(kind.title for kind in fitting.values())
                 raise UsageError(
                     f"--kind {asked.name} is {asked.title}; the checkpoint's head, ...{head.model} with {head.outputs} "
-                    f"outputs, is of {found}."
+                    f"outputs, is of {found}: --kind {' or --kind '.join(kind.name for kind in fitting.values())}."
                 )
             return asked
         said = next((config["problem_type"] for config in configs if config.get("problem_type")), None)
@@ -124,11 +127,15 @@ class ImportRequest:
         if not kind.has_labels:
             if given:
                 raise UsageError(
-                    f"the checkpoint's head needs no labels, for {kind.title} has none; found {', '.join(given)}."
+                    f"the checkpoint's head needs no labels, for {kind.title} has none; found {', '.join(given)}. "
+                    "Leave --labels out."
                 )
             return None
         if given and (len(given) != outputs or len(set(given)) != outputs or not all(given)):
-            raise UsageError(f"the checkpoint's head needs {outputs} different labels; found {', '.join(given)}.")
+            raise UsageError(
+                f"the checkpoint's head needs {outputs} different labels, in the order of its outputs; found "
+                f"{', '.join(given)}."
+            )
         numbered = tuple(f"LABEL_{i}" for i in range(outputs))
         named = (head.labels, *(_names_in(config) for config in configs))
         labels = given or next((names for names in named if names and len(names) == outputs and all(names)), numbered)

@@ -6,7 +6,7 @@ backbone's own, and no head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,11 +16,12 @@ from torch import Tensor
 from edgepeft.backbones.base import Architecture, Site
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.source import Backbone
+from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.heads.base import head_named
 from edgepeft.tasks.base import kinds
 
-__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "Classifier"]
+__all__ = ["ANSWERS", "ENCODERS", "GENERATION", "SEQUENCES", "TOKENS", "Classifier", "check_head"]
 
 # How classes' names end.
 SEQUENCES, TOKENS, ANSWERS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
@@ -108,6 +109,17 @@ class Classifier:
         return {self.prefix + site.reads: site for weight, site in weights.items() if weight in linear}
 
     @cached_property
+    def other_layers(self) -> dict[str, tuple[int, int]]:
+        """Their linear layer that has no site, such as a pooler's -> out, in; only such layers have a bias beside."""
+        matrices = {name: self.architecture.shape_of(own) for name, own in self.tensors.items()}
+        modules = {name.removesuffix(".weight"): shape for name, shape in matrices.items() if len(shape) == 2}
+        return {
+            module: (shape[0], shape[1])
+            for module, shape in modules.items()
+            if module not in self.linear_sites and f"{module}.bias" in self.tensors
+        }
+
+    @cached_property
     def norms(self) -> dict[str, str]:
         """Their LayerNorm -> its path in the base model."""
         return {self.prefix + norm: norm for norm in self.architecture.norms}
@@ -139,3 +151,25 @@ class Classifier:
         whole = Checkpoint(self.backbone.weights, self.backbone.checkpoint.tensors)
         names = self.head_tensors(1)
         return {name: torch.from_numpy(whole.read(name).copy()) for name in names if whole.has(name)}
+
+
+def check_head(delta: Delta, kinds: Sequence[str], library: str) -> None:
+    """See that the delta's head is one of these kinds, which a library's model has, and reads what they read there.
+
+    Raises:
+        UsageError: it has another, or one that reads something else; says how to train one that it has.
+    """
+    card, theirs, prompt = delta.card, head_named(kinds[0]), delta.card.prompt_length
+    of_text = "first_position" if prompt else "first_token"
+    reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else of_text
+    if card.head in kinds and card.head_reads == reads:
+        return
+    remedy = f"Train it with --head {card.head if card.head in kinds else kinds[0]}"
+    if prompt and card.head_reads == "first_token":
+        remedy = "A task of words has no such difference; or train another method"
+    elif card.head_reads == "mean":
+        remedy += " on a copy of the backbone's folder without 1_Pooling, whose config.json has heads read the mean"
+    raise UsageError(
+        f"{library}'s model has the head {' or '.join(kinds)} over the {reads.replace('_', ' ')}; the task "
+        f"{card.task!r} has {card.head} over the {card.head_reads.replace('_', ' ')}, which it cannot hold. {remedy}."
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -25,6 +25,7 @@ __all__ = [
     "StateDict",
     "TensorShapes",
     "check_tensors",
+    "left_out",
     "parsed",
     "read_state_dict",
 ]
@@ -38,11 +39,15 @@ Renaming = Mapping[str, tuple[str, tuple[int, ...]]]  # their tensor -> (ours, i
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """``shapes`` by their names; ``convert`` gives our tensors by our names."""
+    """``shapes`` by their names; ``convert`` gives our tensors by our names.
+
+    Where it gives theirs as they are, ``names`` are their names with ours; one tensor may have several on both sides.
+    """
 
     method: Method
     shapes: TensorShapes
     convert: Callable[[StateDict], dict[str, Tensor]]
+    names: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def renaming(cls, method: Method, names: Renaming) -> ConversionPlan:
@@ -51,7 +56,8 @@ class ConversionPlan:
         def convert(state: StateDict) -> dict[str, Tensor]:
             return {ours: state[theirs] for theirs, (ours, _) in names.items()}
 
-        return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert)
+        pairs = tuple((theirs, ours) for theirs, (ours, _) in names.items())
+        return cls(method, {theirs: shape for theirs, (_, shape) in names.items()}, convert, pairs)
 
 
 class ForeignConfig(BaseModel):
@@ -72,12 +78,22 @@ class ForeignConfig(BaseModel):
         odd = [f"{name} = {getattr(config, name)!r}" for name, fine in config.checks().items() if not fine]
         odd += [f"{name} = {value!r}" for name, value in extra if value and name not in cls.ignored]
         if odd:
-            raise BundleError(f"{path}: no delta can represent {', '.join(odd)}.")
+            raise BundleError(
+                f"{path}: no delta can represent {', '.join(odd)}. Train it without, or merge it into its model there "
+                "and use that as the backbone."
+            )
         return config
 
     def checks(self) -> dict[str, bool]:
         """Field -> whether a delta can represent its value."""
         return {}
+
+
+def left_out(layers: Iterable[int]) -> dict[str, Any]:
+    """Layers that get no module, as the settings that our methods have for them."""
+    left = sorted(set(layers))
+    skipped = next((i for i, layer in enumerate(left) if i != layer), len(left))
+    return {"skip_layers": skipped, "leave_out": tuple(left[skipped:])}
 
 
 def parsed(kind: type[_Model], document: Mapping[str, Any], path: Path) -> _Model:
@@ -110,7 +126,8 @@ def check_tensors(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
     differences = [f"{kind}: {', '.join(names)}" for kind, names in problems.items() if names]
     if differences:
         raise BundleError(
-            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(differences)}."
+            f"{folder} does not hold the tensors that its config and this backbone ask for; {'; '.join(differences)}. "
+            "Use the backbone and the config that it was trained with."
         )
 
 
@@ -124,16 +141,16 @@ def read_state_dict(folder: Path, *names: str) -> dict[str, Tensor]:
     """
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise BundleError(f"{folder} has neither {' nor '.join(names)}; the checkpoint is not complete.")
+        raise BundleError(f"{folder} has neither {' nor '.join(names)}; it is not complete: fetch it again.")
     try:
         state = load_file(path) if path.suffix == ".safetensors" else _unpickled(path)
     except (SafetensorError, OSError) as error:
         raise BundleError(f"{path} is damaged ({error}); fetch it again.") from error
     if not isinstance(state, dict):
-        raise BundleError(f"{path} holds {type(state).__name__}; a dictionary of tensors was expected.")
+        raise BundleError(f"{path} holds {type(state).__name__}; a dictionary of tensors was expected: save it again.")
     odd = [str(name) for name, value in state.items() if not (isinstance(value, Tensor) and value.is_floating_point())]
     if odd:
-        raise BundleError(f"{path} holds what is no floating-point tensor: {', '.join(odd)}.")
+        raise BundleError(f"{path} holds what is no floating-point tensor: {', '.join(odd)}. Save it without these.")
     return {str(name): tensor.detach().float().contiguous() for name, tensor in state.items()}
 
 
@@ -145,5 +162,6 @@ def _unpickled(path: Path) -> object:
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BundleError(
-            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason[:200]})."
+            f"{path} is no plain dictionary of tensors, and code in it is never run ({reason[:200]}). Save it "
+            "as safetensors."
         ) from error

@@ -17,9 +17,8 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, write_tensors
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.heads.base import head_named
 from edgepeft.interop.base import ImportedHead, Importer, ImportRequest
-from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier
+from edgepeft.interop.classifier import ANSWERS, GENERATION, Classifier, check_head
 from edgepeft.interop.conversion import ConversionPlan, check_tensors, read_state_dict
 from edgepeft.interop.peft_methods.base import (
     CONFIG_FILE,
@@ -54,9 +53,11 @@ class Peft(Importer):
         config = read_peft_config(folder, types)
         classifier = Classifier(backbone, config.model(types, request.model))
         head = set(classifier.head_modules.values())
-        if odd := [module for module in classifier.modules if module not in head and config.saves(module)]:
+        odd = [module for module in classifier.modules if module not in head and config.saves(module)]
+        if odd and not config.keeps_whole:
             raise BundleError(
-                f"{folder}: modules_to_save has more than the head, which no delta can represent: {', '.join(odd)}."
+                f"{folder}: modules_to_save has more than the head, which no delta of {config.kind} can represent: "
+                f"{', '.join(odd)}. Train it with the head alone there, or as LORA."
             )
         if classifier.model == ANSWERS and "token_type_ids" in backbone.architecture.inputs:
             warnings.warn(
@@ -108,7 +109,8 @@ def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: C
     shown = f" (for example {encoder[0]})" if encoder else ""
     raise BundleError(
         f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
-        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}."
+        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}. Use the "
+        "backbone that it was trained on."
     )
 
 
@@ -119,7 +121,8 @@ def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) 
     if weight is None or weight.dim() != 2 or len(weight) == 0:
         raise BundleError(
             f"{folder} has no {classifier.last}.weight [labels, {classifier.architecture.hidden_size}], and the "
-            "backbone has none either; without a head nothing is answered (PEFT's modules_to_save keeps it)."
+            "backbone has none either; without a head nothing is answered. Save it with the head, "
+            "which PEFT's modules_to_save keeps."
         )
     return len(weight)
 
@@ -141,19 +144,19 @@ def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = 
     classifier = Classifier(backbone, _model_of(delta, backbone))
     config = _config_of(delta, classifier)
     settings, tensors = config.written(delta, classifier)
+    heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
     settings |= {
         "peft_type": config.kind,
         "task_type": next(name for name, model in task_types(backbone).items() if model == classifier.model),
         "base_model_name_or_path": delta.card.backbone.source,
-        "modules_to_save": sorted({module.partition(".")[0] for module in classifier.head_modules.values()}) or None,
+        "modules_to_save": sorted({*heads, *settings.get("modules_to_save", ())}) or None,
         "inference_mode": True,
     }
     ours = delta.tensors()
     tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
     with new_folder(folder, force=force) as new:
-        write_tensors(
-            {config.stored_name(name): t.detach().contiguous() for name, t in tensors.items()}, new / TENSORS_FILE
-        )
+        stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
+        write_tensors(stored, new / TENSORS_FILE)
         write_json(new / CONFIG_FILE, settings)
 
 
@@ -173,13 +176,9 @@ def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
     card = delta.card
     written = {ours: config for config in peft_methods().values() for ours in config.ours}
     if card.method not in written:
-        known = ", ".join(sorted(written))
-        raise UsageError(f"only {known} can be written for PEFT; the task {card.task!r} is a delta of {card.method}.")
-    theirs = head_named(classifier.head)
-    reads = "labels" if theirs.decodes else "tokens" if theirs.per_token else "first_token"
-    if (card.head, card.head_reads) != (classifier.head, reads):
         raise UsageError(
-            f"PEFT wraps transformers' own head, here {classifier.head} over the first token; the task {card.task!r} "
-            f"has {card.head} over {card.head_reads.replace('_', ' ')}, which it cannot hold."
+            f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
+            f"{', '.join(sorted(written))}."
         )
+    check_head(delta, (classifier.head,), "PEFT")
     return written[card.method]

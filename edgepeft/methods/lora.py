@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Role, Site
+from edgepeft.errors import named
 from edgepeft.methods._cross_attention import CrossAttention, crossed
 from edgepeft.methods.base import ChoosesRoles, option, require
 from edgepeft.methods.bitfit import BitFit
@@ -65,6 +66,7 @@ class LoRA(CrossAttention, ChoosesRoles):
     bias: Literal["none", "all", "lora_only"] = option(
         "none", "biases trained besides (the authors' mark_only_lora_as_trainable): all, or the updated layers' own"
     )
+    whole: tuple[str, ...] = option((), "tensors trained whole besides, by their names: pooler.dense.weight")
 
     def __post_init__(self) -> None:
         require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
@@ -91,12 +93,20 @@ class LoRA(CrossAttention, ChoosesRoles):
         return {site.name: self.module(site.in_features, site.out_features, self.rank, self.scale) for site in sites}
 
     def overrides(self, architecture: Architecture) -> tuple[str, ...]:
-        """The biases that ``bias`` names."""
+        """The biases that ``bias`` names, and what is trained ``whole``.
+
+        Raises:
+            UnknownName: the backbone has no such tensor.
+        """
+        known = {**architecture.tensors, **architecture.pooler}
+        for name in self.whole:
+            named(f"tensor of a {architecture.model_type}", name, known)
+        biases: tuple[str, ...] = ()
         if self.bias == "all":
-            return BitFit().overrides(architecture)
-        if self.bias != "lora_only":
-            return ()
-        return tuple(dict.fromkeys(f"{site.reads}.bias" for site in self.sites(architecture)))
+            biases = BitFit().overrides(architecture)
+        elif self.bias == "lora_only":
+            biases = tuple(dict.fromkeys(f"{site.reads}.bias" for site in self.sites(architecture)))
+        return tuple(dict.fromkeys((*biases, *self.whole)))
 
     def n_at(self, site: Site) -> int:
         """r (in + out)."""

@@ -280,6 +280,23 @@ def test_what_the_system_refuses_is_one_line(capsys, error, line):
     assert (end.value.code, printed.startswith(line), printed.count("\n")) == (1, True, 1), printed
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option", "known"),
+    [
+        (("export", "--backbone", "b", "--weights", "foo"), "--weights", "'fp32', 'int8'"),
+        (
+            ("train", "--backbone", "b", "--data", "d", "--task", "t", "--out", "o", "--device", "foo"),
+            "--device",
+            "'auto', ",
+        ),
+    ],
+)
+def test_an_unknown_choice_is_told_with_those_that_are_known(arguments, option, known):
+    done = edgepeft(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: Invalid value for '{option}': 'foo' is not one of {known}")
+
+
 def swallowed(app):
     """What options and verbs of an app say of themselves and its --help does not show."""
     flat = str.maketrans(dict.fromkeys("│╭╮╰╯─\n", " "))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,43 @@ def posed(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -
 
 ROWS = [{"one": "w9 w10", "two": "w11"}, {"one": "w12", "two": "w13 w14 w15"}]
 FILLED = [Text("w5 w6 w9 w10 w7 w11"), Text("w5 w6 w12 w7 w13 w14 w15")]
+
+
+def test_multirc_and_parts_are_scored_as_superglue_and_glue_do(posed: Path, tmp_path: Path):
+    """EM by question and F1a as SuperGLUE's own script has them, on answers that the bundle itself gives."""
+    rows: list[dict[str, Any]] = [{"one": f"w{9 + i}", "two": f"w{30 - i}"} for i in range(12)]
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = verb("run", posed, "--task", "two", "--input", asked).splitlines()
+    given = [json.loads(line)["predictions"][0]["label"] for line in lines]
+    assert len(set(given)) == 2, "all answers are one, so nothing is tested"
+    wrong = {"no": "yes", "yes": "no"}
+    for i, (row, answer) in enumerate(zip(rows, given, strict=True)):
+        # Three answers a question; questions of two paragraphs have the same number.  Rows 4 and 5, of one, are wrong.
+        row["label"], row["part"] = wrong[answer] if i in (4, 5) else answer, ("matched", "mismatched")[i % 2]
+        row["idx"] = {"paragraph": i // 6, "question": i // 3 % 2, "answer": i % 3}
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = json.loads(verb("eval", posed, "--task", "two", "--data", data, "--by", "part", "--metric", "f1", "--json"))
+
+    labels, exact = [row["label"] for row in rows], []
+    for question in {(row["idx"]["paragraph"], row["idx"]["question"]) for row in rows}:
+        of = [i for i, row in enumerate(rows) if (row["idx"]["paragraph"], row["idx"]["question"]) == question]
+        exact.append([given[i] for i in of] == [labels[i] for i in of])
+
+    def f1(places: Any) -> float:
+        pairs = [(labels[i] == "yes", given[i] == "yes") for i in places]
+        right = pairs.count((True, True))
+        return 2 * right / (2 * right + pairs.count((True, False)) + pairs.count((False, True)))
+
+    assert found["questions"] == {"exact_match": sum(exact) / len(exact), "questions": 4} and sum(exact) == 3
+    assert found["score"] == pytest.approx(f1(range(12)))
+    for part, start in (("matched", 0), ("mismatched", 1)):
+        assert found["parts"][part] == {"score": pytest.approx(f1(range(start, 12, 2))), "rows": 6}
+    shown = verb("eval", posed, "--task", "two", "--data", data, "--question", "part", "--by", "part")
+    assert "exact match 0.0000 on 2 questions" in shown and "  matched: 0.8333 on 6 rows" in shown
+    refused = CliRunner().invoke(app, ["eval", str(posed), "--task", "two", "--data", str(data), "--by", "genre"])
+    assert "there is no column genre. Found columns: one, two, label, part, idx" in str(refused.exception)
 
 
 def test_answers_to_columns_are_those_of_the_text_that_they_make(tiny: Callable[..., Path], posed: Path):

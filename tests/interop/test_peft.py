@@ -11,14 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from checkpoints import GOLDEN, TAGS, backbone_of, changed_copy, exact_of, exact_of_golden, golden, imported, logits_of
 from safetensors.torch import load_file, save_file
+from tiny import ragged
+from tolerance import exactly
 
+from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 
 NAMES = sorted(path.parent.name for path in GOLDEN.glob("*-*/adapter_config.json"))
+TENSORS = "adapter_model.safetensors"
 KINDS = {name.partition("-")[2] for name in NAMES}
 
 
@@ -39,8 +44,8 @@ def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
     versions = json.loads((GOLDEN / "peft-versions.json").read_text())
     made_by = {json.loads((GOLDEN / name / "adapter_config.json").read_text())["peft_version"] for name in NAMES}
     assert made_by == {versions["peft"]}
-    assert len(KINDS) == 20
     refused = {"roberta-prefix", "roberta-prefix-projected"}  # by peft itself
+    assert len(KINDS) >= 22
     assert set(NAMES) == {f"{family}-{kind}" for family in ("bert", "roberta") for kind in KINDS} - refused
 
 
@@ -84,6 +89,44 @@ def test_the_settings_are_those_of_the_config():
     # 2 layers, 2 roles, r (in + out), and BERT's classifier of 3 labels on the frozen pooler.
     assert plain.trainable_parameters == 2 * 2 * 4 * (16 + 16) + 3 * 17
     assert plain.max_length == 32 and every.max_length == 30  # RoBERTa keeps two positions for itself
+
+
+def test_layers_that_are_left_alone_get_no_module():
+    """Neither zeros that cost bytes, nor what keeps tasks from sharing the layers below."""
+    first = imported(GOLDEN / "bert-lora-one-layer", backbone_of("bert")).card
+    upper = imported(GOLDEN / "bert-lora-patterns", backbone_of("bert")).card
+    assert [first.hyperparameters[name] for name in ("skip_layers", "leave_out")] == [0, [1]]
+    assert [upper.hyperparameters[name] for name in ("skip_layers", "leave_out")] == [1, []]
+    # One layer, two roles, r (in + out), and the classifier.
+    assert first.trainable_parameters == 2 * 4 * (16 + 16) + 2 * 17
+    assert upper.trainable_parameters == 2 * 4 * (16 + 16) + 17
+
+
+def test_a_layer_without_a_site_becomes_the_tasks_own(tiny, tmp_path):
+    """W + (alpha / r) B A for ELECTRA's projection of its embeddings, which "all-linear" names, in transformers' model."""
+    folder, module = tiny("electra", embedding_size=24), "electra.embeddings_project"
+    backbone = open_backbone(str(folder))
+    lora = {f"{module}.lora_A.weight": torch.randn(2, 24), f"{module}.lora_B.weight": torch.randn(32, 2)}
+    for i in (0, 1):
+        query = f"electra.encoder.layer.{i}.attention.self.query"
+        lora |= {f"{query}.lora_A.weight": torch.randn(2, 32), f"{query}.lora_B.weight": torch.randn(32, 2)}
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, attn_implementation="eager"
+    )
+    head = {name: tensor for name, tensor in base.state_dict().items() if name.startswith("classifier.")}
+    (tmp_path / "theirs").mkdir()
+    save_file({f"base_model.model.{name}": t for name, t in (lora | head).items()}, tmp_path / f"theirs/{TENSORS}")
+    config = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": 2, "lora_alpha": 3}
+    config |= {"target_modules": ["query", "embeddings_project"], "modules_to_save": ["classifier"]}
+    (tmp_path / "theirs/adapter_config.json").write_text(json.dumps(config))
+    delta = imported(tmp_path / "theirs", backbone)
+    for name in {name.rpartition(".lora_")[0] for name in lora}:
+        weight = base.get_submodule(name).weight
+        weight.data += 3 / 2 * lora[f"{name}.lora_B.weight"] @ lora[f"{name}.lora_A.weight"]
+    inputs = {name: torch.from_numpy(values) for name, values in ragged(6, 9, base.config.to_dict()).items()}
+    with torch.no_grad():
+        expected = exactly(lambda: {"logits": base.double().eval()(**inputs).logits})["logits"]
+        expected.require(delta.logits(load_model(backbone, "eager"), inputs).numpy())
 
 
 def test_one_output_is_a_number_and_takes_no_labels():
@@ -256,9 +299,10 @@ def test_a_checkpoint_without_a_head_is_refused(copy):
         ({"target_modules": ".*query|.*value$|("}, "regular expression"),
         ({"target_modules": None}, "matches nothing"),
         ({"target_modules": ["q_proj"]}, "q_proj.*matches nothing"),
-        ({"target_modules": ["query", "pooler.dense"]}, r"bert\.pooler\.dense"),
-        ({"modules_to_save": ["classifier", "pooler"]}, r"bert\.pooler\.dense"),
-        ({"modules_to_save": ["classifier", "LayerNorm"]}, r"bert\.encoder\.layer\.1\.output\.LayerNorm"),
+        ({"target_modules": ["query", "word_embeddings"]}, r"no linear layer .*: bert\.embeddings\.word_embeddings"),
+        ({"target_modules": ["query", "pooler.dense"]}, r"missing: bert\.pooler\.dense\.lora_A\.weight"),
+        ({"target_modules": ["pooler.dense"]}, r"adapts bert\.pooler\.dense alone"),
+        ({"modules_to_save": ["classifier", "LayerNorm"]}, r"missing: .*layer\.1\.output\.LayerNorm\.weight"),
     ],
 )
 def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):

@@ -1,13 +1,14 @@
 """A LoRA delta as a folder of PEFT's: the same tensors as PEFT's own files, and, where peft is installed, equal logits."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
-from checkpoints import golden
+from checkpoints import golden, imported
 from deltas import random_delta
 from safetensors.torch import load_file
 from tolerance import exactly
@@ -38,7 +39,9 @@ def theirs_of(name):
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "dora"])
+@pytest.mark.parametrize(
+    "kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "lora-whole-modules", "dora"]
+)
 def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     ours = load_file(back_to_peft(f"{family}-{kind}", tmp_path / "out") / "adapter_model.safetensors")
     # With bias="all" PEFT also writes the head's wrapped copies, of which it reads only the plain name.
@@ -51,7 +54,20 @@ def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
     same += ("init_lora_weights",)
     assert {name: config[name] for name in same} == {name: golden[name] for name in same}
-    assert config["modules_to_save"] == ["classifier"]
+    # What PEFT saved whole, by whole names.
+    whole = {name.removeprefix("base_model.model.").rpartition(".")[0] for name in ours if "lora_" not in name}
+    saved = whole - {name for name in whole if name.startswith("classifier.")} if "whole" in kind else {"classifier"}
+    assert set(config["modules_to_save"]) == saved | {"classifier"}
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_every_linear_layer_of_the_model_comes_back_whatever_pefts_form(family, tmp_path):
+    """The pooler's as the whole tensor that it has become."""
+    backbone, name = open_backbone(str(GOLDEN / family)), f"{family}-lora-all-linear"
+    again = imported(back_to_peft(name, tmp_path / "out"), backbone)
+    delta = golden(GOLDEN / name, backbone)
+    assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
+    assert ("override/pooler.dense.weight" in delta.tensors()) == (family == "bert")
 
 
 @pytest.mark.numerical
@@ -65,7 +81,8 @@ def test_peft_loads_our_delta_with_equal_logits(model_type, method, bias, tiny, 
 
     folder = tiny(model_type)
     backbone = open_backbone(str(folder))
-    settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias}
+    whole = ("pooler.dense.weight",) if model_type == "bert" else ()
+    settings = {"rank": 3, "alpha": 4.5, "roles": EVERY, "rank_stabilised": True, "bias": bias, "whole": whole}
     delta = random_delta(backbone, method, "task", ("a", "b", "c"), settings=settings, head=backbone.architecture.head)
     write_peft(delta, backbone, tmp_path / "out")
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
@@ -199,12 +216,66 @@ def test_a_head_and_a_family_that_are_new_go_to_peft_and_come_back(tiny, tmp_pat
     assert all(torch.equal(again.tensors()[name], tensor) for name, tensor in delta.tensors().items())
 
 
-def test_other_methods_and_other_heads_are_refused_by_name(tmp_path):
+@pytest.mark.parametrize(
+    "name", ["bert-ln-tuning", "roberta-ln-tuning", "bert-prompt", "roberta-prompt", "bert-tags-prompt"]
+)
+def test_norms_and_prompts_come_back_tensor_by_tensor(name, tmp_path):
+    backbone = open_backbone(str(GOLDEN / name.partition("-")[0]))
+    write_peft(golden(GOLDEN / name, backbone), backbone, tmp_path / "out")
+    ours, theirs = load_file(tmp_path / "out" / "adapter_model.safetensors"), theirs_of(name)
+    assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    config, golden_config = (
+        json.loads((folder / "adapter_config.json").read_text()) for folder in (tmp_path / "out", GOLDEN / name)
+    )
+    of_prompts = ("num_virtual_tokens", "token_dim", "num_layers", "num_attention_heads", "num_transformer_submodules")
+    for key in ("peft_type", "task_type", *of_prompts):
+        assert config.get(key) == golden_config.get(key)
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+@pytest.mark.parametrize(
+    ("method", "settings"), [("layernorm", {}), ("prompt-r", {"length": 4}), ("prompt-t", {"length": 3})]
+)
+def test_peft_loads_norms_and_prompts_with_equal_logits(model_type, method, settings, tiny, tmp_path):
+    peft = pytest.importorskip("peft")
+    import transformers
+    from tiny import ragged
+
+    folder, labels = tiny(model_type), ("O", "B-X", "I-X")
+    backbone = open_backbone(str(folder))
+    delta = random_delta(backbone, method, "task", labels, kind="tokens", settings=settings)
+    write_peft(delta, backbone, tmp_path / "out")
+    base = transformers.AutoModelForTokenClassification.from_pretrained(
+        folder, num_labels=3, attn_implementation="eager"
+    )
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "out").eval().double()
+    inputs = {n: torch.from_numpy(v) for n, v in ragged(6, 9, base.config.to_dict()).items()}
+    inputs, rows = {name: inputs[name] for name in backbone.architecture.inputs}, inputs["attention_mask"] > 0
+    with torch.no_grad():
+        ours = delta.logits(load_model(backbone, "eager"), inputs)[rows].numpy()
+        exactly(lambda: {"logits": theirs(**inputs).logits[:, -9:][rows]})["logits"].require(ours)
+
+
+def test_other_methods_and_other_heads_are_refused_by_name(tiny, tmp_path):
+    roomy = open_backbone(str(tiny("bert")))
     backbone = open_backbone(str(GOLDEN / "bert"))
-    with pytest.raises(UsageError, match="delta of bitfit"):
+    with pytest.raises(UsageError, match=r"no form for bitfit.* what can be written: dora, ia3, layernorm, lora, prefix, prompt-r"):
         write_peft(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
-    with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear"):
+    with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear .*Train it with --head"):
         write_peft(random_delta(backbone, "lora", "mood", head="linear"), backbone, tmp_path / "out")
+    with pytest.raises(UsageError, match=r"over the first position; .* over the first token"):
+        write_peft(random_delta(roomy, "prompt-r", "mood", settings={"length": 2}), roomy, tmp_path / "out")
+    past = {"length": 2, "place": "embeddings"}
+    with pytest.raises(UsageError, match="--set place=words"):
+        tagged = random_delta(roomy, "prompt-r", "mood", ("O", "B-X"), kind="tokens", settings=past)
+        write_peft(tagged, roomy, tmp_path / "out")
+    shutil.copytree(GOLDEN / "bert", tmp_path / "mean")
+    (tmp_path / "mean" / "1_Pooling").mkdir()
+    (tmp_path / "mean" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    mean = open_backbone(str(tmp_path / "mean"))
+    with pytest.raises(UsageError, match=r"linear over the mean, .*--head bert-pooler on a copy .* without 1_Pooling"):
+        write_peft(random_delta(mean, "lora", "mood"), mean, tmp_path / "out")
     for kind, title in (("choice", "a choice among candidates"), ("embedding", "an embedding")):
         with pytest.raises(UsageError, match=f"{title}, and PEFT has no task type for it"):
             write_peft(random_delta(backbone, "lora", "mood", None, kind=kind), backbone, tmp_path / "out")

@@ -174,7 +174,9 @@ def test_an_output_layer_of_its_own_is_refused(copy: Callable[..., Path]):
         imported(folder, text_backbone("t5"))
 
 
-@pytest.mark.parametrize("name", ["t5-peft-lora", "flan-peft-lora-everywhere", "t5-peft-ia3", "flan-peft-ia3"])
+@pytest.mark.parametrize(
+    "name", ["t5-peft-lora", "flan-peft-lora-everywhere", "t5-peft-ia3", "flan-peft-ia3", "t5-peft-ln-tuning"]
+)
 def test_what_peft_wrote_comes_back_tensor_by_tensor(name: str, tmp_path: Path):
     backbone = text_backbone(name)
     write_peft(imported(TEXT / name, backbone), backbone, tmp_path / "out")

@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parent / "golden"
 @pytest.mark.parametrize(
     ("family", "kinds"),
     [
-        ("bert", ("lora", "lora-bias-all", "ln-tuning-part", "ia3")),
+        ("bert", ("lora-all-linear", "lora-bias-all", "ln-tuning-part", "ia3")),
         ("roberta", ("lora", "rslora-every-site", "lora-patterns", "ia3-own-modules")),
     ],
 )
@@ -39,6 +39,9 @@ def test_what_is_imported_and_exported_gives_pefts_logits_in_onnxruntime(family,
         expected = exact_of(Delta.load(tmp_path / kind, opened), opened)
         expected.require(theirs)
         expected.require(runtime.logits(f"{family}-{kind}", inputs))
+    tasks = Bundle(tmp_path / "bundle").manifest.tasks
+    shared = {name for name, entry in tasks.items() if entry.shared_layers}
+    assert shared == {"roberta-lora-patterns"} & tasks.keys()  # which adapts the upper layer alone
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import regex
 from torch import Tensor
 
+from edgepeft.backbones.base import Site
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, Classifier
-from edgepeft.interop.conversion import ConversionPlan, ForeignConfig
+from edgepeft.interop.conversion import ConversionPlan, ForeignConfig, left_out
 from edgepeft.registry import classes_of
 
 __all__ = [
@@ -49,6 +50,7 @@ class PeftConfig(ForeignConfig):
     kind: ClassVar[str]  # the ``peft_type``
     ours: ClassVar[tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
     prefix: ClassVar[str] = PREFIX
+    keeps_whole: ClassVar[bool] = False  # whether our method takes modules of the backbone that are stored whole
     # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
     ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
 
@@ -75,6 +77,11 @@ class PeftConfig(ForeignConfig):
         """
         raise NotImplementedError(f"{cls.kind} cannot be written")
 
+    @classmethod
+    def stored_name(cls, name: str) -> str:
+        """How PEFT's file calls a tensor that ``written`` gives, or one of the head's."""
+        return cls.prefix + name
+
     def model(self, known: Mapping[str, str], asked: str | None) -> str:
         """How the wrapped class's name ends, of ``known`` by task type; as ``asked`` where nothing says it."""
         if self.task_type is not None:
@@ -82,11 +89,6 @@ class PeftConfig(ForeignConfig):
         wrapped = str((self.auto_mapping or {}).get("base_model_class"))
         said = next((model for model in known.values() if wrapped.endswith(model)), asked)
         return said if said is not None and said in known.values() else next(iter(known.values()))
-
-    @classmethod
-    def stored_name(cls, tensor: str) -> str:
-        """What its files call a tensor that has this name in the model without PEFT's wrappers."""
-        return cls.prefix + tensor
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -120,11 +122,20 @@ class WrapConfig(PeftConfig):
         targets = tuple(module for module in classifier.modules if self._is_target(module))
         odd = [module for module in targets if module not in known]
         if odd:
-            raise BundleError(f"{folder} adapts what is no {what} of this backbone: {', '.join(odd)}.")
+            raise BundleError(
+                f"{folder} adapts what is no {what} of this backbone: {', '.join(odd)}. Train it with these in PEFT's "
+                "exclude_modules."
+            )
         if not targets:
             where = f"{classifier.architecture.model_type} has modules such as {next(iter(known))}"
             raise BundleError(f"{folder}: target_modules = {self.target_modules!r} matches nothing; {where}.")
         return targets
+
+    def without_modules(self, sites: Collection[Site], classifier: Classifier) -> dict[str, Any]:
+        """The layers that have none of these sites, as the settings that our methods have for them."""
+        used = {site.layer for site in sites}
+        layers = {site.layer for site in classifier.linear_sites.values() if site.layer is not None}
+        return left_out(layers - used)
 
     def check_patterns(self) -> None:
         """As its base does."""
@@ -167,7 +178,7 @@ def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
     try:
         config.check_patterns()
     except regex.error as error:
-        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}).") from error
+        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}); list names.") from error
     return config
 
 
@@ -187,4 +198,6 @@ def match_pattern(pattern: str, module: str) -> Any:
     try:
         return regex.match(pattern, module, timeout=_PATIENCE_S)
     except TimeoutError:
-        raise BundleError(f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}.") from None
+        raise BundleError(
+            f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}; list names instead."
+        ) from None

@@ -45,7 +45,7 @@ class Ia3Config(WrapConfig):
     feedforward_modules: str | list[str]
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``; ones where a layer of the chosen roles is left alone."""
+        """As ``PeftConfig.plan``; ones where a layer that has modules lacks one of the chosen roles."""
         targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
         factors: dict[str, list[str]] = defaultdict(list)  # by site
         shapes: dict[str, tuple[int, ...]] = {}
@@ -58,9 +58,14 @@ class Ia3Config(WrapConfig):
                 factors[site.name.removesuffix(site.role) + _INPUTS[site.role]].append(name)
                 shapes[name] = (1, site.in_features)
             else:
-                raise BundleError(f"{folder} scales the input of {module}, which no delta can represent.")
-        scaled = {classifier.architecture.site(name).role for name in factors}
-        method = IA3(roles=tuple(str(role) for role in ROLES if not scaled.isdisjoint((role, *crossed((role,))))))
+                raise BundleError(
+                    f"{folder} scales the input of {module}, which no delta can represent. Train it without this one "
+                    "in feedforward_modules."
+                )
+        sites = [classifier.architecture.site(name) for name in factors]
+        scaled = {site.role for site in sites}
+        roles = tuple(str(role) for role in ROLES if not scaled.isdisjoint((role, *crossed((role,)))))
+        method = IA3(roles=roles, **self.without_modules(sites, classifier))
 
         def convert(state: StateDict) -> dict[str, Tensor]:
             values = {}
@@ -90,7 +95,7 @@ class Ia3Config(WrapConfig):
         if twice:
             raise UsageError(
                 f"the task {delta.card.task!r} scales {twice[0]} and what its linear layer reads; PEFT has one vector "
-                "for a linear layer."
+                "for a linear layer. Train it with other roles: --set roles=key,value,ffn_activation."
             )
         modules = classifier.modules_of(readers.get(name, name) for name in delta.site_modules)
         tensors = {}

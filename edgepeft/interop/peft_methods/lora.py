@@ -1,11 +1,12 @@
 """PEFT's LoRA and DoRA (``LORA``), with its variants of scale, bias and pattern.
 
-Where ranks differ, zeros fill up to the largest; where scales differ, B takes the factor: B A x is the same.
+Where ranks differ, zeros fill up to the largest; where scales differ, B takes the factor: B A x is the same.  A layer
+without a site, such as BERT's pooler, which "all-linear" names, becomes the task's own W + s B A.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -15,8 +16,9 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES
+from edgepeft.backbones.base import LINEAR_ROLES, Site
 from edgepeft.delta import Delta, pretrained
+from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
 from edgepeft.interop.peft_methods.base import PeftConfig, WrapConfig, match_pattern
@@ -39,6 +41,7 @@ class LoraConfig(WrapConfig):
 
     kind: ClassVar[str] = "LORA"
     ours: ClassVar[tuple[str, ...]] = (LoRA.name, DoRA.name)
+    keeps_whole: ClassVar[bool] = True
     ignored: ClassVar[frozenset[str]] = PeftConfig.ignored | {
         "lora_dropout",
         "fan_in_fan_out",  # of GPT-2's Conv1D; PEFT itself turns it off on a linear layer
@@ -61,34 +64,32 @@ class LoraConfig(WrapConfig):
     init_lora_weights: bool | str | None = True
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
-        """As ``PeftConfig.plan``; zeros where a layer of the chosen roles is left alone."""
-        targets = self.adapted(classifier, classifier.linear_sites, "linear layer with a site", folder)
-        sites = {module: classifier.linear_sites[module] for module in targets}
-        rank = max(self.rank(module) for module in targets)
-        alpha = max((self.alpha(module) for module in targets), key=abs) or 1.0
-        found = {site.role for site in sites.values()}
-        across = found & set(crossed(LINEAR_ROLES))
-        roles = tuple(str(role) for role in LINEAR_ROLES if not found.isdisjoint((role, *crossed((role,)))))
-        method = (DoRA if self.use_dora else LoRA)(
-            rank=rank,
-            alpha=alpha,
-            roles=roles,
-            rank_stabilised=self.use_rslora,
-            bias=self.bias,
-            cross_attention=bool(across),
-        )
-        every = [name for name in classifier.tensors if name.endswith(".bias")]
-        trained = {"none": [], "lora_only": [f"{module}.bias" for module in targets], "all": every}[self.bias]
-        backbone = classifier.backbone
-        biases = classifier.overrides(name for name in trained if name in classifier.tensors)  # T5 has none
-        shapes = {theirs: shape for theirs, (_, shape) in biases.items()}
-        for module, site in sites.items():
-            shapes[f"{module}.lora_A.weight"] = (self.rank(module), site.in_features)
-            shapes[f"{module}.lora_B.weight"] = (site.out_features, self.rank(module))
-            shapes |= {f"{module}.{_MAGNITUDE}": (site.out_features,)} if self.use_dora else {}
+        """As ``PeftConfig.plan``; zeros where a layer that has modules lacks one of the chosen roles."""
+        known = {**classifier.linear_sites, **classifier.other_layers}
+        targets = self.adapted(classifier, known, "linear layer", folder)
+        sites = {module: classifier.linear_sites[module] for module in targets if module in classifier.linear_sites}
+        if not sites:
+            raise BundleError(
+                f"{folder} adapts {', '.join(targets)} alone, and no linear layer of the encoder's own layers; have it "
+                "adapt one of those too (target_modules)."
+            )
+        merged = [module for module in targets if module not in sites]
+        kept = {name for name in classifier.tensors if self.saves(name.rpartition(".")[0])}
+        every = {name for name in classifier.tensors if name.endswith(".bias")}
+        trained = {"none": set(), "lora_only": {f"{module}.bias" for module in targets}, "all": every}[self.bias]
+        stored = classifier.overrides(name for name in classifier.tensors if name in trained | kept)  # T5 has no biases
+        method = self._method(sites, classifier, {f"{module}.weight" for module in merged} | kept)
+        rank, backbone = method.rank, classifier.backbone
+        shapes = {theirs: shape for theirs, (_, shape) in stored.items()}
+        for module in targets:
+            site = sites.get(module)
+            rows, columns = (site.out_features, site.in_features) if site else classifier.other_layers[module]
+            shapes[f"{module}.lora_A.weight"] = (self.rank(module), columns)
+            shapes[f"{module}.lora_B.weight"] = (rows, self.rank(module))
+            shapes |= {f"{module}.{_MAGNITUDE}": (rows,)} if self.use_dora else {}
 
         def convert(state: StateDict) -> dict[str, Tensor]:
-            values = {ours: state[theirs] for theirs, (ours, _) in biases.items()}
+            values = {ours: state[theirs] for theirs, (ours, _) in stored.items()}
             for site in method.sites(classifier.architecture):
                 values[f"{site.name}/A"] = torch.zeros(rank, site.in_features)
                 values[f"{site.name}/B"] = torch.zeros(site.out_features, rank)
@@ -100,9 +101,30 @@ class LoraConfig(WrapConfig):
                 values[f"{site.name}/B"] = functional.pad(state[f"{module}.lora_B.weight"] * factor, (0, more))
                 if self.use_dora:
                     values[f"{site.name}/magnitude"] = state[f"{module}.{_MAGNITUDE}"]
+            for module in merged:
+                own = classifier.tensors[f"{module}.weight"]
+                change = state[f"{module}.lora_B.weight"] @ state[f"{module}.lora_A.weight"]
+                weight = pretrained(backbone, own) + self.scale(module) * change
+                if self.use_dora:
+                    weight *= (state[f"{module}.{_MAGNITUDE}"] / weight.norm(dim=1))[:, None]
+                values[f"override/{own}"] = weight
             return values
 
         return ConversionPlan(method, shapes, convert)
+
+    def _method(self, sites: Mapping[str, Site], classifier: Classifier, whole: Collection[str]) -> LoRA:
+        """Ours, with the largest rank and scale of the sites; ``whole`` are their names of what is trained so."""
+        found = {site.role for site in sites.values()}
+        return (DoRA if self.use_dora else LoRA)(
+            rank=max(map(self.rank, sites)),
+            alpha=max(map(self.alpha, sites), key=abs) or 1.0,
+            roles=tuple(str(role) for role in LINEAR_ROLES if not found.isdisjoint((role, *crossed((role,))))),
+            rank_stabilised=self.use_rslora,
+            bias=self.bias,
+            whole=tuple(own for theirs, own in classifier.tensors.items() if theirs in whole),
+            cross_attention=not found.isdisjoint(crossed(LINEAR_ROLES)),
+            **self.without_modules(sites.values(), classifier),
+        )
 
     def rank(self, module: str) -> int:
         """r at that module."""
@@ -128,15 +150,19 @@ class LoraConfig(WrapConfig):
 
     @classmethod
     def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As ``PeftConfig.written``."""
+        """As ``PeftConfig.written``; what is trained whole is stored with its module."""
         method = method_named(delta.card.method).from_settings(delta.card.hyperparameters)
         assert isinstance(method, LoRA)
         modules = classifier.modules_of(delta.site_modules)
         parts = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude": _MAGNITUDE}
         names = {f"{site}/{ours}": f"{module}.{parts[ours]}" for site, module in modules.items() for ours in parts}
+        saved = {name.rpartition(".")[0] for name in method.whole}
+        tensors = {}
         for theirs, ours in classifier.tensors.items():
             module, _, part = theirs.rpartition(".")
             names[f"override/{ours}"] = f"{module}.base_layer.{part}" if module in modules.values() else theirs
+            if ours.rpartition(".")[0] in saved:
+                tensors[theirs] = torch.from_numpy(classifier.backbone.checkpoint.read(ours).copy())
         settings = {
             "r": method.rank,
             "lora_alpha": int(method.alpha) if method.alpha.is_integer() else method.alpha,
@@ -145,11 +171,12 @@ class LoraConfig(WrapConfig):
             "bias": method.bias,
             # By whole names: an end such as output.dense means two of them.
             "target_modules": list(modules.values()),
+            "modules_to_save": sorted({theirs.rpartition(".")[0] for theirs in tensors}),
             "lora_dropout": 0.0,
             "fan_in_fan_out": False,
             "init_lora_weights": True,
         }
-        return settings, {names[name]: tensor for name, tensor in delta.tensors().items() if name in names}
+        return settings, tensors | {names[name]: t for name, t in delta.tensors().items() if name in names}
 
     def _is_target(self, module: str) -> bool:
         return super()._is_target(module) and (isinstance(self.target_modules, str) or self._is_chosen_layer(module))

@@ -75,8 +75,3 @@ class PrefixConfig(VectorsConfig):
             "prefix_projection": False,
         }
         return settings, {_VECTORS: torch.cat([vectors[f"{site.name}/vectors"] for site in pairs], dim=1)}
-
-    @classmethod
-    def stored_name(cls, tensor: str) -> str:
-        """The vectors are of no module of the model's."""
-        return tensor if tensor == _VECTORS else super().stored_name(tensor)

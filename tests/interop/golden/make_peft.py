@@ -71,6 +71,16 @@ CHECKPOINTS = {
         True,
     ),
     "lora-one-layer": (lambda: lora(layers_to_transform=[0]), 2, True),
+    "lora-all-linear": (
+        lambda: lora(target_modules="all-linear", r=2, lora_alpha=1, alpha_pattern={"pooler.dense": 2}),
+        3,
+        True,
+    ),
+    "lora-whole-modules": (
+        lambda: lora(modules_to_save=["classifier", "pooler", "output.LayerNorm"], layers_to_transform=[1]),
+        2,
+        True,
+    ),
     "ln-tuning": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["LayerNorm"]), 2, True),
     "ln-tuning-part": (lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["output.LayerNorm"]), 3, True),
     "ia3": (lambda: peft.IA3Config(task_type="SEQ_CLS"), 3, True),
