@@ -24,11 +24,12 @@ ADDRESS = "127.0.0.1:6391"
 @pytest.fixture
 def nodes(monkeypatch):
     """Three nodes with a core each, with a token; a function that kills one that is not the head."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'edgepeft[ray]'")
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     paths = [str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    # Only now: it reads the token when it is first imported.
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'edgepeft[ray]'")
     ray = str(Path(sys.executable).with_name("ray"))
     head = [ray, "start", "--head", f"--port={ADDRESS.rpartition(':')[2]}", "--include-dashboard=false"]
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray", ignore_cleanup_errors=True) as folder:  # sockets: short
