@@ -12,7 +12,9 @@ from edgepeft.graph.shapes import Spec, sized
 
 __all__ = ["measured", "specs_of"]
 
-_LENGTHS = ((5, 2, 4), (13, 7, 3, 8, 1, 9, 6))  # of rows; neither counts nor sums nor products recur
+# Of rows; neither counts nor sums nor products recur, nor multiples of them, whatever the length of a prompt: of
+# (5, 2, 4) beside the other, a prompt of 1 made rows twice as long as there are rows in both.
+_LENGTHS = ((6, 2, 4), (13, 7, 3, 8, 1, 9, 6))
 _TARGETS = (13, 17)  # tokens of the longest target, where text is taught
 _ROWS, _MOST = (19, 23), (29, 31)  # rows, and token rows of one, where a row is several: shapes alone, not whose
 _TEXTS = 37  # more than rows, where each is read in windows
