@@ -18,6 +18,7 @@ __all__ = ["swept"]
 
 _UNITS = {"parameters": "trained parameters", "bytes": "bytes of the delta's tensors"}  # by an arm's attributes
 _MARKS = "osD^vPX*<>ph"
+_FEW_DECADES = 100.0  # of a scale on which 2 and 5 are ticks too
 _BY_EVAL = "Of each method the rate whose evaluation rows score best in the mean of the seeds; scores are of test rows"
 
 
@@ -74,7 +75,7 @@ def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -
         axes = figure.add_subplot()
         for n, (method, (size, score)) in enumerate(points.items()):
             axes.plot([size], [100 * score], _MARKS[n % len(_MARKS)], label=method)
-        axes.set_xscale("log")
+        _logarithmic(axes, [size for size, _ in points.values()])
         axes.set_xlabel(unit)
         axes.set_ylabel("mean score, %")
         _legend(axes)
@@ -131,7 +132,7 @@ def _lines(key: str, title: str, text: str, x: str, lines: Mapping[str, Sequence
             bars = [100 * (deviation(arm.tests) or 0.0) for _, arm in points]
             look = f"{_MARKS[n % len(_MARKS)]}-"
             axes.errorbar([at for at, _ in points], scores, bars, fmt=look, capsize=2, label=method)
-        axes.set_xscale("log")
+        _logarithmic(axes, [at for points in lines.values() for at, _ in points])
         axes.set_xlabel(x)
         axes.set_ylabel("test score, %")
         _legend(axes)
@@ -142,6 +143,17 @@ def _lines(key: str, title: str, text: str, x: str, lines: Mapping[str, Sequence
         for at, arm in points
     ]
     return Section(key, title, text, ("method", x, "score, %", "deviation", "seeds"), rows, draw, (7.0, 4.5))
+
+
+def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """Ticks are plain numbers: texts of our pictures are never read as mathematics."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    few = max(values) < _FEW_DECADES * min(values)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend(axes: Axes) -> None:
