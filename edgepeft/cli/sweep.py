@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +63,11 @@ def command(
         _list(sweep, local(sweep, workers, threads)[1])
         return
     try:
-        with _executor(sweep, ray, workers, threads) as (executor, at_once), showing(sweep, at_once) as tell:
+        with (
+            _ended_by_signals(),
+            _executor(sweep, ray, workers, threads) as (executor, at_once),
+            showing(sweep, at_once) as tell,
+        ):
             like = Job(sweep, sweep.cells[0], threads=threads, keep_tensors=keep == "deltas")
             failed = run_sweep(sweep, executor, like, halve=halve, watch=tell)
     except KeyboardInterrupt:
@@ -78,6 +84,20 @@ def command(
         raise EdgepeftError(
             f"{len(failed)} runs could not be computed: {next(iter(failed.values()))} For these, {_REST}."
         )
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM interrupt the block, also where a shell had a job in the background ignore the first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from edgepeft.runtime.fit import bundle_fit
 
 __all__ = ["MethodCosts", "costs_of"]
 
+_POSED = ("source", "target", "targets", "step", "max_target_length")
 _BASE = "import os; import edgepeft.runtime.runtime, psutil; print(psutil.Process().memory_info().rss)"
 
 
@@ -78,6 +79,7 @@ def costs_of(
                 head=card.head,
                 max_length=card.max_length,
                 kind=card.kind,
+                posed={name: getattr(card, name) for name in _POSED},
                 stride=card.chosen.get("stride"),
             )
         (folder := work / f"delta-{n}").mkdir()

@@ -38,8 +38,8 @@ RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "distilbert", "mpnet")},
     "electra": {"embedding_size": 20},
 }
-# Of a tensor's largest, beside what float32 may make of PyTorch's own way: ours rounds in other places (SPARTAN 4e-6).
-TOLERANCE = 1e-5
+# Of a tensor's largest, beside what float32 may make of PyTorch's own way: ours rounds in other places (SPARTAN 4e-6, on a gated T5 1e-5).
+TOLERANCE = 3e-5
 NUMERICAL = next(iter(methods()))  # one runs under other instruction sets too: they share the kernels
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import suite
 from deltas import TEXTS, random_delta, saved
 from once import made_once
 from tolerance import require_alike
@@ -44,6 +45,7 @@ def every_method(request, tiny, tmp_path_factory):
         deltas = [
             random_delta(backbone, name, name.replace("+", "-plus"), settings=asdict(method.examples()[0]))
             for name, method in methods().items()
+            if name not in suite.WITHOUT.get(request.param, ())
         ]
         paths = [saved(delta, folder / f"delta-{delta.card.task}") for delta in deltas]
         export_bundle(backbone, paths, folder / "bundle", texts=TEXTS)

@@ -25,7 +25,7 @@ def run(tmp_path_factory):
 def test_the_mean_is_of_the_real_lengths_alone_and_a_long_text_has_a_goal_of_its_own(run, monkeypatch):
     times = iter((2.0, 3.0, 4.0, 5.0))  # of the peer; ours takes a second
     monkeypatch.setattr(SuiteRun, "peer", lambda _, name: "not here" if name == "optimum" else run.work)
-    monkeypatch.setattr(SuiteRun, "race", lambda *_: {"edgepeft": [1.0] * 3, "torch_onnx": [next(times)] * 3})
+    monkeypatch.setattr(SuiteRun, "race", lambda *_, **__: {"edgepeft": [1.0] * 3, "torch_onnx": [next(times)] * 3})
     monkeypatch.setattr(families, "_apart", lambda *_: 2e-6)
     *by_set, mean, long = families.measure(run)
     assert [row.value for row in (*by_set, mean, long)] == [2, 3, 4, pytest.approx(24 ** (1 / 3)), 5]

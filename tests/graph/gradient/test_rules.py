@@ -90,6 +90,9 @@ CASES = [
     case("Pow", (3, 4), Numbers([3.0]), name="Pow-three"),
     case("Cast", (3, 2), to=TensorProto.DOUBLE),
     case("Where", COORDINATES, (2, 3), (2, 3)),
+    case("Expand", (2, 1, 3), ints(4, 2, 5, 3)),
+    case("Expand", (3,), ints(2, 3), name="Expand-leading"),
+    case("Expand", (2, 3), ints(2, 3), name="Expand-nothing"),
     case("Where", COORDINATES, (), (4, 1)),
     *(
         case("Gemm", a[::-1] if flags[0] else a, b[::-1] if flags[1] else b, transA=flags[0], transB=flags[1])
