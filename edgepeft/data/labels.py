@@ -1,4 +1,4 @@
-"""What stands in a row as its label, as text: a number of jsonl and the same number of csv are one label."""
+"""What stands in a row as its label, as text: what jsonl has as ``3`` or ``true`` and csv as text is one label."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def label_text(value: Any, where: str, what: str = "label") -> str:
     """The text of a label, or of another column that is ``what``.
 
     Raises:
-        DataError: neither a text nor a number, empty, or not valid Unicode.
+        DataError: neither a text, a number nor true or false, empty, or not valid Unicode.
     """
-    if isinstance(value, bool) or value is None or not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float):
         raise DataError(f"{where}: the {what} must be a text or a number; found {shown(value)}.")
-    label = str(value).strip()
+    label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
     if not label or any("\ud800" <= character <= "\udfff" for character in label):
         raise DataError(f"{where}: the {what} is empty or not valid Unicode: {shown(value)}.")
     return label

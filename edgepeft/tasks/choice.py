@@ -81,7 +81,8 @@ class Choice(OneOfSeveral, Kind):
         label = label_text(value, where)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        return json.dumps(value if isinstance(value, int) else label, ensure_ascii=False)
+        index = isinstance(value, int) and not isinstance(value, bool)
+        return json.dumps(value if index else label, ensure_ascii=False)
 
     def strange(self, row: Row) -> str | None:
         """None: each row has candidates of its own, and a label that is none of them is an error."""

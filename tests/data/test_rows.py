@@ -130,6 +130,12 @@ def test_a_hostile_file_is_refused_with_its_line(tmp_path, name, content, messag
     assert message in str(raised.value)
 
 
+def test_true_of_jsonl_is_the_label_that_csv_has_as_text(tmp_path):
+    ours = rows_of(tmp_path, '{"sentence1": "a", "label": true}\n{"sentence1": "b", "label": false}', "a.jsonl")
+    table = rows_of(tmp_path, "sentence1,label\na,true\nb,false\n", "a.csv")
+    assert [row.label for row in ours] == [row.label for row in table] == ["true", "false"]
+
+
 @pytest.mark.parametrize("name", ["none.jsonl", "folder.csv", "rows.xlsx", "rows"])
 def test_a_path_that_is_no_data_file_is_refused_before_any_row_is_read(tmp_path, name):
     (tmp_path / "folder.csv").mkdir()

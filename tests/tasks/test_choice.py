@@ -221,7 +221,7 @@ def test_tables_have_a_list_or_numbered_columns(tmp_path, table):
         (["a", "b"], -1, "its index: 0 to 1"),
         (["a", "b"], 0.5, 'the label "0.5" is none'),
         (["a", "b"], "c", 'the label "c" is none of the row\'s 2 candidates, ["a", "b"]'),
-        (["a", "b"], True, "the label must be a text or a number"),
+        (["a", "b"], True, 'the label "true" is none'),
         (None, 0, "no candidates to pick from"),
     ],
 )
