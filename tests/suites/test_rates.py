@@ -1,18 +1,13 @@
-"""The grid of learning rates: its rule on figures by hand, its rows apart, and a cell that is really run."""
+"""The choice of learning rates: its rule on figures by hand, and the table of a sweep with planted scores."""
 
 from __future__ import annotations
 
-import json
+from types import SimpleNamespace as Planted
 
 import pytest
-from moods import texts
-from tiny import write_model
-from typer.testing import CliRunner
 
 from bench import rates
-from bench.rates import Cell, app, can_be_learnt, choose, gains_left_out
-from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import export_bundle
+from bench.rates import can_be_learnt, choose, gains_left_out
 from edgepeft.methods.base import method_named
 
 
@@ -38,72 +33,32 @@ def test_what_a_choice_gains_is_said_of_the_data_set_that_had_no_part_in_it():
     assert gains_left_out({1.0: {"a": 0.5}, 2.0: {"a": 0.6}}, 1.0) == []
 
 
-@pytest.mark.parametrize(("linear", "counts"), [(0.69, False), (0.71, False), (0.72, True)])
-def test_a_data_set_counts_where_the_linear_head_has_learnt_something(linear, counts):
-    assert can_be_learnt({"majority": 0.69, "linear head": linear}) == counts  # of 400 rows: 0.023
-
-
-@pytest.fixture
-def written(tmp_path):
-    for name, n, seed in (("train", 60, 1), ("validation", 20, 2)):
-        rows = ({"sentence1": text, "label": mood} for text, mood, _ in texts(n, seed))
-        (tmp_path / "moods").mkdir(exist_ok=True)
-        (tmp_path / "moods" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
-
-
-def test_a_grid_goes_on_where_it_stopped_and_its_rows_never_meet(written, monkeypatch):
-    for name, n in (("N_EVAL", 10), ("N_TEST", 15)):
-        monkeypatch.setattr(rates, name, n)
-    files = rates._parts(written / "moods", Cell("moods", "bitfit", 1.0, 3, rows=20), written)
-    lines = [path.read_text().splitlines() for path in (files.train, files.eval, files.test)]
-    assert list(map(len, lines)) == [20, 10, 15]
-    assert not set(lines[0]) & set(lines[1])
-    assert (
-        rates._parts(written / "moods", Cell("moods", "bitfit", 1.0, 4, rows=20), written).test.read_text().splitlines()
-        == lines[2]
+def column(data, scores, linear=0.9):
+    """Of BitFit's rates, whose scores are given; the majority has 0.69 of 400 test rows."""
+    card = Planted(metrics={"n_test": 400})
+    arms = [Planted(method="bitfit", rate=rate, score=score, cards=(card,)) for rate, score in scores.items()]
+    floors = {"majority": 0.69, "linear head": linear}
+    return Planted(
+        place=("b", data, "100%"), arms=arms, chosen={"bitfit": arms[0]}, best=arms[0], baselines=lambda: floors
     )
 
-    backbone = open_backbone(str(write_model(written / "bert", "bert")))
-    methods = [method_named(name).from_settings({}) for name in ("bitfit", "layernorm")]
-    export_bundle(backbone, [], written / "bundle", templates=methods)
-    results = written / "results.jsonl"
-    for seeds in (1, 2):
-        monkeypatch.setattr(rates, "ProcessPoolExecutor", Here)
-        given = ["run", results, "--bundle", written / "bundle", "--data", written, "--sets", "moods"]
-        done = CliRunner().invoke(
-            app, [*map(str, given), "--seeds", str(seeds), "--steps", "1,3", "--rows", "20", "--epochs", "1"]
-        )
-        assert done.exit_code == 0, done.output
-        rows = [json.loads(line) for line in results.read_text().splitlines()]
-        assert len(rows) == 4 * seeds
-    rate = method_named("bitfit").learning_rate
-    assert {row["rate"] for row in rows if row["method"] == "bitfit"} == {rate, float(f"{3 * rate:.3g}")}
-    for learnt, said in ((0.9, "| 1 | 2 |"), (0.5, "no data set on which something can be learnt |")):
-        lines = (json.dumps({**row, "majority": 0.5, "linear head": learnt}) + "\n" for row in rows)
-        results.write_text("".join(lines))
-        shown = CliRunner().invoke(app, ["table", str(results)]).output
-        assert shown.rstrip().endswith(said) and (f"| `bitfit` | {rate:g}: " in shown) == (learnt > 0.5)
-    beside = CliRunner().invoke(app, ["table", str(results), "--beside", str(results)]).output
-    assert "| all | 1 | 8 | " in beside and "+0.00 (0.00)" in beside
+
+@pytest.mark.parametrize(("linear", "counts"), [(0.69, False), (0.71, False), (0.72, True)])
+def test_a_data_set_counts_where_the_linear_head_has_learnt_something(linear, counts):
+    assert can_be_learnt(column("a", {1e-3: 0.7}, linear)) == counts  # of 400 rows: 0.023
 
 
-class Here:
-    """Runs at once, in this process, which the settings above hold for."""
-
-    def __init__(self, _):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    @staticmethod
-    def submit(function, *given):
-        from concurrent.futures import Future
-
-        future = Future()
-        future.set_result(function(*given))
-        return future
+def test_the_table_leaves_out_data_sets_that_lack_a_rate_or_teach_nothing(monkeypatch, tmp_path, capsys):
+    today = method_named("bitfit").learning_rate
+    found = [
+        column("a", {today: 0.5, 3 * today: 0.9}),
+        column("b", {today: 0.5, 3 * today: 0.8}),
+        column("one rate", {today: 0.1}),
+        column("nothing", {today: 0.1, 3 * today: 0.1}, linear=0.69),
+    ]
+    monkeypatch.setattr(rates, "open_sweep", lambda folder: folder)
+    monkeypatch.setattr(rates, "columns", lambda folder: found)
+    rates.table(tmp_path)
+    # Left out, each set's rate is what the other chooses: +40 and +30 points.
+    shown = f"| `bitfit` | {today:g}: 50.0, {3 * today:g}: 85.0 | {3 * today:g} | +35.0 (5.0) | 2 |"
+    assert capsys.readouterr().out.splitlines()[2:] == [shown]
