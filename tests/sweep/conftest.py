@@ -1,12 +1,18 @@
 """A plan on a tiny BERT, whose runs take a part of a second each."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from inline import inline
+from once import made_once
 
 from edgepeft.sweep.cells import sweep_of
+from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.plan import read_plan
+from edgepeft.sweep.run import run_sweep
+from edgepeft.sweep.work import Job
 
 PLAN = """
 backbones = ["{backbone}"]
@@ -33,21 +39,25 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def plan(tiny, tmp_path):
-    """``plan(more="sizes = [20]")`` -> the path of a plan; its rows lie beside it."""
+def write_rows(folder):
     for name, n in (("tone", 60), ("test", 40)):
         rows = [
             {"sentence1": f"w{5 + (7 * i) % 40} w{5 + i % 11} {name}", "label": "ab"[i * i % 3 % 2]} for i in range(n)
         ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def written(more="", train="", data="", steps=4):
-        path = tmp_path / "plan.toml"
-        path.write_text(PLAN.format(backbone=tiny("bert", mean=True), more=more, train=train, data=data, steps=steps))
-        return path
 
-    return written
+def write_plan(folder, backbone, more="", train="", data="", steps=4):
+    path = folder / "plan.toml"
+    path.write_text(PLAN.format(backbone=backbone, more=more, train=train, data=data, steps=steps))
+    return path
+
+
+@pytest.fixture
+def plan(tiny, tmp_path):
+    """``plan(more="sizes = [20]")`` -> the path of a plan; its rows lie beside it."""
+    write_rows(tmp_path)
+    return lambda **more: write_plan(tmp_path, tiny("bert", mean=True), **more)
 
 
 @pytest.fixture
@@ -56,3 +66,16 @@ def swept(plan, tmp_path):
         return sweep_of(read_plan(plan(**more)), tmp_path / "sweep")
 
     return swept
+
+
+@pytest.fixture
+def done(tiny, tmp_path, tmp_path_factory):
+    """The sweep of the plan as it is, each run done; a copy, whose rows lie elsewhere."""
+
+    def make(folder):
+        write_rows(folder)
+        sweep = sweep_of(read_plan(write_plan(folder, tiny("bert", mean=True))), folder / "sweep")
+        assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=lambda _: None)
+
+    shutil.copytree(made_once(tmp_path_factory, "sweep", make) / "sweep", tmp_path / "done")
+    return open_sweep(tmp_path / "done")

@@ -4,21 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from inline import inline
 from verbs import edgepeft
 
 from edgepeft.errors import DoesNotFit, UsageError
 from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
 from edgepeft.sweep.costs import MethodCosts
-from edgepeft.sweep.run import run_sweep
-from edgepeft.sweep.work import Job
-
-
-@pytest.fixture
-def done(swept):
-    sweep = swept()
-    assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0]), watch=lambda _: None)
-    return sweep
 
 
 def planted(sweep, right, costs):

@@ -29,6 +29,7 @@ def workers():
     return [each for each in found if not each.children() and "forkserver" in " ".join(each.cmdline())]
 
 
+@pytest.mark.slow  # Ctrl-C and what fails stay: the same executor
 def test_a_run_whose_process_is_killed_is_started_again_and_ends_the_same(swept, tmp_path):
     import dataclasses
 

@@ -66,9 +66,8 @@ def test_a_run_that_is_stopped_goes_on_and_ends_as_one_that_is_not(swept, facts,
     assert files[0] == files[1]
 
 
-def test_the_table_is_the_mean_of_the_seeds_at_the_rate_that_evaluation_rows_choose(swept):
-    sweep = swept()
-    run(sweep)
+def test_the_table_is_the_mean_of_the_seeds_at_the_rate_that_evaluation_rows_choose(done):
+    sweep = done
     cards = {
         cell: json.loads((sweep.run(cell) / "delta.json").read_text())["metrics"] for cell in map(_Key, sweep.cells)
     }
@@ -99,9 +98,8 @@ class _Key:
         return self.name
 
 
-def test_the_bootstrap_resamples_rows_of_both_alike(swept):
-    sweep = swept()
-    run(sweep)
+def test_the_bootstrap_resamples_rows_of_both_alike(done):
+    sweep = done
     (column,) = columns(sweep)
     one, other = column.chosen["linear"], column.chosen["lora:rank=2"]
     # Planted answers: of 40 rows the first has 30 right, the second those and n more.
