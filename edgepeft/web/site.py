@@ -1,4 +1,4 @@
-"""A bundle as a static site: the weights once, a graph for each structure, the tasks' values, and a page that answers.
+"""A bundle as a static site: the weights once, a graph a structure, the tasks' values, and a page that answers.
 
 ``site.json``, format ``edgepeft.site/1``, lists the tasks and the SHA-256 of every file; the page checks what it reads.
 """
@@ -73,8 +73,8 @@ def write_site(
         UnknownName: there is no such task.
         BundleError: a file is damaged.
     """
-    tokenizer = json.loads((bundle.folder / "tokenizer.json").read_bytes())
-    exact = _is_word_piece(tokenizer)
+    bundle.encoder()  # a damaged tokenizer is found here
+    exact = _is_word_piece(json.loads((bundle.folder / "tokenizer.json").read_bytes()))
     chosen = list(dict.fromkeys(tasks)) or list(bundle.manifest.tasks)
     require_answerable(bundle, chosen, places=exact)
     packages = [ORT] if exact else [ORT, TOKENIZERS]
@@ -114,7 +114,6 @@ def _is_word_piece(tokenizer: dict[str, Any]) -> bool:
 
 
 def _write_tokenizer(bundle: Bundle, out: Path) -> None:
-    bundle.encoder()  # a damaged one is found here
     shutil.copyfile(bundle.folder / "tokenizer.json", out / "tokenizer.json")
     settings = bundle.folder / "tokenizer_config.json"
     write_json(out / "tokenizer_config.json", json.loads(settings.read_bytes()) if settings.is_file() else {})

@@ -9,6 +9,7 @@
  * @typedef {{ort: any, Tokenizer?: any, wasm?: string, progress?: import("./files.js").Progress, sessions?: number,
  *   threads?: number}} Options
  */
+import { changed } from "./agreement.js";
 import { Files } from "./files.js";
 import { KINDS } from "./kinds.js";
 import { note } from "./rows.js";
@@ -212,15 +213,16 @@ export class Bundle {
     });
     const given = await this.logits(task, rows);
     const width = logits.length / n;
-    let [difference, changed] = [0, 0];
-    given.forEach((own, i) => {
-      const reference = logits.subarray(i * width, i * width + own.length);
-      own.forEach((value, j) => (difference = Math.max(difference, Number.isNaN(value) ? Infinity : Math.abs(value - reference[j]))));
-      changed += Number(bestOf(own, entry.outputs) !== bestOf(reference, entry.outputs));
-    });
+    const reference = given.map((own, i) => logits.subarray(i * width, i * width + own.length));
+    let difference = 0;
+    given.forEach((own, i) =>
+      // Not the largest alone: a NaN must fail.
+      own.forEach((value, j) => (difference = Math.max(difference, Number.isFinite(value) ? Math.abs(value - reference[i][j]) : Infinity))),
+    );
+    const others = changed(entry, reference, given);
     const { tolerance } = entry;
-    const passed = tolerance.difference === null ? changed / n <= tolerance.changed : difference <= tolerance.difference;
-    return { task, rows: n, difference, changed, tolerance, passed };
+    const passed = difference <= (tolerance.difference ?? Number.MAX_VALUE) && others / n <= tolerance.changed;
+    return { task, rows: n, difference, changed: others, tolerance, passed };
   }
 
   /** Close all sessions. */
@@ -229,16 +231,6 @@ export class Bundle {
     for (const session of this.sessions.values()) await session.release();
     this.sessions.clear();
   }
-}
-
-/** @param {Float32Array} values @param {number} outputs */
-function bestOf(values, outputs) {
-  const best = [];
-  for (let i = 0; i < values.length; i += outputs) {
-    const own = values.subarray(i, i + outputs);
-    best.push(own.indexOf(Math.max(...own)));
-  }
-  return best.join();
 }
 
 /**

@@ -49,19 +49,21 @@ export const spans = {
 };
 
 /**
+ * Of equally good ones the shortest, then that of the first window.
  * @param {{starts: Float32Array, ends: Float32Array, places: number[]}[]} windows
  * @returns {Span | null}
  */
 function bestSpan(windows) {
   /** @type {Span | null} */
   let best = null;
-  windows.forEach(({ starts, ends, places }, window) => {
-    for (const first of places)
-      for (const last of places) {
+  const readable = windows.map(({ places }) => new Set(places));
+  for (let further = 0; further < LONGEST; further++)
+    for (const [window, { starts, ends, places }] of windows.entries())
+      for (const first of places) {
+        const last = first + further;
         const score = starts[first] + ends[last];
-        if (last >= first && last < first + LONGEST && (best === null || score > best.score)) best = { window, first, last, score };
+        if (readable[window].has(last) && (best === null || score > best.score)) best = { window, first, last, score };
       }
-  });
   return best;
 }
 

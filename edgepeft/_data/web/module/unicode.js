@@ -16,11 +16,17 @@ const LATER =
   "16d6d-16d6f 16e97-16e9a 16f4f 16fe2 16fe4 1cf00-1cf2d 1cf30-1cf46 1e000-1e006 1e008-1e018 1e01b-1e021 " +
   "1e023-1e024 1e026-1e02a 1e08f 1e130-1e136 1e2ae 1e2ec-1e2ef 1e4ec-1e4ef 1e5ee-1e5ef 1e5ff 1e6e3 1e6e6 " +
   "1e6ee-1e6ef 1e6f5 1e944-1e94a 1e95e-1e95f";
-const later = new Set(
-  LATER.split(" ").flatMap((range) => {
-    const [first, last = first] = range.split("-").map((point) => parseInt(point, 16));
-    return Array.from({ length: last - first + 1 }, (_, i) => String.fromCodePoint(first + i));
-  }),
+// The same of its decompositions, which are of Unicode 12.
+const WHOLE = "105c9 105e4 11383 11385 1138e 11391 113c5 113c7-113c8 11938 16121-16128 16d68-16d6a";
+
+const [later, whole] = [LATER, WHOLE].map(
+  (ranges) =>
+    new Set(
+      ranges.split(" ").flatMap((range) => {
+        const [first, last = first] = range.split("-").map((point) => parseInt(point, 16));
+        return Array.from({ length: last - first + 1 }, (_, i) => String.fromCodePoint(first + i));
+      }),
+    ),
 );
 
 /** @param {RegExp} now @param {RegExp} [then] what was of the category then, and is not now */
@@ -29,3 +35,6 @@ const category = (now, then) => (/** @type {string} */ char) => (now.test(char) 
 export const isControl = category(/[\p{Cc}\p{Cf}\p{Co}]/u);
 export const isMark = category(/\p{Mn}/u, /[\u1734\u{1171e}]/u);
 export const isPunctuation = category(/[\p{P}$+<=>^`|~]/u, /[\u166d\u{111c9}]/u);
+
+/** The form NFD of one character. */
+export const decomposed = (/** @type {string} */ char) => (whole.has(char) ? char : char.normalize("NFD"));

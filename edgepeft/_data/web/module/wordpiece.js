@@ -5,7 +5,7 @@
  * @typedef {{id: number, start: number, end: number}} Token
  * @typedef {{content: string, id: number, lstrip: boolean, rstrip: boolean, normalized: boolean, single_word: boolean}} Added
  */
-import { isControl, isMark, isPunctuation } from "./unicode.js";
+import { decomposed, isControl, isMark, isPunctuation } from "./unicode.js";
 
 // Blocks that have no blanks between words, each character a word: BERT's list, with the gap that tokenizers has in it.
 const IDEOGRAPH =
@@ -121,7 +121,7 @@ export class WordPiece {
       if (BLANK.test(text)) return " ";
     }
     if (handle_chinese_chars && IDEOGRAPH.test(text)) text = ` ${text} `;
-    if (strip_accents ?? lowercase) text = Array.from(text.normalize("NFD")).filter((char) => !isMark(char)).join("");
+    if (strip_accents ?? lowercase) text = Array.from(text, (char) => Array.from(decomposed(char)).filter((part) => !isMark(part)).join("")).join("");
     // Each by itself: of a whole text JavaScript ends words in another sigma.
     return lowercase ? Array.from(text, (char) => char.toLowerCase()).join("") : text;
   }
