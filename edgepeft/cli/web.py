@@ -33,6 +33,11 @@ def command(
     opened = Bundle(bundle)
     with stages(3 + len(task or opened.manifest.tasks)) as stage:
         site = write_site(opened, out, tasks=task or (), libraries=libraries, title=title, force=force, stage=stage)
+    if not site.exact_tokens:
+        messages().print(
+            "note: the page's tokenizer is @huggingface/tokenizers', which reads some texts otherwise than Python's; "
+            "SITE/verify.html compares them."
+        )
     if as_json:
         print_json({"folder": str(out), **site._asdict()})
         return

@@ -44,13 +44,17 @@ Stage = Callable[[str], AbstractContextManager[None]]
 
 
 class Site(NamedTuple):
-    """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks."""
+    """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
+
+    ``exact_tokens`` is whether the page's tokenizer is ours, whose tokens are Python's, and not the npm library's.
+    """
 
     tasks: int
     structures: int
     n_bytes: int
     weights_bytes: int
     values_bytes: int
+    exact_tokens: bool
 
 
 def write_site(
@@ -102,6 +106,7 @@ def write_site(
             sum(path.stat().st_size for path in new.rglob("*") if path.is_file()),
             (new / bundle.weights.name).stat().st_size,
             sum((new / entry["values"]).stat().st_size for entry in entries.values() if entry["values"]),
+            exact,
         )
 
 

@@ -44,7 +44,9 @@ class Served:
         given = {"modules": str(MODULES), "chromium": shutil.which("chromium"), "profile": str(self.profile)}
         given |= {"url": self.url, "steps": steps}
         command = ["node", str(Path(__file__).with_name("browser.mjs"))]
-        done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(
+            command, input=json.dumps(given), capture_output=True, text=True, timeout=900, check=False
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout)
 
@@ -57,6 +59,7 @@ def worded(bundle):
     tokenizer |= {"normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}}
     tokenizer["normalizer"] |= {"strip_accents": None, "lowercase": True}
     tokenizer |= {"pre_tokenizer": {"type": "BertPreTokenizer"}}
+    tokenizer["model"] |= {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     path.write_text(json.dumps(tokenizer))
     manifest = json.loads((bundle / "edgepeft.json").read_text())
     if "tokenizer.json" in manifest["files"]:
