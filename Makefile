@@ -61,9 +61,13 @@ test-oldest: $(INSTALLED)  ## Graphs from elsewhere, on the oldest onnxruntime t
 	$(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) --no-deps --upgrade --target build/oldest onnxruntime==$(OLDEST_ORT)
 	PYTHONPATH=build/oldest $(BIN)/python -m pytest tests/graph/test_sound.py tests/runtime/test_hostile.py $(PYTEST_ARGS)
 
-test-javascript: $(INSTALLED)  ## The JavaScript example on a merged task; needs node and npm
+test-javascript: $(INSTALLED)  ## The JavaScript example, and the sites of `edgepeft web` in Chromium; needs node, npm and chromium
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
 	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
+	mkdir -p build/web && cp -r edgepeft/_data/web/. build/web
+	npm ci --prefix build/web --ignore-scripts --no-audit --no-fund
+	build/web/node_modules/.bin/tsc -p build/web
+	$(BIN)/python -m pytest -m slow tests/web $(PYTEST_ARGS)
 
 gate: $(INSTALLED)  ## What this version makes a device do, against the baseline: nodes, operations, bytes, sizes
 	$(BIN)/edgepeft bench $(GATE) --json build/gate.json

@@ -1,0 +1,191 @@
+/** The page: which tasks, one text, their answers.  The model runs in a worker; nothing is sent anywhere. */
+import { $, Client, keep, make, megabytes, tell } from "./client.js";
+
+const SHOWN = 6; // labels of a task
+
+/** @type {Record<string, any>} */
+let tasks = {};
+const client = new Client((done, all, name) => {
+  $("progress").value = done / all;
+  $("took").textContent = `Loading ${name}: ${megabytes(done)} of ${megabytes(all)}`;
+});
+
+const PAIRS = (/** @type {any} */ task) => task.pairs || ["spans", "embedding"].includes(task.kind);
+const PICKS = (/** @type {any} */ task) => task.kind === "choice";
+
+async function start() {
+  const begin = performance.now();
+  const why = await keep(() => ($("updated").hidden = false));
+  const opened = await client.call("open");
+  tasks = opened.tasks;
+  const n = Object.keys(tasks).length;
+  $("summary").textContent = `${n === 1 ? "1 task" : `${n} tasks`} on one backbone, in this browser`;
+  $("tasks").replaceChildren(...Object.entries(tasks).map(choice));
+  shown();
+  $("progress").hidden = true;
+  $("took").textContent = "Ready.";
+  $("go").disabled = false;
+  $("opened").textContent = seconds(performance.now() - begin);
+  $("weights").textContent = megabytes(opened.weights.bytes);
+  $("threads").textContent = String(opened.threads);
+  $("offline").textContent = why || ((await stored(opened.weights.name)) ? "works" : "not kept: no room for the weights");
+}
+
+/**
+ * Whether the weights are kept; their last bytes may still be on the way.
+ * @param {string} name
+ */
+async function stored(name) {
+  for (let tries = 0; tries < 20; tries++) {
+    if (await caches.match(name)) return true;
+    await new Promise((resolve) => setTimeout(resolve, 250));
+  }
+  return false;
+}
+
+const seconds = (/** @type {number} */ ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);
+
+/** @param {[string, any]} task @param {number} i */
+function choice([name, task], i) {
+  const item = make("li");
+  const label = make("label");
+  const box = make("input");
+  box.type = "checkbox";
+  box.value = name;
+  box.checked = i === 0;
+  box.addEventListener("change", shown);
+  const text = make("span");
+  text.append(make("b", name), make("small", `${task.kind} · ${task.method}${told(task)}`));
+  label.append(box, text);
+  item.append(label);
+  return item;
+}
+
+/** @param {any} task */
+function told({ labels, kind, outputs }) {
+  if (kind === "embedding") return ` · ${outputs} numbers`;
+  if (!labels) return "";
+  return ` · ${labels.slice(0, SHOWN).join(", ")}${labels.length > SHOWN ? ` and ${labels.length - SHOWN} more` : ""}`;
+}
+
+/** @returns {HTMLInputElement[]} */
+const boxes = () => Array.from(document.querySelectorAll("#tasks input"));
+const chosen = () => boxes().flatMap((box) => (box.checked ? [box.value] : []));
+
+/** What the chosen tasks read. */
+function shown() {
+  const wanted = chosen().map((name) => tasks[name]);
+  $("pair").hidden = !wanted.some(PAIRS);
+  $("picks").hidden = !wanted.some(PICKS);
+}
+
+/** @param {any} task */
+function rowFor(task) {
+  const [text, second] = [$("text").value, $("second").value];
+  if (PICKS(task)) {
+    const candidates = $("candidates").value.split("\n").filter((/** @type {string} */ line) => line.trim());
+    return { sentence1: text, candidates };
+  }
+  return PAIRS(task) && second ? [text, second] : text;
+}
+
+async function ask() {
+  const names = chosen();
+  if (!names.length) return tell("choose a task");
+  $("error").hidden = true;
+  $("go").disabled = true;
+  $("answers").replaceChildren();
+  const begin = performance.now();
+  for (const [i, name] of names.entries()) {
+    $("took").textContent = `${name}, ${i + 1} of ${names.length}…`;
+    const answer = await client.call("predict", name, [rowFor(tasks[name])]).catch((error) => [{ error: error.message }]);
+    $("answers").append(card(name, answer[0]));
+  }
+  $("took").textContent = `${names.length === 1 ? "1 task" : `${names.length} tasks`} in ${seconds(performance.now() - begin)}`;
+  $("go").disabled = false;
+}
+
+/** @param {string} name @param {any} answer */
+function card(name, answer) {
+  const found = make("article", undefined, "card answer");
+  const title = make("h3");
+  title.append(make("b", name), make("span", tasks[name].method));
+  found.append(title, ...parts(answer));
+  if (answer.note) found.append(make("p", answer.note));
+  return found;
+}
+
+/** @param {any} answer @returns {HTMLElement[]} */
+function parts(answer) {
+  const value = (/** @type {string} */ text) => make("p", text, "value");
+  if (answer.error) {
+    const problem = make("p", answer.error);
+    problem.setAttribute("role", "alert");
+    return [problem];
+  }
+  if (answer.scores) {
+    const several = answer.labels && value(answer.labels.join(", ") || "none of the labels");
+    return [several, answer.unsure && value("unsure"), scoreList(answer.scores)].filter(Boolean);
+  }
+  if (answer.vector) {
+    const first = answer.vector.slice(0, SHOWN).map((/** @type {number} */ each) => each.toFixed(3));
+    const near = answer.cosine === undefined ? [] : [make("p", `cosine of the two texts: ${answer.cosine.toFixed(3)}`)];
+    return [value(`${first.join(", ")}, … (${answer.vector.length} numbers)`), ...near];
+  }
+  if (answer.spans) return [marked($("text").value, answer.spans, answer.unread)];
+  if (answer.answered === false) return [value("no answer in the second text")];
+  if (answer.answered) return [value(answer.text), marked($("second").value, [{ ...answer, label: "answer" }])];
+  return [value(answer.value.toFixed(3))];
+}
+
+/**
+ * A text with spans in it; places count code points, and what was not read is struck.
+ * @param {string} text
+ * @param {{start: number, end: number, label: string, score: number}[]} spans
+ * @param {number} [unread]
+ */
+function marked(text, spans, unread) {
+  const points = Array.from(text);
+  const found = make("p", undefined, "marked");
+  found.dir = "auto";
+  let done = 0;
+  for (const { start, end, label, score } of spans) {
+    const mark = make("mark", points.slice(start, end).join(""));
+    mark.title = `${label} ${(100 * score).toFixed(1)} %`;
+    mark.append(make("b", label));
+    found.append(points.slice(done, start).join(""), mark);
+    done = end;
+  }
+  found.append(points.slice(done, unread ?? points.length).join(""));
+  if (unread !== undefined) found.append(make("s", points.slice(unread).join("")));
+  return found;
+}
+
+/** @param {Record<string, number>} scores */
+function scoreList(scores) {
+  const list = make("ol");
+  const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
+  for (const [label, score] of sorted.slice(0, SHOWN)) {
+    const [line, bar] = [make("li"), make("i")];
+    bar.style.width = `${100 * score}%`;
+    line.append(bar, make("span", label), make("span", `${(100 * score).toFixed(1)} %`));
+    list.append(line);
+  }
+  if (sorted.length > SHOWN) list.append(make("li", `and ${sorted.length - SHOWN} more`));
+  return list;
+}
+
+const set = (/** @type {boolean} */ to) => () => {
+  for (const box of boxes()) box.checked = to;
+  shown();
+};
+$("all").addEventListener("click", set(true));
+$("none").addEventListener("click", set(false));
+$("ask").addEventListener("submit", (/** @type {Event} */ event) => {
+  event.preventDefault();
+  ask();
+});
+$("text").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("ask").requestSubmit();
+});
+start().catch(tell);

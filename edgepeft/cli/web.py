@@ -1,0 +1,49 @@
+"""``edgepeft web``: a bundle as a static site that answers in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._options import BundleFolder, Replace
+from edgepeft.cli._output import messages, print_json
+from edgepeft.cli._progress import stages
+
+__all__ = ["command"]
+
+
+def command(
+    bundle: BundleFolder,
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    task: Annotated[list[str] | None, typer.Option(help="A task of the site; may repeat. Default: all.")] = None,
+    title: Annotated[str, typer.Option(help="What the page is called.")] = "edgepeft",
+    libraries: Annotated[
+        Path | None,
+        typer.Option(metavar="NODE_MODULES", help="What `npm ci` made. Default: in the cache, made by npm once."),
+    ] = None,
+    force: Replace = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
+) -> None:
+    """Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
+    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.web.site import write_site
+
+    opened = Bundle(bundle)
+    with stages(3 + len(task or opened.manifest.tasks)) as stage:
+        site = write_site(opened, out, tasks=task or (), libraries=libraries, title=title, force=force, stage=stage)
+    if not site.exact_tokens:
+        messages().print(
+            "note: the page's tokenizer is @huggingface/tokenizers', which reads some texts otherwise than Python's; "
+            "SITE/verify.html compares them."
+        )
+    if as_json:
+        print_json({"folder": str(out), **site._asdict()})
+        return
+    messages().print(
+        f"{site.tasks} tasks in {site.structures} structures: {site.n_bytes:,} bytes, {site.weights_bytes:,} of them "
+        f"weights and {site.values_bytes:,} the tasks' values",
+        markup=False,
+    )
+    typer.echo(out)

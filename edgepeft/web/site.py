@@ -1,0 +1,153 @@
+"""A bundle as a static site: the weights once, a graph a structure, the tasks' values, and a page that answers.
+
+``site.json``, format ``edgepeft.site/1``, lists the tasks and the SHA-256 of every file; the page checks what it reads.
+"""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgepeft import __version__
+from edgepeft.backbones.tokens import Text
+from edgepeft.resources import new_folder, package_data, sha256_of, write_json
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
+from edgepeft.web.pages import write_pages, write_service_worker
+from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, write_task
+
+__all__ = ["FORMAT", "SITE_FILE", "Site", "write_site"]
+
+FORMAT, SITE_FILE = "edgepeft.site/1", "site.json"
+CHECK_LENGTH = 64  # of tokens that are compared: some texts are longer
+# What tokenizers disagree about: marks, emoji of several code points, scripts without blanks, right to left, controls,
+# ligatures, sigmas at a word's end, special tokens in a text, and words of more than 100 characters.
+ODD_TEXTS = (
+    "Crème brûlée, e\u0301clair — naïve co\u00f6perate",
+    "👩‍👩‍👧‍👦 family 🏳️‍🌈 flags 🇩🇪 and 👍🏽 thumbs",
+    "今日は天気がいい。𠮷野家 한국어 문장 ไทย हिन्दी",
+    "שלום עולם مرحبا بالعالم \u200fRTL\u200e mixed",
+    "tab\tline\nnull\x00bell\x07nbsp\u00a0zero\u200bwidth\ufeffbom",
+    "ﬁne ﬂuid ½ ² Ⅷ ℃ İstanbul ΣΑΣ ὈΔΥΣΣΕΎΣ ß ẞ",
+    "[SEP] in a [MASK] text [CLS]",
+    "x" * 101 + " " + "ab" * 60,
+    "$5 + 3 = 8; a<b>c ^ ~ `quoted` «so» “or” …",
+    "",
+)
+Stage = Callable[[str], AbstractContextManager[None]]
+
+
+class Site(NamedTuple):
+    """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
+
+    ``exact_tokens`` is whether the page's tokenizer is ours, whose tokens are Python's, and not the npm library's.
+    """
+
+    tasks: int
+    structures: int
+    n_bytes: int
+    weights_bytes: int
+    values_bytes: int
+    exact_tokens: bool
+
+
+def write_site(
+    bundle: Bundle,
+    out: Path,
+    *,
+    tasks: Sequence[str] = (),
+    libraries: Path | None = None,
+    title: str = "edgepeft",
+    force: bool = False,
+    stage: Stage = lambda _: nullcontext(),
+) -> Site:
+    """Write a folder that any web server can serve; it appears whole or not at all.
+
+    ``tasks`` are all of the bundle unless some are named, ``libraries`` a ``node_modules``; None takes the cache's.
+
+    Raises:
+        UsageError: ``out`` exists and ``force`` is not given; a task cannot be answered in a page; the bundle has none;
+            ``libraries`` has not what is needed.
+        UnknownName: there is no such task.
+        BundleError: a file is damaged.
+    """
+    bundle.encoder()  # a damaged tokenizer is found here
+    exact = _is_word_piece(json.loads((bundle.folder / "tokenizer.json").read_bytes()))
+    chosen = list(dict.fromkeys(tasks)) or list(bundle.manifest.tasks)
+    require_answerable(bundle, chosen, places=exact)
+    packages = [ORT] if exact else [ORT, TOKENIZERS]
+    with new_folder(out, force=force) as new:
+        with stage("libraries"):
+            copy_libraries(libraries or installed(), packages, new)
+        with stage("weights"):
+            _ = bundle.checkpoint  # damaged weights are found here
+            shutil.copyfile(bundle.weights, new / bundle.weights.name)
+        _write_tokenizer(bundle, new)
+        for folder in (STRUCTURES_FOLDER, TASKS_FOLDER):
+            (new / folder).mkdir()
+        entries = {}
+        for task in chosen:
+            with stage(task):
+                entries[task] = write_task(bundle, task, new)
+        with stage("pages"):
+            write_json(new / "verify.tokens.json", _token_check(bundle))
+            write_pages(new, html.escape(title))
+            write_json(new / SITE_FILE, _manifest(bundle, new, title, packages, entries))
+            write_service_worker(new, SITE_FILE)
+        return Site(
+            len(entries),
+            len({entry["structure"] for entry in entries.values()}),
+            sum(path.stat().st_size for path in new.rglob("*") if path.is_file()),
+            (new / bundle.weights.name).stat().st_size,
+            sum((new / entry["values"]).stat().st_size for entry in entries.values() if entry["values"]),
+            exact,
+        )
+
+
+def _is_word_piece(tokenizer: dict[str, Any]) -> bool:
+    """As ``isWordPiece`` of ``module/wordpiece.js``, which a test compares."""
+    parts = (tokenizer.get(part) or {} for part in ("model", "normalizer", "pre_tokenizer"))
+    known = ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
+    added = tokenizer.get("added_tokens") or []
+    return [part.get("type") for part in parts] == known and not any(t["normalized"] or t["single_word"] for t in added)
+
+
+def _write_tokenizer(bundle: Bundle, out: Path) -> None:
+    shutil.copyfile(bundle.folder / "tokenizer.json", out / "tokenizer.json")
+    settings = bundle.folder / "tokenizer_config.json"
+    write_json(out / "tokenizer_config.json", json.loads(settings.read_bytes()) if settings.is_file() else {})
+
+
+def _token_check(bundle: Bundle) -> dict[str, Any]:
+    """Texts and pairs with the ids that Python has of them, for the page to compare its own with."""
+    usual = package_data("verify_texts.txt").read_text(encoding="utf-8").splitlines()
+    singles = [Text(text) for text in (*usual, *ODD_TEXTS)]
+    texts = [*singles, *map(Text._make, itertools.pairwise(text.first for text in singles))]
+    encodings = bundle.encoder().encode(texts, CHECK_LENGTH).encodings
+    return {"maxLength": CHECK_LENGTH, "texts": texts, "ids": [encoding.ids for encoding in encodings]}
+
+
+def _manifest(
+    bundle: Bundle, out: Path, title: str, packages: Sequence[str], entries: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    files = {
+        path.relative_to(out).as_posix(): {"sha256": sha256_of(path), "bytes": path.stat().st_size}
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+    return {
+        "format": FORMAT,
+        "title": title,
+        "edgepeft": __version__,
+        "libraries": {file.package: file.version for file in library_files(packages)},
+        "weights": bundle.weights.name,
+        "padTokenId": bundle.architecture.pad_token_id,
+        "tasks": entries,
+        "files": files,
+    }

@@ -1,0 +1,92 @@
+// A site in Chromium, step by step, as JSON on standard input says; what was seen comes as JSON on standard output.
+// {modules, chromium, profile, url, steps: [[name, ...given], ...]} -> [what each step saw, ...]
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
+
+let text = "";
+for await (const part of process.stdin.setEncoding("utf8")) text += part;
+const { modules, chromium: executablePath, profile, url, steps } = JSON.parse(text);
+const playwright = createRequire(pathToFileURL(`${modules}/`)).resolve("playwright-core");
+const { chromium } = (await import(pathToFileURL(playwright).href)).default;
+
+const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"];
+const context = await chromium.launchPersistentContext(profile, {
+  executablePath,
+  args: [...args, "--disable-component-update", "--disable-sync"],
+  viewport: { width: 1280, height: 900 },
+});
+const page = await context.newPage();
+const asked = new Set();
+const errors = [];
+context.on("request", (request) => asked.add(new URL(request.url()).origin));
+page.on("pageerror", (error) => errors.push(error.message));
+page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
+
+// Functions, not texts: the page's policy lets nothing evaluate a text.
+const settled = () => !document.querySelector("#go")?.disabled || !document.querySelector("#error").hidden;
+const shown = (selector) => page.locator(selector).allInnerTexts();
+const known = {
+  async open(name = "") {
+    await page.goto(url + name);
+    await page.waitForFunction(settled, null, { timeout: 120_000 });
+    return (await page.locator("#error").isVisible()) ? page.locator("#error").innerText() : "";
+  },
+  async facts() {
+    await page.waitForFunction(() => document.querySelector("#offline").textContent !== "–", null, { timeout: 60_000 });
+    return Object.fromEntries(await page.locator("dl div").evaluateAll((all) => all.map((each) => [...each.children].map((child) => child.textContent))));
+  },
+  async ask(row) {
+    await page.click("#all");
+    for (const [id, value] of Object.entries(row)) await page.fill(`#${id}`, value);
+    await page.click("#go");
+    await page.waitForFunction(settled, null, { timeout: 120_000 });
+    return shown("#answers article");
+  },
+  async keyboard(text) {
+    // From the top of the page by Tab alone: text, first task's box, Ask.
+    const seen = [];
+    await page.keyboard.press("Tab");
+    for (let i = 0; i < 40; i++) {
+      const id = await page.evaluate(() => document.activeElement.id || document.activeElement.value || document.activeElement.textContent);
+      seen.push(id);
+      if (id === "text") await page.keyboard.type(text);
+      if (id === "go") break;
+      await page.keyboard.press("Tab");
+    }
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => !document.querySelector("#go").disabled && document.querySelector("#answers article"), null, { timeout: 120_000 });
+    return { seen, answers: await shown("#answers article") };
+  },
+  async verify() {
+    await page.goto(`${url}verify.html`);
+    await page.waitForFunction(() => /passed|failed|not finished/.test(document.querySelector("#verdict").textContent), null, { timeout: 300_000 });
+    return { verdict: await page.locator("#verdict").innerText(), rows: await page.locator("#findings tr").evaluateAll((all) => all.map((row) => [...row.children].map((cell) => cell.textContent))) };
+  },
+  async look(width, height, colorScheme, path) {
+    await page.setViewportSize({ width, height });
+    await page.emulateMedia({ colorScheme });
+    if (path) await page.screenshot({ path, fullPage: true });
+    return page.evaluate(() => [document.documentElement.scrollWidth <= innerWidth, getComputedStyle(document.body).backgroundColor]);
+  },
+  offline: (set) => context.setOffline(set),
+  async updated() {
+    await page.waitForFunction(() => !document.querySelector("#updated").hidden, null, { timeout: 60_000 });
+    return page.locator("#updated").innerText();
+  },
+  caches: () =>
+    page.evaluate(async () => {
+      const found = {};
+      for (const name of await caches.keys()) found[name] = (await (await caches.open(name)).keys()).map(({ url }) => new URL(url).pathname);
+      return found;
+    }),
+  asked: () => [...asked],
+  errors: () => errors.splice(0),
+};
+
+const found = [];
+try {
+  for (const [name, ...given] of steps) found.push((await known[name](...given)) ?? null);
+} finally {
+  await context.close();
+}
+process.stdout.write(JSON.stringify(found));

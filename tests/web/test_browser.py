@@ -1,0 +1,152 @@
+"""A site in Chromium: answers and check files, without a network, updates, damaged files, keyboard, both sizes."""
+
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgepeft.resources import sha256_of
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.web.site import write_site
+
+MODULES = Path(__file__).parents[2] / "build" / "web" / "node_modules"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (shutil.which("chromium") and (MODULES / "playwright-core").is_dir()),
+        reason="needs chromium and npm's packages: make test-javascript",
+    ),
+]
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Served:
+    """A folder over HTTP, and a browser with a profile of its own."""
+
+    def __init__(self, folder, profile):
+        self.profile = profile
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://localhost:{self.server.server_port}/"
+
+    def steps(self, *steps):
+        given = {"modules": str(MODULES), "chromium": shutil.which("chromium"), "profile": str(self.profile)}
+        given |= {"url": self.url, "steps": steps}
+        command = ["node", str(Path(__file__).with_name("browser.mjs"))]
+        done = subprocess.run(
+            command, input=json.dumps(given), capture_output=True, text=True, timeout=900, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+def worded(bundle):
+    """The bundle with BERT's own way of tokenizing, which a page knows by itself."""
+    path = bundle / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer |= {"normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}}
+    tokenizer["normalizer"] |= {"strip_accents": None, "lowercase": True}
+    tokenizer |= {"pre_tokenizer": {"type": "BertPreTokenizer"}}
+    tokenizer["model"] |= {"type": "WordPiece", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    path.write_text(json.dumps(tokenizer))
+    manifest = json.loads((bundle / "edgepeft.json").read_text())
+    if "tokenizer.json" in manifest["files"]:
+        manifest["files"]["tokenizer.json"] = sha256_of(path)
+    (bundle / "edgepeft.json").write_text(json.dumps(manifest))
+    return bundle
+
+
+@pytest.fixture
+def served(tmp_path):
+    one = Served(str(tmp_path / "site"), tmp_path / "profile")
+    yield one
+    one.server.shutdown()
+
+
+def test_a_page_answers_as_the_bundle_with_and_without_a_network(worded, tmp_path, served):
+    write_site(Bundle(worded), tmp_path / "site", libraries=MODULES)
+    row = {"text": "w7 w9 w12 w30", "second": "w8 w8"}
+    opened, facts, answers, asked, errors, _, again, later, isolated = served.steps(
+        ["open"], ["facts"], ["ask", row], ["asked"], ["errors"], ["offline", True], ["open"], ["ask", row], ["facts"]
+    )
+    assert opened == again == "" and errors == []
+    assert facts["without a network"] == isolated["without a network"] == "works"
+    assert asked == [served.url.rstrip("/")], "nobody but the site is asked"
+    with Runtime(worded, cache=False) as runtime:
+        expected = {"mood": runtime.predict("mood", row["text"])[0], "score": runtime.predict("score", row["text"])[0]}
+        expected["pair"] = runtime.predict("pair", [(row["text"], row["second"])])[0]
+    assert answers == later
+    of_task = {answer.split()[0]: answer for answer in answers}
+    assert f"{expected['score'].score:.3f}" in of_task["score"]
+    for task in ("mood", "pair"):
+        for label, share in expected[task].scores.items():
+            assert f"{label}\n{100 * share:.1f} %" in of_task[task]
+
+
+@pytest.mark.parametrize("tokenizer", ["own", "library"])
+def test_check_files_are_replayed_in_the_browser(worded, exported, tmp_path, served, tokenizer):
+    write_site(Bundle(worded if tokenizer == "own" else exported), tmp_path / "site", libraries=MODULES)
+    (found,) = served.steps(["verify"])
+    of_task = {row[0]: row for row in found["rows"]}
+    for task in ("mood", "pair", "score"):
+        assert float(of_task[task][2].split()[0]) <= 1e-4 and of_task[task][4] == "passed"
+    if tokenizer == "own":
+        assert of_task["tokens"][3] == "0" and found["verdict"] == "All checks passed."
+
+
+def test_an_update_comes_with_the_manifest_and_takes_what_is_old_away(worded, tmp_path, served):
+    write_site(Bundle(worded), tmp_path / "site", tasks=["mood", "score"], libraries=MODULES)
+    _, _, before = served.steps(["open"], ["facts"], ["caches"])
+    (old,) = before
+    write_site(Bundle(worded), tmp_path / "site", tasks=["mood", "pair"], libraries=MODULES, force=True)
+    _, told, _, answers, after = served.steps(["open"], ["updated"], ["open"], ["ask", {"text": "w7 w9"}], ["caches"])
+    assert told.startswith("A new version")
+    assert [answer.split()[0] for answer in answers] == ["mood", "pair"]
+    (new,) = after
+    assert new != old and "/tasks/pair.safetensors" in after[new]
+    assert "/tasks/score.safetensors" in before[old] and "/tasks/score.safetensors" not in after[new]
+    assert "/model.safetensors" in after[new], "what has not changed is kept"
+
+
+def test_damaged_files_are_refused(worded, tmp_path, served):
+    write_site(Bundle(worded), tmp_path / "site", libraries=MODULES)
+    weights = tmp_path / "site" / "model.safetensors"
+    content = weights.read_bytes()
+    for damaged in (content[:-100], content[:-100] + b"x" + content[-99:]):
+        weights.write_bytes(damaged)
+        (said,) = served.steps(["open"])
+        assert "model.safetensors is not the file that the site was made with" in said
+    weights.write_bytes(content)
+    assert served.steps(["open"]) == [""], "what was kept of the damaged file is forgotten"
+    script = tmp_path / "site" / "page.js"
+    shutil.rmtree(served.profile)
+    script.write_text(script.read_text() + "\n")
+    with pytest.raises(AssertionError, match="Timeout"):
+        served.steps(["open"])
+
+
+def test_by_keyboard_alone_in_both_sizes_dark_and_light(worded, tmp_path, served):
+    write_site(Bundle(worded), tmp_path / "site", libraries=MODULES, title="A site with a rather long name")
+    _, typed, *looks = served.steps(
+        ["open"],
+        ["keyboard", "w7 w9 w11"],
+        *(["look", *size, scheme] for size in ((1280, 900), (390, 844)) for scheme in ("light", "dark")),
+        ["open", "verify.html"],
+        ["look", 390, 844, "dark"],
+    )
+    assert typed["answers"][0].startswith("mood") and {"text", "mood", "go"} <= {*typed["seen"]}
+    fits = [look[0] for look in looks if isinstance(look, list)]
+    assert fits == [True] * 5
+    assert looks[0][1] != looks[1][1], "dark is another colour"

@@ -1,0 +1,244 @@
+"""What `edgepeft web` writes: the weights once, graphs and values that answer, hashes of all of it, and no inline script."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from deltas import bundled, random_delta
+from node import run_node
+from safetensors.numpy import load_file
+
+from edgepeft.backbones.source import open_backbone
+from edgepeft.cli import _main
+from edgepeft.errors import BundleError, EdgepeftError, UnknownName, UsageError
+from edgepeft.resources import package_data, sha256_of
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.web import site as web_site
+from edgepeft.web.libraries import ORT, TOKENIZERS, installed, library_files
+from edgepeft.web.site import write_site
+
+
+@pytest.fixture
+def site(exported, modules, tmp_path):
+    write_site(Bundle(exported), tmp_path / "site", libraries=modules, title="Texts & <b>tasks</b>")
+    return tmp_path / "site"
+
+
+def read(site):
+    return json.loads((site / "site.json").read_text())
+
+
+def test_the_manifest_has_the_hash_of_every_file(site):
+    files = read(site)["files"]
+    there = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()}
+    assert there - {*files} == {"site.json", "sw.js"}  # the first names all others, the second the first
+    for name, about in files.items():
+        content = (site / name).read_bytes()
+        assert about == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
+    assert sha256_of(site / "site.json") in (site / "sw.js").read_text()
+    assert "SHA256_OF_MANIFEST" not in (site / "sw.js").read_text()
+
+
+def test_the_weights_lie_there_once_as_in_the_bundle(site, exported):
+    name = read(site)["weights"]
+    assert (site / name).read_bytes() == (exported / name).read_bytes()
+    rest = [path.read_bytes() for path in site.rglob("*") if path.is_file() and path.name != name]
+    vectors = load_file(site / name)
+    largest = max(vectors.values(), key=lambda value: value.size)  # the table of words
+    assert not any(largest.tobytes() in content for content in rest)
+
+
+@pytest.mark.parametrize("task", ["mood", "pair", "score"])
+def test_a_structure_with_the_tasks_values_gives_pytorchs_logits(site, task):
+    entry = read(site)["tasks"][task]
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(site))
+    content = (site / entry["structure"]).read_bytes()
+    session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    values, check = load_file(site / entry["values"]), load_file(site / entry["check"])
+    inputs = {each.name: check[each.name] for each in session.get_inputs() if each.name in check}
+    assert {*values} == {each.name for each in session.get_inputs()} - {*inputs}
+    found = session.run(["logits"], {**values, **inputs})[0]
+    np.testing.assert_allclose(found, check["logits"], atol=1e-4)
+    assert {entry.location for entry in locations(content)} == {read(site)["weights"]}
+
+
+def locations(content):
+    model = onnx.load_model_from_string(content)
+    for tensor in model.graph.initializer:
+        found = {each.key: each.value for each in tensor.external_data}
+        if found:
+            yield type("Place", (), found)
+
+
+def test_tasks_of_one_structure_have_one_graph_and_values_of_their_own(tiny, modules, tmp_path):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    deltas = {
+        "mood": random_delta(backbone, "lora", "mood"),
+        "topic": random_delta(backbone, "lora", "topic", ("a", "b", "c"), seed=1),
+        "all": random_delta(backbone, "full", "all"),
+    }
+    bundle = bundled(deltas, backbone, tmp_path, "fp32")
+    written = write_site(Bundle(bundle), tmp_path / "site", libraries=modules)
+    tasks = read(tmp_path / "site")["tasks"]
+    assert tasks["mood"]["structure"] == tasks["topic"]["structure"]
+    assert tasks["mood"]["values"] != tasks["topic"]["values"]
+    assert tasks["all"]["values"] is None  # it replaces the backbone's own: its graph has these in it
+    assert (written.tasks, written.structures) == (3, 2)
+
+
+def test_pages_have_no_inline_script_and_the_hashes_of_theirs(site):
+    for name in ("index.html", "verify.html"):
+        page = (site / name).read_text()
+        policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
+        assert "script-src 'self' 'wasm-unsafe-eval';" in policy and "default-src 'none'" in policy
+        assert "unsafe-inline" not in policy and "connect-src 'self'" in policy
+        scripts = re.findall(r"<script[^>]*>([^<]*)</script>", page)
+        assert scripts == [""] and not re.search(r"<[^>]+\son\w+=|<style|\sstyle=", page)
+        hashed = re.findall(r'(?:src|href)="([^"]+)" integrity="sha256-([^"]+)"', page)
+        assert {file for file, _ in hashed} >= {"client.js", "page.css", "site.css"}
+        for file, digest in hashed:
+            assert base64.b64decode(digest) == hashlib.sha256((site / file).read_bytes()).digest()
+        assert "<b>" not in page and "Texts &amp; &lt;b&gt;tasks" in page
+
+
+def test_the_tokens_to_compare_are_those_of_python(site, exported):
+    check = json.loads((site / "verify.tokens.json").read_text())
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(check["maxLength"])
+    texts = [text if pair is None else (text, pair) for text, pair in check["texts"]]
+    assert check["ids"] == [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+
+def test_some_tasks_make_a_site_of_their_own(exported, modules, tmp_path, capsys, monkeypatch):
+    command = ["edgepeft", "web", str(exported), "--out", str(tmp_path / "s"), "--libraries", str(modules)]
+    monkeypatch.setattr("sys.argv", [*command, "--task", "score", "--task", "mood", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        _main.main()
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(read(tmp_path / "s")["tasks"]) == ["score", "mood"] and told["tasks"] == 2
+    assert told["n_bytes"] == sum(path.stat().st_size for path in (tmp_path / "s").rglob("*") if path.is_file())
+
+
+def test_a_site_stands_where_none_stood(exported, modules, tmp_path):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "mine.txt").write_text("x")
+    with pytest.raises(UsageError, match="--force"):
+        write_site(Bundle(exported), tmp_path / "site", libraries=modules)
+    with pytest.raises(UnknownName, match="mood"):
+        write_site(Bundle(exported), tmp_path / "new", tasks=["moood"], libraries=modules)
+    assert [path.name for path in (tmp_path / "site").iterdir()] == ["mine.txt"] and not (tmp_path / "new").exists()
+
+
+def test_damaged_files_of_the_bundle_are_named_and_nothing_is_left(bundle, modules, tmp_path):
+    for name in ("tasks/mood.check.safetensors", "tasks/pair.onnx", "model.safetensors", "tokenizer.json"):
+        path = bundle / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-7])
+        with pytest.raises(BundleError, match=re.escape(path.name)):
+            write_site(Bundle(bundle), tmp_path / "site", libraries=modules)
+        path.write_bytes(content)
+        assert not (tmp_path / "site").exists()
+
+
+def test_what_a_page_cannot_answer_is_refused_by_name(bundle, modules, tmp_path, monkeypatch):
+    manifest = json.loads((bundle / "edgepeft.json").read_text())
+    manifest["tasks"]["mood"]["source"] = "mood: {sentence1}"
+    manifest["tasks"]["pair"] |= {"kind": "tokens", "chosen": {"stride": 3}, "labels": ["B-X", "I-X", "O"]}
+    manifest["tasks"]["score"] |= {"head_reads": "text", "kind": "text", "labels": None, "regression": False}
+    (bundle / "edgepeft.json").write_text(json.dumps(manifest))
+    for tasks, said in (
+        (["mood"], "mood is posed as text"),
+        (["pair"], "pair stitches"),
+        (["score"], "score writes text"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            write_site(Bundle(bundle), tmp_path / "site", tasks=tasks, libraries=modules)
+    manifest["tasks"]["mood"]["source"] = None
+    manifest["tasks"]["pair"]["chosen"] = {}
+    (bundle / "edgepeft.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(web_site, "_is_word_piece", lambda _: False)
+    with pytest.raises(UsageError, match=r"pair answers with places.*--task mood\.$"):
+        write_site(Bundle(bundle), tmp_path / "site", libraries=modules)
+
+
+def test_another_tokenizer_takes_the_library(exported, modules, tmp_path, monkeypatch):
+    monkeypatch.setattr(web_site, "_is_word_piece", lambda _: False)
+    write_site(Bundle(exported), tmp_path / "site", libraries=modules)
+    assert (tmp_path / "site" / "lib" / "tokenizers.mjs").is_file()
+    assert set(read(tmp_path / "site")["libraries"]) == {ORT, TOKENIZERS}
+
+
+def test_libraries_are_those_that_sites_are_made_with(exported, modules, tmp_path, monkeypatch):
+    def refused(words):
+        with pytest.raises(EdgepeftError, match=words):
+            write_site(Bundle(exported), tmp_path / "site", libraries=modules)
+        assert not (tmp_path / "site").exists()
+
+    (modules / ORT / "dist" / "ort.wasm").write_bytes(b"another version")
+    refused("not the file of onnxruntime-web 1.0.0")
+    shutil.rmtree(modules / ORT)
+    refused("no node_modules .*onnxruntime-web.*npm ci")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EdgepeftError, match=r"npm is not installed here.*--libraries FOLDER"):
+        installed()
+
+
+def test_npm_fills_the_cache_once_by_the_lock_file(tmp_path, modules, monkeypatch):
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncp -r {modules} "$3/node_modules"\n')
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}:/bin:/usr/bin")
+    folder = installed()
+    assert installed() == folder
+    assert (folder / ORT / "dist" / "ort.wasm").is_file()
+    assert (folder.parent / "package-lock.json").read_bytes() == package_data("web/package-lock.json").read_bytes()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 1 and calls[0].startswith("ci ") and "--ignore-scripts" in calls[0]
+    npm.write_text("#!/bin/sh\necho 'npm error no network' >&2\nexit 1\n")
+    shutil.rmtree(folder)
+    with pytest.raises(EdgepeftError, match="npm error no network"):
+        installed()
+
+
+def test_the_lock_file_pins_what_the_table_has_and_names_no_host():
+    lock = json.loads(package_data("web/package-lock.json").read_text())
+    declared = json.loads(package_data("web/package.json").read_text())
+    assert not [name for name, about in lock["packages"].items() if "resolved" in about]
+    assert all("integrity" in about for name, about in lock["packages"].items() if name)
+    table = {file.package: file.version for file in library_files([ORT, TOKENIZERS])}
+    assert declared["dependencies"] == table
+    assert {name: lock["packages"][f"node_modules/{name}"]["version"] for name in table} == table
+
+
+def test_python_and_the_page_agree_which_tokenizers_they_read():
+    base = {
+        "model": {"type": "WordPiece", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"},
+        "normalizer": {"type": "BertNormalizer"},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "added_tokens": [{"content": "[UNK]", "id": 0, "normalized": False, "single_word": False}],
+    }
+    others = [
+        {**base, "normalizer": None},
+        {**base, "model": {**base["model"], "type": "BPE"}},
+        {**base, "added_tokens": []},
+    ]
+    others += [
+        {**base, "added_tokens": [{**base["added_tokens"][0], key: True}]} for key in ("normalized", "single_word")
+    ]
+    script = 'const { isWordPiece } = await import(MODULE + "wordpiece.js"); return given.map(isWordPiece);'
+    found = run_node(script, [base, *others])
+    assert (
+        found == [web_site._is_word_piece(each) for each in (base, *others)] == [True, False, False, True, False, False]
+    )
