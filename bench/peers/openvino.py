@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 __all__ = ["MODULE", "RESULT", "export"]
@@ -28,7 +27,3 @@ def export(folder: Path, out: Path) -> None:
         value.get_tensor().set_names({name})  # the traced mask has a number for a name
     out.mkdir(parents=True, exist_ok=True)
     openvino.save_model(converted, out / RESULT, compress_to_fp16=False)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from bench.peers._writing import generating
@@ -34,7 +33,3 @@ def prepare(job: Job) -> Prepared:
     }
     model = OVModelForSeq2SeqLM.from_pretrained(Path(str(job.model)).parent, ov_config=settings)
     return generating(model, job)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

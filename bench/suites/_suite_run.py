@@ -118,7 +118,7 @@ class SuiteRun:
         if result.is_file():
             return result
         self.progress(" ".join(["exporting with", name, *own]), 0, 1)
-        command = [python or sys.executable, "-m", peer.__name__, str(of or self.plain()), str(out), *own]
+        command = [python or sys.executable, "-m", "bench.peers", name, str(of or self.plain()), str(out), *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
         if not result.is_file():
             last = (done.stderr.strip() or "no message").splitlines()[-1]
