@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["MODULE", "RESULT", "export"]
+if TYPE_CHECKING:
+    from edgepeft.bench.planning.job import Job
+
+__all__ = ["MODULE", "RESULT", "export", "settings"]
 
 MODULE = "openvino"
 RESULT = "model.xml"
 
 _INPUTS = ("input_ids", "attention_mask")
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """One stream of ``job.threads`` threads, in float32 as ours is."""
+    asked: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": job.threads}
+    return asked | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
 
 
 def export(folder: Path, out: Path) -> None:

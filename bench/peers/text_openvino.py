@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.peers._writing import generating
+from bench.peers.openvino import settings
 from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["MODULE", "RESULT", "export", "prepare"]
@@ -25,11 +26,5 @@ def prepare(job: Job) -> Prepared:
     """Compile both for the processor."""
     from optimum.intel.openvino import OVModelForSeq2SeqLM
 
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": job.threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-    }
-    model = OVModelForSeq2SeqLM.from_pretrained(Path(str(job.model)).parent, ov_config=settings)
+    model = OVModelForSeq2SeqLM.from_pretrained(Path(str(job.model)).parent, ov_config=settings(job))
     return generating(model, job)
