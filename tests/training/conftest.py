@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 from moods import write_texts
-from small import SIZES, write_tokenizer
+from small import SIZES, write_backbone, write_tokenizer
 
 from edgepeft.backbones.source import open_backbone
 
@@ -27,6 +27,11 @@ def backbone_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def backbone(backbone_folder):
     return open_backbone(str(backbone_folder))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return write_backbone(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
