@@ -44,7 +44,8 @@ def main() -> None:
     arguments = _arguments()
     rows = []
     with tempfile.TemporaryDirectory(prefix="edgepeft-planted-") as work:
-        plain = random_subject(ARCHITECTURE, _made(Path(work) / "plain"))
+        (folder := Path(work) / "plain").mkdir()
+        plain = random_subject(ARCHITECTURE, folder)
         step_s = _step_seconds(plain)
         cost = _operator_cost(plain, arguments)
         print(f"a step takes {step_s:.4f} s, an operator {cost:.2f} of its share of operations", file=sys.stderr)
@@ -73,11 +74,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--percents", type=int, nargs="+", default=[0, 3, 5, 10, 20])
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def _request(bundle: Path, rounds: int, profile: str = "rpi4", seed: int = 0) -> BenchRequest:

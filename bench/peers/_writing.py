@@ -14,14 +14,14 @@ def generating(model: Any, job: Job) -> Prepared:
     """Steps of ``model.generate``, greedily, as transformers, optimum and optimum-intel have it."""
     import torch
 
+    from edgepeft.bench.workloads._torch import batch_tensors
+
     asked = job.new_tokens
     model.generation_config.eos_token_id = None  # no token ends a text, so every row gets all that are asked for
 
     def step(batch: int) -> None:
-        values = job.batch(batch)
-        inputs = {name: torch.from_numpy(values[name]) for name in ("input_ids", "attention_mask")}
         with torch.inference_mode():
-            written = model.generate(**inputs, max_new_tokens=asked, num_beams=1, do_sample=False)
+            written = model.generate(**batch_tensors(job, batch), max_new_tokens=asked, num_beams=1, do_sample=False)
         require_all([len(row) - 1 for row in written], asked)  # the first starts a text
 
     return Prepared(step)

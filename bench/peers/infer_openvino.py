@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bench.peers.openvino import settings
 from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["prepare"]
@@ -11,13 +12,7 @@ def prepare(job: Job) -> Prepared:
     """Compile ``job.model`` for the processor; a step is one batch to the last hidden state."""
     import openvino
 
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": job.threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-    }
-    compiled = openvino.Core().compile_model(str(job.model), "CPU", settings)
+    compiled = openvino.Core().compile_model(str(job.model), "CPU", settings(job))
     request = compiled.create_infer_request()
     names = {value.get_any_name() for value in compiled.inputs}
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["MODULE", "RESULT", "export"]
+if TYPE_CHECKING:
+    from edgepeft.bench.planning.job import Job
+
+__all__ = ["MODULE", "RESULT", "export", "settings"]
 
 MODULE = "openvino"
 RESULT = "model.xml"
 
 _INPUTS = ("input_ids", "attention_mask")
+
+
+def settings(job: Job) -> dict[str, Any]:
+    """One stream of ``job.threads`` threads, in float32 as ours is."""
+    asked: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": job.threads}
+    return asked | {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1}
 
 
 def export(folder: Path, out: Path) -> None:
@@ -28,7 +37,3 @@ def export(folder: Path, out: Path) -> None:
         value.get_tensor().set_names({name})  # the traced mask has a number for a name
     out.mkdir(parents=True, exist_ok=True)
     openvino.save_model(converted, out / RESULT, compress_to_fp16=False)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

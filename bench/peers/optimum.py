@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 __all__ = ["MODULE", "RESULT", "export"]
@@ -16,7 +15,3 @@ def export(folder: Path, out: Path) -> None:
     from optimum.exporters.onnx import main_export
 
     main_export(str(folder), str(out), task="feature-extraction", do_validation=False)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,12 +1,11 @@
 """optimum's export of transformers' class for a kind of task: a bundle's backbone with the head of one of its tasks.
 
-``python -m bench.peers.optimum_kinds BUNDLE OUT TASK`` writes it, ``prepare`` runs it: a step is a batch to the values
+``python -m bench.peers optimum_kinds BUNDLE OUT TASK`` writes it, ``prepare`` runs it: a step is a batch to the values
 that our task gives.  The export of an embedding is of hidden states; pooling and normalising them is part of the step.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -133,7 +132,3 @@ def values_of(session: ort.InferenceSession, kind: str, inputs: Inputs) -> Value
     theirs = KINDS[kind]
     read = [value.name for value in session.get_inputs()]
     return theirs.values(session.run(None, theirs.given({name: inputs[name] for name in read})))
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -6,7 +6,6 @@ With ``settings["labels"]``, lists of token ids, a step scores them for each row
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,3 @@ def _rows(job: Job, batch: int) -> list[list[str]]:
     values = job.batch(batch)
     pairs = zip(values["input_ids"], values["attention_mask"], strict=True)
     return [[f"t{number}" for number in ids[mask == 1]] for ids, mask in pairs]
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

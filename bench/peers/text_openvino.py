@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from bench.peers._writing import generating
+from bench.peers.openvino import settings
 from edgepeft.bench.planning.job import Job, Prepared
 
 __all__ = ["MODULE", "RESULT", "export", "prepare"]
@@ -26,15 +26,5 @@ def prepare(job: Job) -> Prepared:
     """Compile both for the processor."""
     from optimum.intel.openvino import OVModelForSeq2SeqLM
 
-    settings = {
-        "INFERENCE_PRECISION_HINT": "f32",
-        "INFERENCE_NUM_THREADS": job.threads,
-        "PERFORMANCE_HINT": "LATENCY",
-        "NUM_STREAMS": 1,
-    }
-    model = OVModelForSeq2SeqLM.from_pretrained(Path(str(job.model)).parent, ov_config=settings)
+    model = OVModelForSeq2SeqLM.from_pretrained(Path(str(job.model)).parent, ov_config=settings(job))
     return generating(model, job)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from bench.peers._writing import generating
@@ -31,7 +30,3 @@ def prepare(job: Job) -> Prepared:
     folder = Path(str(job.model)).parent
     model = ORTModelForSeq2SeqLM.from_pretrained(folder, use_merged=True, session_options=options)
     return generating(model, job)
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

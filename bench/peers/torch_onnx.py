@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 __all__ = ["MODULE", "RESULT", "export"]
@@ -32,7 +31,3 @@ def export(folder: Path, out: Path) -> None:
         external_data=True,
         verbose=False,
     )
-
-
-if __name__ == "__main__":
-    export(Path(sys.argv[1]), Path(sys.argv[2]))

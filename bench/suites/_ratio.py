@@ -8,8 +8,10 @@ import numpy as np
 
 from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio, ratio_of_totals
+from edgepeft.errors import EdgepeftError
+from edgepeft.tasks.base import CLOSE
 
-__all__ = ["Races", "geometric_mean", "mean_row", "ratio_row"]
+__all__ = ["Races", "geometric_mean", "mean_row", "ratio_row", "require_close"]
 
 Races = list[tuple[Sequence[float], Sequence[float]]]  # seconds of each round, (own, peer)
 
@@ -40,7 +42,7 @@ def mean_row(what: str, peer: str, races: Races, target: Target | None = None) -
     return SuiteRow(what, peer, mean.value, (mean.low, mean.high), target=target)
 
 
-def geometric_mean(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Ratio:
+def geometric_mean(pairs: Races) -> Ratio:
     """Of the ratios of sums of several races (own, peer), rounds resampled in pairs within each.
 
     Raises:
@@ -57,3 +59,16 @@ def geometric_mean(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(np.exp(np.mean(logs, axis=0)), [tail, 100 - tail])
     return Ratio(float(value), float(low), float(high), min(len(own) for own, _ in pairs))
+
+
+def require_close(what: str, peer: str, apart: float) -> None:
+    """See that the values of ``what`` and of its export by ``peer`` differ by no more than rounding.
+
+    Raises:
+        EdgepeftError: they do.
+    """
+    if not apart <= CLOSE:
+        raise EdgepeftError(
+            f"{what} and its export by {peer} are {apart:.1e} apart, and {CLOSE:.0e} is what "
+            "rounding makes: they are not the same model, and their times say nothing."
+        )

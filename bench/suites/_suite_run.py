@@ -21,14 +21,17 @@ from edgepeft.backbones.config import config_of
 from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Schedule, Series, sample_rounds
-from edgepeft.bench.planning.job import Job
+from edgepeft.bench.planning.job import Batches, Job, batches_of
+from edgepeft.bench.planning.lengths import load_lengths
 from edgepeft.errors import EdgepeftError
 from edgepeft.limits.limited_process import InForce, Limits
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.manifest import DeltaDtype, WeightsDtype
 from edgepeft.runtime.weights import Weights
 
-__all__ = ["PEERS", "Racer", "SuiteRun"]
+__all__ = ["PEERS", "SETS", "Racer", "SuiteRun", "installed"]
+
+SETS = ("sst2", "mrpc", "rte")  # whose texts' lengths are measured
 
 
 class _Peer(Protocol):
@@ -112,13 +115,13 @@ class SuiteRun:
         out = self.work / "-".join(["peer", name, *own])
         result = out / peer.RESULT
         python = self.pythons.get(name, "")
-        if not _installed(peer.MODULE, python):
+        if not installed(peer.MODULE, python):
             where = f"for {python}" if python else "(pip install 'edgepeft[peers]')"
             return f"{peer.MODULE} is not installed {where}"
         if result.is_file():
             return result
         self.progress(" ".join(["exporting with", name, *own]), 0, 1)
-        command = [python or sys.executable, "-m", peer.__name__, str(of or self.plain()), str(out), *own]
+        command = [python or sys.executable, "-m", "bench.peers", name, str(of or self.plain()), str(out), *own]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_offline())
         if not result.is_file():
             last = (done.stderr.strip() or "no message").splitlines()[-1]
@@ -127,12 +130,16 @@ class SuiteRun:
 
     def plain(self) -> Path:
         """Config and weights of ``bundle``'s bare model alone, as a model's publisher has them."""
-        return _plain(self.bundle("bare"), self.work / "plain")
+        bundle, folder = self.bundle("bare"), self.work / "plain"
+        folder.mkdir(exist_ok=True)
+        for name in ("config.json", "model.safetensors"):
+            if not (folder / name).exists():
+                os.link(bundle / name, folder / name)
+        return folder
 
-    @staticmethod
-    def installed(module: str) -> bool:
-        """Whether that package is there, found without importing it."""
-        return _installed(module)
+    def real_batches(self, name: str, rows: int) -> Batches:
+        """The lengths of a data set's texts in order of arrival, so many rows a batch."""
+        return batches_of(load_lengths(name, seed=self.seed).clamped(self.sizes.max_length).values, rows)
 
     def job(self, workload: str, bundle: Path, **more: object) -> Job:
         """A worker's job on that bundle."""
@@ -235,7 +242,8 @@ def _seconds(series: Series) -> list[float]:
     return [sample.seconds for sample in series.samples]
 
 
-def _installed(module: str, python: str = "") -> bool:
+def installed(module: str, python: str = "") -> bool:
+    """Whether that package is there, found without importing it."""
     if python:
         code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
         command = [python, "-c", code, module]
@@ -244,15 +252,6 @@ def _installed(module: str, python: str = "") -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # of the package that it lies in
         return False
-
-
-def _plain(bundle: Path, folder: Path) -> Path:
-    """Config and weights alone, as a model's publisher has them."""
-    folder.mkdir(exist_ok=True)
-    for name in ("config.json", "model.safetensors"):
-        if not (folder / name).exists():
-            os.link(bundle / name, folder / name)
-    return folder
 
 
 def _offline() -> dict[str, str]:

@@ -14,15 +14,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.suites._ratio import Races, mean_row, ratio_row
+from bench.suites._ratio import Races, mean_row, ratio_row, require_close
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
-from edgepeft.bench.planning.job import Batches, batches_of
-from edgepeft.bench.planning.lengths import full_length, load_lengths
-from edgepeft.errors import EdgepeftError
+from bench.suites._suite_run import SETS, Racer, SuiteRun
+from edgepeft.bench.planning.job import Batches
+from edgepeft.bench.planning.lengths import full_length
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
-from edgepeft.tasks.base import CLOSE
 
 __all__ = ["ARCHITECTURE", "TITLE", "measure"]
 
@@ -31,7 +29,6 @@ ARCHITECTURE = "modernbert-base"
 
 _OWN, _PEERS = "edgepeft", ("optimum", "torch_onnx")
 _BATCH, _LONG = 32, 4096
-_SETS = ("sst2", "mrpc", "rte")
 _GOALS = {"modernbert": Target(1.6), "deberta-v2": Target(2.0), "mpnet": Target(1.9)}  # on real lengths, by model type
 _LONG_GOAL = Target(1.3)
 
@@ -55,13 +52,12 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
         yield SuiteRow("fp32", _PEERS[0], target=_GOALS.get(run.sizes.model_type), note=found)
         return
     races: Races = []
-    for name in _SETS:
-        lengths = load_lengths(name, seed=run.seed).clamped(run.sizes.max_length)
-        batches, what = batches_of(lengths.values, _BATCH), f"fp32, lengths of {name}, batches of {_BATCH}"
-        raced, note = _raced(run, found, what, batches)
+    for name in SETS:
+        what = f"fp32, lengths of {name}, batches of {_BATCH}"
+        raced, note = _raced(run, found, what, run.real_batches(name, _BATCH))
         races.append((raced[_OWN], raced[found.peer]))
         yield ratio_row(what, raced, _OWN, found.peer, of_totals=True, note=note)
-    what = f"fp32, real lengths: geometric mean of {', '.join(_SETS)}"
+    what = f"fp32, real lengths: geometric mean of {', '.join(SETS)}"
     yield mean_row(what, found.peer, races, _GOALS.get(run.sizes.model_type))
     if run.sizes.max_length >= _LONG:
         what = f"fp32, one row of {_LONG} tokens"
@@ -101,9 +97,5 @@ def _apart(run: SuiteRun, found: _Export, batches: Batches) -> float:
     given = {each.name: inputs[each.name] for each in theirs.get_inputs()}
     other = np.asarray(theirs.run(["last_hidden_state"], given)[0])
     apart = float(np.abs(own - other)[inputs["attention_mask"] != 0].max())
-    if not apart <= CLOSE:
-        raise EdgepeftError(
-            f"{run.architecture} and its export by {found.peer} are {apart:.1e} apart, and {CLOSE:.0e} is what "
-            "rounding makes: they are not the same model, and their times say nothing."
-        )
+    require_close(run.architecture, found.peer, apart)
     return apart

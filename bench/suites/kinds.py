@@ -14,15 +14,13 @@ import numpy as np
 
 from bench.peers.optimum_kinds import KINDS, values_of
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import Races, mean_row, ratio_row
+from bench.suites._ratio import Races, mean_row, ratio_row, require_close
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
-from edgepeft.bench.planning.job import Batches, batches_of
-from edgepeft.bench.planning.lengths import load_lengths
-from edgepeft.errors import EdgepeftError
+from bench.suites._suite_run import SETS, Racer, SuiteRun
+from edgepeft.bench.planning.job import Batches
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
-from edgepeft.tasks.base import CLOSE, kind_named
+from edgepeft.tasks.base import kind_named
 
 __all__ = ["CASES", "TITLE", "measure"]
 
@@ -31,7 +29,6 @@ CASES = tuple(KINDS)
 
 _OWN, _PEER = "edgepeft", "optimum"
 _BATCH = 32
-_SETS = ("sst2", "mrpc", "rte")
 _LABELS = {"tokens": ("B-X", "I-X", "B-Y", "I-Y", "O"), "labels": tuple("abcdef")}
 _GOAL = Target(1.6)
 
@@ -49,16 +46,16 @@ def measure(run: SuiteRun) -> Iterator[SuiteRow]:
             yield SuiteRow(kind, _PEER, note=model)
             continue
         apart, races = _apart(run, kind, model), Races()
-        for name in _SETS:
-            raced = run.race(f"{kind}, lengths of {name}", _racers(run, kind, model, _batches(run, name)))
+        for name in SETS:
+            raced = run.race(f"{kind}, lengths of {name}", _racers(run, kind, model, run.real_batches(name, _BATCH)))
             races.append((raced[_OWN], raced[_PEER]))
             what = f"{kind}, lengths of {name}, batches of {_BATCH}"
             note = f"values of the two are {apart:.1e} apart at most"
             yield ratio_row(what, raced, _OWN, _PEER, of_totals=True, note=note)
         every += races
-        yield mean_row(f"{kind}: geometric mean of {', '.join(_SETS)}", _PEER, races)
+        yield mean_row(f"{kind}: geometric mean of {', '.join(SETS)}", _PEER, races)
     if every:
-        yield mean_row(f"geometric mean of {len(every) // len(_SETS)} kinds", _PEER, every, _GOAL)
+        yield mean_row(f"geometric mean of {len(every) // len(SETS)} kinds", _PEER, every, _GOAL)
 
 
 def _bundle(run: SuiteRun) -> Path:
@@ -68,10 +65,6 @@ def _bundle(run: SuiteRun) -> Path:
         _, labels = kind_named(kind).example(_LABELS.get(kind))
         structures.append(Structure("lora", [kind], {"rank": "8"}, labels=labels, kind=kind))
     return run.bundle("kinds", structures)
-
-
-def _batches(run: SuiteRun, name: str) -> Batches:
-    return batches_of(load_lengths(name, seed=run.seed).clamped(run.sizes.max_length).values, _BATCH)
 
 
 def _racers(run: SuiteRun, kind: str, model: Path, batches: Batches) -> dict[str, Racer]:
@@ -88,14 +81,10 @@ def _apart(run: SuiteRun, kind: str, model: Path) -> float:
     """
     theirs, found = plain_session(model, run.threads), [0.0]
     with Runtime(_bundle(run), threads=run.threads) as runtime:
-        for name in _SETS:
-            inputs = run.job("", Path(), batches=_batches(run, name)).batch(0)
+        for name in SETS:
+            inputs = run.job("", Path(), batches=run.real_batches(name, _BATCH)).batch(0)
             own, other = runtime.logits(kind, inputs), values_of(theirs, kind, inputs)
             read = inputs["attention_mask"] != 0 if own.ndim > 2 else ...
             found.append(float(np.abs(own - other)[read].max()))
-    if not max(found) <= CLOSE:
-        raise EdgepeftError(
-            f"a task of kind {kind} and its export by optimum are {max(found):.1e} apart, and {CLOSE:.0e} is what "
-            "rounding makes: they are not the same model, and their times say nothing."
-        )
+    require_close(f"a task of kind {kind}", _PEER, max(found))
     return max(found)

@@ -8,9 +8,9 @@ from pathlib import Path
 from bench.suites._random_bundle import Structure
 from bench.suites._ratio import Races, mean_row, ratio_row
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
-from edgepeft.bench.planning.job import Batches, batches_of
-from edgepeft.bench.planning.lengths import full_length, load_lengths
+from bench.suites._suite_run import SETS, Racer, SuiteRun, installed
+from edgepeft.bench.planning.job import Batches
+from edgepeft.bench.planning.lengths import full_length
 from edgepeft.bench.planning.subject import torch_installed
 from edgepeft.bench.result.rows import flops_per_instance
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
@@ -21,7 +21,6 @@ TITLE = "The speed of one model"
 
 _OWN = "edgepeft"
 _BATCH, _LENGTH = 32, 128
-_SETS = ("sst2", "mrpc", "rte")
 _RANK = 8
 _TOKENS = 256  # about a tenth of a second of them is a sample that an interval can be made of
 
@@ -57,16 +56,14 @@ def _full_length(run: SuiteRun) -> Iterator[SuiteRow]:
 def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
     races: dict[str, Races] = {}
     missing: Mapping[str, str] = {}
-    for name in _SETS:
-        lengths = load_lengths(name, seed=run.seed).clamped(run.sizes.max_length)
-        batches = batches_of(lengths.values, _BATCH)
-        racers, missing = _engines(run, batches)
+    for name in SETS:
+        racers, missing = _engines(run, run.real_batches(name, _BATCH))
         raced = run.race(f"lengths of {name}", racers)
         for peer in sorted(set(racers) - {_OWN}):
             races.setdefault(peer, []).append((raced[_OWN], raced[peer]))
             what = f"fp32, lengths of {name} in order of arrival, batches of {_BATCH}"
             yield ratio_row(what, raced, _OWN, peer, of_totals=True)
-    what = f"fp32, real lengths: geometric mean of {', '.join(_SETS)}"
+    what = f"fp32, real lengths: geometric mean of {', '.join(SETS)}"
     for peer, target in (("optimum", 1.6), ("openvino", 1.45)):
         if peer in races:
             yield mean_row(what, peer, races[peer], Target(target))
@@ -101,7 +98,7 @@ def _eight_bits(run: SuiteRun) -> Iterator[SuiteRow]:
 
 def _peft(run: SuiteRun) -> Iterator[SuiteRow]:
     what, peer = f"LoRA of rank {_RANK}, 8 x {_LENGTH} tokens", "peft on pytorch"
-    if not (torch_installed() and run.installed("peft")):
+    if not (torch_installed() and installed("peft")):
         yield SuiteRow(what, peer, note="peft is not installed (pip install 'edgepeft[peers]')")
         return
     folder = run.bundle("lora", [Structure("lora", ["lora"], {"rank": str(_RANK)})])

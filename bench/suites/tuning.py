@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from bench.suites._random_bundle import Structure
-from bench.suites._ratio import geometric_mean, ratio_row
+from bench.suites._ratio import Races, mean_row, ratio_row
 from bench.suites._row import SuiteRow, Target
-from bench.suites._suite_run import Racer, SuiteRun
-from edgepeft.bench.planning.job import Batches, batches_of
-from edgepeft.bench.planning.lengths import full_length, load_lengths
+from bench.suites._suite_run import SETS, Racer, SuiteRun
+from edgepeft.bench.planning.job import Batches
+from edgepeft.bench.planning.lengths import full_length
 from edgepeft.bench.planning.subject import torch_installed
 from edgepeft.errors import MissingPackage
 
@@ -19,7 +19,6 @@ TITLE = "A step of fine-tuning"
 
 _OWN, _INT8, _BITFIT, _PYTORCH, _COMPILED, _FULL = "edgepeft", "int8", "bitfit", "pytorch", "torch.compile", "full"
 _METHODS = [Structure("pfeiffer", ["pfeiffer"]), Structure("bitfit", ["bitfit"])]
-_SETS = ("sst2", "mrpc", "rte")
 _NO_PADDING = (8, 64)
 _ROWS = 16  # of a step on real lengths
 
@@ -59,18 +58,17 @@ def _no_padding(run: SuiteRun) -> Iterator[SuiteRow]:
 
 
 def _real_lengths(run: SuiteRun) -> Iterator[SuiteRow]:
-    races: dict[str, list[tuple[Sequence[float], Sequence[float]]]] = {_OWN: [], _INT8: []}
-    for name in _SETS:
-        lengths = load_lengths(name, seed=run.seed).clamped(run.sizes.max_length)
-        raced = run.race(f"lengths of {name}", _racers(run, batches_of(lengths.values, _ROWS)))
+    races: dict[str, Races] = {_OWN: [], _INT8: []}
+    for name in SETS:
+        raced = run.race(f"lengths of {name}", _racers(run, run.real_batches(name, _ROWS)))
         for own, pairs in races.items():
             pairs.append((raced[own], raced[_PYTORCH]))
             what = f"{_ROWS} rows of {name}'s lengths: pfeiffer" + ("" if own == _OWN else " over int8 weights")
             yield ratio_row(what, raced, own, _PYTORCH, of_totals=True)
     for own, target in ((_OWN, 1.4), (_INT8, 3.2)):
-        mean, over = geometric_mean(races[own]), "" if own == _OWN else " over int8 weights"
-        what = f"real lengths: pfeiffer{over}, geometric mean of {', '.join(_SETS)}"
-        yield SuiteRow(what, _PYTORCH, mean.value, (mean.low, mean.high), target=Target(target))
+        over = "" if own == _OWN else " over int8 weights"
+        what = f"real lengths: pfeiffer{over}, geometric mean of {', '.join(SETS)}"
+        yield mean_row(what, _PYTORCH, races[own], Target(target))
 
 
 def _racers(run: SuiteRun, batches: Batches) -> dict[str, Racer]:

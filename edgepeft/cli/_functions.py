@@ -10,6 +10,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 import torch
@@ -30,7 +31,6 @@ __all__ = ["export", "train"]
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-Run = Callable[[Mapping[str, Any]], dict[str, Any]]
 _OF_THE_LINE = ("as_json",)  # options that say what to print
 
 
@@ -43,34 +43,35 @@ class Function(Protocol[P, R_co]):
     def __call__(self, **options: Any) -> dict[str, Any]: ...
 
 
-def _both(of_objects: Callable[P, R], command: Callable[..., None], run: Run, own: str) -> Function[P, R]:
+def _both(of_objects: Callable[P, R], verb: ModuleType, own: str) -> Function[P, R]:
     """``own`` is an argument that only the function of objects has."""
-    name = command.__module__.rsplit(".", 1)[1]
+    name = verb.__name__.rsplit(".", 1)[1]
 
     @functools.wraps(of_objects)
     def call(*args: Any, **named: Any) -> Any:
         if args or own in named:
             return of_objects(*args, **named)
-        return _called(name, command, run, named)
+        return _called(name, verb, named)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = f"{inspect.getdoc(of_objects)}\n\n{_options_of(name, command)}"
+    call.__doc__ = f"{inspect.getdoc(of_objects)}\n\n{_options_of(name, verb.command)}"
     return typing.cast("Function[P, R]", call)
 
 
-def _called(name: str, command: Callable[..., None], run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
-    known = {n: p for n, p in inspect.signature(command).parameters.items() if n not in _OF_THE_LINE}
+def _called(name: str, verb: ModuleType, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = {n: p for n, p in inspect.signature(verb.command).parameters.items() if n not in _OF_THE_LINE}
     for option in given:
         if option not in known:
             raise UnknownName(f"option of edgepeft.{name}", option, known)
     missing = [n for n, p in known.items() if p.default is p.empty and n not in given]
     if missing:
         raise UsageError(f"edgepeft.{name} needs {' and '.join(f'{n}=' for n in missing)} too.")
-    hints = typing.get_type_hints(command)
+    hints = typing.get_type_hints(verb.command)
     options = {n: _typed(n, given[n], hints[n]) if n in given else p.default for n, p in known.items()}
     threads = torch.get_num_threads()
     try:
-        return run(options)
+        document: dict[str, Any] = verb.document(verb.run(options))
+        return document
     except typer.Exit as end:
         if end.exit_code != INTERRUPTED:
             raise
@@ -113,13 +114,5 @@ def _options_of(name: str, command: Callable[..., None]) -> str:
     return "\n".join([*lines, "", "An asterisk marks what must be given."])
 
 
-def _trained(options: Mapping[str, Any]) -> dict[str, Any]:
-    return train_verb.document(train_verb.run(options))
-
-
-def _exported(options: Mapping[str, Any]) -> dict[str, Any]:
-    return export_verb.document(export_verb.run(options))
-
-
-train = _both(train_delta, train_verb.command, _trained, "options")
-export = _both(export_bundle, export_verb.command, _exported, "deltas")
+train = _both(train_delta, train_verb, "options")
+export = _both(export_bundle, export_verb, "deltas")

@@ -23,6 +23,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from edgepeft.cli._output import messages
 from edgepeft.printable import printable
 
 __all__ = ["bars", "no_longer", "say", "shown_steps", "signs_of_life", "stages"]
@@ -61,8 +62,6 @@ def signs_of_life(what: str) -> Iterator[None]:
 
 def say(line: str) -> None:
     """Print a line on standard error, above a bar that is drawn."""
-    from edgepeft.cli._output import messages
-
     console = _shown[-1].console if _shown else messages()
     console.print(line, markup=False, soft_wrap=True)
 
@@ -90,8 +89,6 @@ def _draws(console: Console) -> bool:
 @contextlib.contextmanager
 def bars(*columns: ProgressColumn, console: Console | None = None, **options: Any) -> Iterator[Progress]:
     """Progress bars on standard error: a description, the bar, how many of how many, and ``columns``; then gone."""
-    from edgepeft.cli._output import messages
-
     console = console or messages()
     first = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     drawn = Progress(*first, *columns, console=console, transient=True, disable=not _draws(console), **options)

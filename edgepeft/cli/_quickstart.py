@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgepeft.resources import write_atomically
 from edgepeft.training.demo import BBC_NEWS, SMS_SPAM, Corpus, DemoSplit
@@ -28,7 +28,6 @@ class QuickTask:
     learning_rate: float
     n_train: int
     max_length: int
-    settings: Mapping[str, Any] = field(default_factory=dict)
     n_eval: int = 100
     n_test: int = 400
     batch_size: int = 16
@@ -67,4 +66,4 @@ def train_task(
         max_length=task.max_length,
     )
     data = load_data(files["train"], files["eval"], files["test"])
-    train(backbone, method_named(task.method).from_settings(task.settings), data, options, out, force=True, watch=watch)
+    train(backbone, method_named(task.method)(), data, options, out, force=True, watch=watch)

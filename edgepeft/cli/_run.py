@@ -13,7 +13,7 @@ import typer
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from edgepeft.cli._output import INTERRUPTED, messages
-from edgepeft.cli._progress import bars
+from edgepeft.cli._progress import bars, say
 
 if TYPE_CHECKING:
     from edgepeft.data.course.run import CourseResult, Progress
@@ -40,7 +40,7 @@ def say_windows(result: CourseResult) -> None:
     pools = told.pop("pools", {})
     scores = ", ".join(f"{name} {score:.4f}" for name, score in pools.items())
     how = f" Their logits' {result.chosen['pool']} answers (eval rows: {scores})." if pools else ""
-    messages().print(f"note: read in windows: {Spread(**told)}.{how}", markup=False, soft_wrap=True)
+    say(f"note: read in windows: {Spread(**told)}.{how}")
 
 
 def say_temperature(result: CourseResult) -> None:
@@ -52,11 +52,7 @@ def say_temperature(result: CourseResult) -> None:
             if bound < 1
             else "what is more probable is not more often right"
         )
-        messages().print(
-            f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.")
 
 
 def say_unbeaten(result: CourseResult, other: str) -> None:
@@ -71,18 +67,14 @@ def say_unbeaten(result: CourseResult, other: str) -> None:
     )
     rate = result.training[key]
     for sentence in found.values():
-        messages().print(f"note: {sentence}.", markup=False, soft_wrap=True)
+        say(f"note: {sentence}.")
     if found and undecidable(result.metrics):
         messages().print("so few test rows differ that they cannot tell; give more to --test.")
     elif found:
         has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none
         linear = LINEAR in found and has_head
         cheap = "; --method linear gives that head, and all its tasks answer from one run" if linear else ""
-        messages().print(
-            f"try {option} {10 * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.",
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"try {option} {10 * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.")
 
 
 @contextmanager

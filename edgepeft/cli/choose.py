@@ -13,7 +13,7 @@ import typer
 
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._progress import stages
+from edgepeft.cli._progress import say, stages
 from edgepeft.errors import UsageError, requiring
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def command(
         print_json(_document(found, chosen, device, tasks))
         return
     _show(found, chosen, budget, device, tasks)
-    messages().print(_reason(chosen, tasks), markup=False, soft_wrap=True)
-    messages().print(_export(opened, chosen), markup=False, soft_wrap=True)
+    say(_reason(chosen, tasks))
+    say(_export(opened, chosen))
 
 
 def _rate(text: str) -> float:
@@ -100,7 +100,7 @@ def _rate(text: str) -> float:
 
 def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, out: Path | None) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
-    from edgepeft.cli.sweep import showing
+    from edgepeft.cli.sweep import local, showing
     from edgepeft.sweep.cells import sweep_of
     from edgepeft.sweep.plan import Plan
     from edgepeft.sweep.run import run_sweep
@@ -111,7 +111,7 @@ def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, 
     rows = str(Path(data).absolute()) if Path(data).exists() else data
     plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows}})
     sweep = sweep_of(plan, out)
-    executor, at_once = _executor(sweep)
+    executor, at_once = local(sweep, None, 1)
     ends = time.monotonic() + 60 * (_MINUTES if minutes is None else minutes)
 
     class Over(Exception):
@@ -130,12 +130,6 @@ def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, 
             over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
             messages().print(f"note: the time allowed {over} of {len(sweep.cells)} methods; the same command goes on.")
     return sweep
-
-
-def _executor(sweep: Sweep) -> tuple[Any, int]:
-    from edgepeft.cli.sweep import local
-
-    return local(sweep, None, 1)
 
 
 def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, tasks: int) -> None:

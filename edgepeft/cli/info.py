@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+_FACTS = ("method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
+
 
 def command(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE|DELTA", help="A bundle, or a folder that train wrote.")],
@@ -54,10 +56,7 @@ def _of_bundle(bundle: Bundle) -> dict[str, Any]:
 
 def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
     entry = bundle.entry(name)
-    facts = entry.model_dump(
-        mode="json",
-        include={"method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics"},
-    )
+    facts = entry.model_dump(mode="json", include={*_FACTS})
     try:
         bundle.delta_graph(name)
         why, problem = "", ""
@@ -83,8 +82,7 @@ def _of_delta(folder: Path) -> dict[str, Any]:
     card = read.model_dump(mode="json")
     files = [folder / name for name in (CARD_FILE, TENSORS_FILE)]  # pictures beside them are not the delta
     size = sum(file.stat().st_size for file in files if file.is_file())
-    names = ("task", "method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
-    facts = {name: card[name] for name in names} | _kind(read) | {"bytes": size}
+    facts = {name: card[name] for name in ("task", *_FACTS)} | _kind(read) | {"bytes": size}
     return {"kind": "delta", "backbone": card["backbone"], "tasks": [facts]}
 
 

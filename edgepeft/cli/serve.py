@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder, NoCache, Threads
-from edgepeft.cli._output import messages
-from edgepeft.cli._progress import no_longer
+from edgepeft.cli._progress import no_longer, say
 from edgepeft.errors import requiring
 
 __all__ = ["command"]
@@ -77,10 +76,10 @@ def command(
     )
     log_to_stderr()
     shown = line(str(bundle))
-    messages().print(f"opening the tasks of {shown}", markup=False, soft_wrap=True)
+    say(f"opening the tasks of {shown}")
     run_server(settings, lambda address: _started(shown, address))
 
 
 def _started(bundle: str, address: str) -> None:
     no_longer()  # from here on it waits
-    messages().print(f"serving {bundle} on {address}", markup=False, soft_wrap=True)
+    say(f"serving {bundle} on {address}")

@@ -200,11 +200,9 @@ def _show(sweep: Sweep) -> None:
     dropped = [cell for cell in sweep.cells if sweep.state(cell) == "dropped"]
     if dropped:
         messages().print(_saved(sweep, dropped))
-    messages().print(
+    say(
         f"* worse than the column's best beyond chance (paired bootstrap over test rows). Pictures: edgepeft report "
-        f"{sweep.folder} --out FOLDER",
-        markup=False,
-        soft_wrap=True,
+        f"{sweep.folder} --out FOLDER"
     )
 
 

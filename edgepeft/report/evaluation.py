@@ -12,7 +12,7 @@ from edgepeft.data.by_class import class_rows, figure_rows, in_words
 from edgepeft.report.calibration import Calibration, reliability
 from edgepeft.report.pictures import Section
 
-__all__ = ["EVAL_SCHEMA", "ClassFigures", "EvalSummary", "WorstRow", "evaluations"]
+__all__ = ["EVAL_SCHEMA", "Errors", "EvalSummary", "evaluations"]
 
 EVAL_SCHEMA = "edgepeft.eval/1"
 
@@ -36,9 +36,21 @@ class WorstRow(Part):
     loss: float
 
 
-class EvalSummary(Part):
-    """The whole document; ``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers, or
-    scores of ``texts``; ``calibration`` of probabilities."""
+class Errors(Part):
+    """``by_class`` and ``confusion`` (label -> answer -> rows), or ``residuals`` of numbers, or scores of ``texts``;
+    ``calibration`` of probabilities."""
+
+    by_class: dict[str, ClassFigures] = Field(default_factory=dict)
+    confusion: dict[str, dict[str, int]] = Field(default_factory=dict)
+    residuals: dict[str, float] | None = None
+    texts: dict[str, float] | None = None
+    figures: dict[str, float] | None = None
+    calibration: Calibration | None = None
+    worst: list[WorstRow] = Field(default_factory=list)  # as the card's own validator hands them on
+
+
+class EvalSummary(Errors):
+    """The whole document."""
 
     schema_name: Literal["edgepeft.eval/1"] = Field(default="edgepeft.eval/1", alias="schema")
     task: str
@@ -46,13 +58,6 @@ class EvalSummary(Part):
     averaged: str
     score: float
     rows: int
-    by_class: dict[str, ClassFigures] = Field(default_factory=dict)
-    confusion: dict[str, dict[str, int]] = Field(default_factory=dict)
-    residuals: dict[str, float] | None = None
-    texts: dict[str, float] | None = None
-    figures: dict[str, float] | None = None
-    calibration: Calibration | None = None
-    worst: tuple[WorstRow, ...] = ()
 
 
 def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Section]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from edgepeft.bench.result.parts import Part
-from edgepeft.report.calibration import Calibration
-from edgepeft.report.evaluation import EVAL_SCHEMA, ClassFigures, EvalSummary, WorstRow
+from edgepeft.report.evaluation import EVAL_SCHEMA, Errors, EvalSummary
 from edgepeft.report.pictures import Cell, Section
 from edgepeft.tasks.base import stated
 
@@ -38,18 +37,6 @@ class CurvePoint(Part):
     baselines: dict[str, float]
 
 
-class TrainingErrors(Part):
-    """As `edgepeft eval` has them."""
-
-    by_class: dict[str, ClassFigures] = Field(default_factory=dict)
-    confusion: dict[str, dict[str, int]] = Field(default_factory=dict)
-    residuals: dict[str, float] | None = None
-    texts: dict[str, float] | None = None
-    figures: dict[str, float] | None = None
-    calibration: Calibration | None = None
-    worst: list[WorstRow] = Field(default_factory=list)
-
-
 class TrainingMetrics(Part):
     """The scores of a run."""
 
@@ -61,7 +48,7 @@ class TrainingMetrics(Part):
     n_test: int
     baselines: dict[str, Baseline] = Field(default_factory=dict)
     curve: list[CurvePoint] = Field(default_factory=list)
-    errors: TrainingErrors | None = None
+    errors: Errors | None = None
 
 
 class TrainingCard(Part):
@@ -92,8 +79,7 @@ def evaluation_of(card: TrainingCard) -> EvalSummary | None:
         return None
     how = _how(card, found.metric)
     scored = {"task": card.task, "metric": found.metric, "averaged": how, "score": found.test, "rows": found.n_test}
-    errors = {**vars(found.errors), "worst": tuple(found.errors.worst)}
-    return EvalSummary.model_validate({"schema": EVAL_SCHEMA, **scored, **errors})
+    return EvalSummary.model_validate({"schema": EVAL_SCHEMA, **scored, **vars(found.errors)})
 
 
 def trainings(cards: Sequence[tuple[str, TrainingCard]]) -> Iterator[Section]:

@@ -6,7 +6,7 @@ Beside the best of a column stands whether another is worse beyond chance, by th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -128,30 +128,23 @@ class Column:
 def columns(sweep: Sweep) -> list[Column]:
     """A column for each data set of each size and backbone on which a run is done, in the plan's order."""
 
-    def place(cell: Cell) -> Place:
-        return cell.backbone, cell.data, cell.size
-
     found: dict[Place, list[Cell]] = {}
     for cell in sweep.cells:
         outcome = sweep.outcome(cell)
         if outcome is not None and outcome.state == "done":
-            found.setdefault(place(cell), []).append(cell)
+            found.setdefault((cell.backbone, cell.data, cell.size), []).append(cell)
     return [_column(sweep, where, cells) for where, cells in found.items()]
 
 
 def _column(sweep: Sweep, place: Place, cells: Sequence[Cell]) -> Column:
-    arms = list(_arms(sweep, cells))
+    by_rate = groupby(cells, lambda cell: (cell.method, cell.rate))
+    arms = [Arm(sweep, tuple(seeds)) for _, seeds in by_rate]
     chosen = {}
     for name in dict.fromkeys(arm.method for arm in arms):
         own = [arm for arm in arms if arm.method == name]
         most = max(len(arm.cells) for arm in own)  # a rate that diverged with one seed is not chosen by the others
         chosen[name] = max((arm for arm in own if len(arm.cells) == most), key=lambda arm: arm.chosen_by)
     return Column(place, chosen, tuple(arms))
-
-
-def _arms(sweep: Sweep, cells: Sequence[Cell]) -> Iterator[Arm]:
-    for _, seeds in groupby(cells, lambda cell: (cell.method, cell.rate)):
-        yield Arm(sweep, tuple(seeds))
 
 
 def best_of(arms: Sequence[Arm]) -> Arm:

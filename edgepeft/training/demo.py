@@ -134,7 +134,7 @@ def split(rows: Iterable[LabelledText], *, n_train: int, n_eval: int, n_test: in
     ``n_*`` are upper bounds: each label gives its share, rounded down.
     """
     by_label: dict[str, list[LabelledText]] = {}
-    for row in sorted(rows, key=lambda row: hashlib.sha256(row.text.encode()).digest()):
+    for row in _shuffled(rows):
         by_label.setdefault(row.label, []).append(row)
     total = sum(map(len, by_label.values()))
     wanted = (n_test, n_eval, n_train)  # the reported rows first: they stay when the others' number changes
@@ -147,7 +147,7 @@ def split(rows: Iterable[LabelledText], *, n_train: int, n_eval: int, n_test: in
     return DemoSplit(train, chosen, test)
 
 
-def _shuffled(rows: list[LabelledText]) -> list[LabelledText]:
+def _shuffled(rows: Iterable[LabelledText]) -> list[LabelledText]:
     """Labels mixed: a batch in this order, or the first rows of it, holds all of them."""
     return sorted(rows, key=lambda row: hashlib.sha256(row.text.encode()).digest())
 

@@ -405,21 +405,3 @@ def test_integers_in_a_state_dict_are_refused_by_name(copy):
     folder = retensored(copy("bert-lora"), lambda tensors: tensors.update(steps=torch.tensor([3])))
     with pytest.raises(BundleError, match="floating-point tensor: steps"):
         imported(folder, backbone_of("bert"))
-
-
-def test_the_head_reads_the_first_token_even_where_the_backbones_own_pooling_is_the_mean(tmp_path):
-    folder = Path(shutil.copytree(GOLDEN / "bert", tmp_path / "bert"))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    backbone = open_backbone(str(folder))
-    theirs = load_file(GOLDEN / "bert-lora" / "logits.safetensors")["logits"]
-    exact_of(imported(GOLDEN / "bert-lora", backbone), backbone).require(theirs)
-
-
-def test_importing_twice_gives_the_same_bytes(tmp_path):
-    backbone = backbone_of("bert")
-    for seed in (0, 1):  # a fresh LoRA draws its A; where the checkpoint leaves a layer alone nothing of it may remain
-        torch.manual_seed(seed)
-        imported(GOLDEN / "bert-lora-one-layer", backbone).save(tmp_path / str(seed))
-    first, second = ((tmp_path / str(seed) / "delta.safetensors").read_bytes() for seed in (0, 1))
-    assert first == second

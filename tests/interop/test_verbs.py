@@ -11,83 +11,70 @@ from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import Delta
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-@pytest.mark.parametrize(
-    ("family", "kinds"),
-    [
-        ("bert", ("lora-all-linear", "lora-bias-all", "ln-tuning-part", "ia3")),
-        ("roberta", ("lora", "rslora-every-site", "lora-patterns", "ia3-own-modules")),
-    ],
-)
-def test_what_is_imported_and_exported_gives_pefts_logits_in_onnxruntime(family, kinds, tmp_path):
-    backbone, deltas = GOLDEN / family, []
-    for kind in kinds:
-        deltas += ["--delta", tmp_path / kind]
-        done = edgepeft("import", GOLDEN / f"{family}-{kind}", "--backbone", backbone, "--out", tmp_path / kind)
-        assert done.returncode == 0, done.stderr
-    assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
-    assert edgepeft("verify", tmp_path / "bundle").returncode == 0
-    inputs, opened = load_file(backbone / "inputs.safetensors"), open_backbone(str(backbone))
-    runtime = Runtime(tmp_path / "bundle")
-    for kind in kinds:
-        theirs = load_file(GOLDEN / f"{family}-{kind}" / "logits.safetensors")["logits"]
-        expected = exact_of(Delta.load(tmp_path / kind, opened), opened)
-        expected.require(theirs)
-        expected.require(runtime.logits(f"{family}-{kind}", inputs))
-    tasks = Bundle(tmp_path / "bundle").manifest.tasks
-    shared = {name for name, entry in tasks.items() if entry.shared_layers}
-    assert shared == {"roberta-lora-patterns"} & tasks.keys()  # which adapts the upper layer alone
+def exported(backbone, deltas, folder):
+    """The bundle of these deltas, verified by the verb."""
+    options = [part for delta in deltas for part in ("--delta", delta)]
+    assert edgepeft("export", "--backbone", backbone, *options, "--out", folder).returncode == 0
+    assert edgepeft("verify", folder).returncode == 0
+    return Runtime(folder)
 
 
 @pytest.mark.parametrize(
-    ("family", "kinds"),
+    ("library", "family", "kinds"),
     [
-        ("bert", ("double-seq-bn", "residual-after-ln", "own-norms", "compacter", "phm-seq-bn", "pooler-head")),
-        ("roberta", ("scaled-par-bn", "adapter-plus", "post-add", "compacter-plus-plus", "seq-bn-static", "lora")),
+        ("PEFT", "bert", ("lora-all-linear", "lora-bias-all", "ln-tuning-part", "ia3")),
+        ("PEFT", "roberta", ("lora", "rslora-every-site", "lora-patterns", "ia3-own-modules")),
+        (
+            "AdapterHub",
+            "bert",
+            ("double-seq-bn", "residual-after-ln", "own-norms", "compacter", "phm-seq-bn", "pooler-head"),
+        ),
+        (
+            "AdapterHub",
+            "roberta",
+            ("scaled-par-bn", "adapter-plus", "post-add", "compacter-plus-plus", "seq-bn-static", "lora"),
+        ),
     ],
 )
-def test_what_adapterhub_saved_gives_its_logits_in_onnxruntime(family, kinds, tmp_path):
-    backbone, deltas, hub = GOLDEN / family, [], GOLDEN / "adapterhub"
+def test_what_is_imported_and_exported_gives_its_librarys_logits_in_onnxruntime(library, family, kinds, tmp_path):
+    backbone, theirs = GOLDEN / family, GOLDEN / "adapterhub" if library == "AdapterHub" else GOLDEN
     for kind in kinds:
-        deltas += ["--delta", tmp_path / kind]
-        done = edgepeft("import", hub / f"{family}-{kind}", "--backbone", backbone, "--out", tmp_path / kind)
-        assert done.returncode == 0 and "from AdapterHub" in done.stdout, done.stderr
-    assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
-    assert edgepeft("verify", tmp_path / "bundle").returncode == 0
+        done = edgepeft("import", theirs / f"{family}-{kind}", "--backbone", backbone, "--out", tmp_path / kind)
+        assert done.returncode == 0 and f"from {library}" in done.stdout, done.stderr
+    runtime = exported(backbone, [tmp_path / kind for kind in kinds], tmp_path / "bundle")
     inputs, opened = load_file(backbone / "inputs.safetensors"), open_backbone(str(backbone))
-    runtime = Runtime(tmp_path / "bundle")
     for kind in kinds:
-        theirs = load_file(hub / f"{family}-{kind}" / "logits.safetensors")["logits"]
         expected = exact_of(Delta.load(tmp_path / kind, opened), opened)
-        expected.require(theirs)
+        expected.require(load_file(theirs / f"{family}-{kind}" / "logits.safetensors")["logits"])
         expected.require(runtime.logits(f"{family}-{kind}", inputs))
+    if library == "PEFT":
+        shared = {name for name, entry in runtime.bundle.manifest.tasks.items() if entry.shared_layers}
+        assert shared == {"roberta-lora-patterns"} & {*runtime.tasks}  # which adapts the upper layer alone
 
 
 def test_heads_of_every_kind_give_their_librarys_logits_in_onnxruntime(tmp_path):
     labels = {"tags-prompt": TAGS[:3], "adapterhub/bert-multilabel": ("a", "b", "c")}
     names = ("tags-prompt", "spans-ia3", "adapterhub/bert-multilabel", "adapterhub/bert-question-answering-static")
-    backbone, deltas, folders = GOLDEN / "bert", [], {}
+    backbone, folders = GOLDEN / "bert", {}
     for name in names:
         folder, out = GOLDEN / (name if "/" in name else f"bert-{name}"), tmp_path / name.replace("/", "-")
         asked = ("--labels", ",".join(labels[name])) if name in labels else ()
         done = edgepeft("import", folder, "--backbone", backbone, "--out", out, "--task", out.name, *asked)
         assert done.returncode == 0, done.stderr
-        deltas, folders[out.name] = [*deltas, "--delta", out], folder
-    assert edgepeft("export", "--backbone", backbone, *deltas, "--out", tmp_path / "bundle").returncode == 0
-    assert edgepeft("verify", tmp_path / "bundle").returncode == 0
+        folders[out.name] = folder
+    runtime = exported(backbone, [tmp_path / task for task in folders], tmp_path / "bundle")
     inputs, opened = load_file(backbone / "inputs.safetensors"), open_backbone(str(backbone))
-    runtime = Runtime(tmp_path / "bundle")
     for task, folder in folders.items():
         exact, theirs = exact_of_golden(folder, opened, Delta.load(tmp_path / task, opened))
         exact.require(theirs)
         found = runtime.logits(task, inputs)
         exact.require(found[inputs["attention_mask"] > 0] if found.ndim > 2 else found)
-    kinds = [entry.kind for entry in Bundle(tmp_path / "bundle").manifest.tasks.values()]
+    kinds = [entry.kind for entry in runtime.bundle.manifest.tasks.values()]
     assert sorted(kinds) == ["labels", "spans", "spans", "tokens"]
     spans = runtime.predict("spans-ia3", [("w5 w6", "w7 w8 w9")])[0].as_json()
     assert spans["answered"] and "w7 w8 w9"[spans["start"] : spans["end"]] == spans["text"]

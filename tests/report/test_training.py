@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from moods import texts
+from moods import write_texts
 from verbs import edgepeft
 
 from edgepeft.report import training
@@ -16,9 +16,8 @@ def delta(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("trained")
     write_model(folder / "bert", "bert", mean=True)
-    rows = "".join(json.dumps({"sentence1": text, "label": label}) + "\n" for text, label, _ in texts(60))
-    (folder / "rows.jsonl").write_text(rows)
-    asked = ("--backbone", folder / "bert", "--data", folder / "rows.jsonl", "--task", "mood", "--method", "bitfit")
+    data = write_texts(folder / "rows.jsonl")
+    asked = ("--backbone", folder / "bert", "--data", data, "--task", "mood", "--method", "bitfit")
     done = edgepeft("train", *asked, "--steps", 2, "--curve", "--out", folder / "mood", "--threads", 1)
     assert done.returncode == 0, done.stderr
     return folder / "mood"

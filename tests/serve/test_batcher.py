@@ -51,6 +51,16 @@ async def until(condition):
     raise AssertionError("it did not happen within 5 s")
 
 
+async def behind(batcher, slow, *requests):
+    """The answers of a first request that runs, and of those (tasks, texts) that wait meanwhile; or their errors."""
+    asked = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
+    await until(lambda: slow.batches)
+    asked += [asyncio.create_task(batcher.submit(*request)) for request in requests]
+    await until(lambda: batcher.queued_rows == sum(len(texts) for _, texts in requests))
+    slow.gate.set()
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
 def test_what_waits_while_a_batch_runs_is_the_next_batch_and_everybody_gets_their_own_answer():
     slow = Slow(gated=True)
 
@@ -71,31 +81,16 @@ def test_what_waits_while_a_batch_runs_is_the_next_batch_and_everybody_gets_thei
 def test_a_batch_holds_whole_requests_up_to_its_size():
     slow = Slow(gated=True)
 
-    async def scenario(batcher):
-        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
-        await until(lambda: slow.batches)
-        tasks += [asyncio.create_task(batcher.submit(["t"] * n, [str(n)] * n)) for n in (3, 4, 5, 9)]
-        await until(lambda: batcher.queued_rows == 21)
-        slow.gate.set()
-        await asyncio.gather(*tasks)
-
-    run(scenario, slow, batch_rows=8, rows=9)
+    requests = [(["t"] * n, [str(n)] * n) for n in (3, 4, 5, 9)]
+    run(lambda batcher: behind(batcher, slow, *requests), slow, batch_rows=8, rows=9)
     assert [len(batch) for batch in slow.batches] == [1, 7, 5, 9]
 
 
 def test_the_request_that_waited_longest_runs_with_those_of_its_kind_and_the_others_after_it():
     slow = Slow(gated=True)
 
-    async def scenario(batcher):
-        tasks = [asyncio.create_task(batcher.submit(["a1"], ["first"]))]
-        await until(lambda: slow.batches)
-        for named in (["a1"], ["b1"], ["a2", "a1"], ["a1", "b2"], ["b2"], ["a2"]):
-            tasks.append(asyncio.create_task(batcher.submit(named, named)))
-        await until(lambda: batcher.queued_rows == 8)
-        slow.gate.set()
-        return await asyncio.gather(*tasks)
-
-    answers = run(scenario, slow, kind=lambda task: task[0], batch_rows=4)
+    requests = [(named, named) for named in (["a1"], ["b1"], ["a2", "a1"], ["a1", "b2"], ["b2"], ["a2"])]
+    answers = run(lambda batcher: behind(batcher, slow, *requests), slow, kind=lambda task: task[0], batch_rows=4)
     # What is of both kinds runs after them: it would hold up whom it ran with.
     assert slow.batches == [["first"], ["a1", "a2", "a1", "a2"], ["b1", "b2"], ["a1", "b2"]]
     assert answers[4] == [("a1", "a1"), ("b2", "b2")]
@@ -104,15 +99,8 @@ def test_the_request_that_waited_longest_runs_with_those_of_its_kind_and_the_oth
 def test_of_one_kind_none_overtakes_a_request_that_no_longer_fits():
     slow = Slow(gated=True)
 
-    async def scenario(batcher):
-        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
-        await until(lambda: slow.batches)
-        tasks += [asyncio.create_task(batcher.submit(["t"] * n, [str(n)] * n)) for n in (3, 2, 1)]
-        await until(lambda: batcher.queued_rows == 6)
-        slow.gate.set()
-        await asyncio.gather(*tasks)
-
-    run(scenario, slow, batch_rows=4, rows=4)
+    requests = [(["t"] * n, [str(n)] * n) for n in (3, 2, 1)]
+    run(lambda batcher: behind(batcher, slow, *requests), slow, batch_rows=4, rows=4)
     assert [len(batch) for batch in slow.batches] == [1, 3, 3]
 
 
@@ -194,15 +182,8 @@ def test_a_request_whose_deadline_passes_in_the_queue_is_never_run_and_leaves_ro
 def test_a_request_that_fails_takes_no_other_with_it():
     slow = Slow(gated=True)
 
-    async def scenario(batcher):
-        tasks = [asyncio.create_task(batcher.submit(["t"], ["first"]))]
-        await until(lambda: slow.batches)
-        tasks += [asyncio.create_task(batcher.submit(["t"], [text])) for text in ("good", "bad", "fine")]
-        await until(lambda: batcher.queued_rows == 3)
-        slow.gate.set()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    _, good, bad, fine = run(scenario, slow)
+    requests = [(["t"], [text]) for text in ("good", "bad", "fine")]
+    _, good, bad, fine = run(lambda batcher: behind(batcher, slow, *requests), slow)
     assert (good, fine) == ([("t", "good")], [("t", "fine")])
     assert isinstance(bad, ValueError)
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny import SIZES
 
-from bench.suites import _random_bundle, _suite_run, families
+from bench.suites import families
 from bench.suites._suite_run import SuiteRun
 from edgepeft.errors import EdgepeftError
-from edgepeft.limits.limited_process import Limits
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    config = {"model_type": "deberta-v2", **SIZES["deberta-v2"], "vocab_size": 300, "max_position_embeddings": 4096}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_random_bundle, "config_of", lambda name: config)
-        patch.setattr(_suite_run, "config_of", lambda name: config)
-        patch.setenv("EDGEPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield SuiteRun(tmp_path_factory.mktemp("families"), "tiny", Limits(), 1, 2, 60.0)
+def run(tiny_run):
+    return tiny_run("deberta-v2", vocab_size=300, max_position_embeddings=4096)
 
 
 def test_the_mean_is_of_the_real_lengths_alone_and_a_long_text_has_a_goal_of_its_own(run, monkeypatch):

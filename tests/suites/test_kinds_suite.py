@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from optimum_classes import optimum_class
-from tiny import SIZES
 from tolerance import exactly
 
 from bench.peers import optimum_kinds
-from bench.suites import _random_bundle, _suite_run, kinds
+from bench.suites import kinds
 from bench.suites._suite_run import SuiteRun
 from edgepeft.errors import EdgepeftError
-from edgepeft.limits.limited_process import Limits
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import kinds as known_kinds
@@ -21,13 +19,8 @@ ROWS = {"batches": ((9, 4, 6, 2),)}
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    config = {"model_type": "roberta", **SIZES["roberta"], "vocab_size": 300}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_random_bundle, "config_of", lambda name: config)
-        patch.setattr(_suite_run, "config_of", lambda name: config)
-        patch.setenv("EDGEPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield SuiteRun(tmp_path_factory.mktemp("kinds"), "tiny", Limits(), 1, 2, 60.0)
+def run(tiny_run):
+    return tiny_run("roberta", vocab_size=300)
 
 
 def transformers_values(run, kind, inputs):

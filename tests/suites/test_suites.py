@@ -169,7 +169,7 @@ def test_a_failing_worker_ends_the_race_with_its_words(bundle, tmp_path):
 
 
 def test_a_peer_that_is_not_installed_is_said_to_be_so(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(_suite_run, "_installed", lambda module, python: False)
+    monkeypatch.setattr(_suite_run, "installed", lambda module, python: False)
     assert "pip install 'edgepeft[peers]'" in suite_run_in(tmp_path).peer("openvino")
 
 

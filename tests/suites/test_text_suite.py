@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 from configs import SMALL_BERT
-from tiny import SIZES
 from writing import theirs
 
 from bench.peers import _writing, text_ctranslate2, text_pytorch
 from bench.suites import __main__ as command_line
-from bench.suites import _random_bundle, _suite_run, text
+from bench.suites import _suite_run, text
 from bench.suites._random_bundle import Structure
 from bench.suites._result import SuiteRequest, run_suite
 from bench.suites._row import SuiteVerdict
@@ -30,13 +29,8 @@ SECONDS |= {"edgepeft": 1.0, "edgepeft, int8": 0.4, "ctranslate2 int8": 0.8, "ct
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    config = {"model_type": "t5", **SIZES["t5"], "num_decoder_layers": 2, "eos_token_id": 59}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_random_bundle, "config_of", lambda name: config)
-        patch.setattr(_suite_run, "config_of", lambda name: config)
-        patch.setenv("EDGEPEFT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield SuiteRun(tmp_path_factory.mktemp("text"), "tiny", Limits(), 1, 3, 60.0)
+def run(tiny_run):
+    return tiny_run("t5", rounds=3, num_decoder_layers=2, eos_token_id=59)
 
 
 @pytest.fixture(scope="module")

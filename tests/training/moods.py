@@ -1,5 +1,6 @@
 """A task that a tiny model learns in seconds: which of two sets of words a text is from."""
 
+import json
 import random
 
 from edgepeft.data.rows import Row
@@ -25,3 +26,9 @@ def texts(n, seed=0):
 
 def rows(n=60, seed=0, file="memory.jsonl"):
     return [Row(text, None, label, file, i) for i, (text, label, _) in enumerate(texts(n, seed), start=1)]
+
+
+def write_texts(path):
+    """60 of them as JSON lines."""
+    path.write_text("".join(json.dumps({"sentence1": t, "label": label}) + "\n" for t, label, _ in texts(60)))
+    return path

@@ -20,6 +20,9 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
 from edgepeft.methods.base import method_named
 
+WORDS = SPECIAL + GOOD + BAD + FILLER
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SIZES |= {"vocab_size": len(WORDS), "max_position_embeddings": 64}
 METHODS = {
     "mood": method_named("pfeiffer").from_settings({"bottleneck": 4}),
     "score": method_named("layernorm").from_settings({}),
@@ -38,23 +41,26 @@ def drawn(shape, source):
 
 def write_backbone(folder, *, mean=True):
     source = np.random.RandomState(0)
-    vocabulary = {word: i for i, word in enumerate(SPECIAL + GOOD + BAD + FILLER)}
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    model = transformers.BertModel(
-        transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=64, **sizes)
-    )
+    model = transformers.BertModel(transformers.BertConfig(**SIZES))
     for name, parameter in sorted(model.named_parameters()):
         norm = name.endswith("LayerNorm.weight")
         parameter.data = drawn(parameter.shape, source) + (1.0 if norm else 0.0)
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    write_tokenizer(folder, mean=mean)
+    return open_backbone(str(folder))
+
+
+def write_tokenizer(folder, *, mean):
+    """The words of the moods; ``mean``: the model's vectors are pooled over its tokens."""
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
     tokenizer.save(str(folder / "tokenizer.json"))
     if mean:
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    return open_backbone(str(folder))
 
 
 def start_of(task, backbone, head=None):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from moods import rows
-from small import LABELS, METHODS, start_of, write_backbone
+from small import LABELS, METHODS, start_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from verbs import edgepeft
@@ -31,11 +31,6 @@ META = torch.device("meta")
 MASKS = partial(dropout_mask, 0, 0)
 OPTIONS = TrainOptions(task="mood", steps=6, batch_size=8, max_length=32, learning_rate=1e-3, save_every=3)
 EXAMPLES = [example for method in methods().values() for example in method.examples()]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return write_backbone(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture

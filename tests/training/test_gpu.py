@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from moods import rows
-from small import LABELS, METHODS, start_of, write_backbone
+from small import LABELS, METHODS, start_of
 from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
@@ -38,11 +38,6 @@ def gpu():
     if found is None:
         pytest.skip("PyTorch finds no GPU on this machine")
     return found
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    return write_backbone(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgepeft.bench.gate.revision import Revision, open_revision
-from edgepeft.bench.measuring.budget import Budget
+from edgepeft.bench.measuring.budget import NO_BOUND, Budget
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units, worse
 from edgepeft.bench.measuring.sampler import Schedule
 from edgepeft.bench.planning.plan import Unit
@@ -29,7 +29,6 @@ from edgepeft.errors import EdgepeftError, UsageError
 __all__ = ["LAUNCHES", "SideBySide", "verdict"]
 
 LAUNCHES = 2  # each loads every model twice; more of them cost more than they teach
-_NO_BOUND = Budget()
 _SERIES = ("series", "gemm", "pytorch_gemm", "reference")  # the fields of Measured that hold samples
 _PROBE_EVERY = 10  # rounds: the ratio is what counts, and a probe can take longer than all steps of its round
 
@@ -81,7 +80,7 @@ class SideBySide:
         *,
         threads: int,
         progress: ProgressCallback = lambda what, done, total: None,
-        budget: Budget = _NO_BOUND,
+        budget: Budget = NO_BOUND,
         **options: Any,
     ) -> list[Measured]:
         """As ``measure``: this version's units, with the samples of all launches.

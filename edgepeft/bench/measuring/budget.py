@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-__all__ = ["Budget"]
+__all__ = ["NO_BOUND", "Budget"]
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,6 @@ class Budget:
     def fits(self, seconds: float) -> bool:
         """Whether what takes so long ends in time; nothing does once it is over."""
         return seconds < self.left_s
+
+
+NO_BOUND = Budget()

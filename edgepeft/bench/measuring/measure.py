@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from edgepeft.bench.measuring.budget import Budget
+from edgepeft.bench.measuring.budget import NO_BOUND, Budget
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Rule, Schedule, Series, Steppable, precise, sample_rounds, steady
 from edgepeft.bench.planning.job import Job
@@ -104,7 +104,6 @@ def worse(one: HostLoad | None, other: HostLoad | None) -> HostLoad | None:
     )
 
 
-_NO_BOUND = Budget()
 Start = Callable[[str, Job], AbstractContextManager[WorkerProcess]]
 Watch = Callable[[WorkerProcess], Steppable]  # a worker whose steps also say how the board was
 
@@ -136,7 +135,7 @@ def measure_units(
     reference: Job | None = None,
     watch: Watch = lambda worker: worker,
     progress: ProgressCallback = lambda what, done, total: None,
-    budget: Budget = _NO_BOUND,
+    budget: Budget = NO_BOUND,
 ) -> list[Measured]:
     """Measure all units, in the order given; ``reference`` runs in the same rounds, ``watch`` adds sensors to workers.
 

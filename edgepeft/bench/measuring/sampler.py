@@ -19,9 +19,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, sqrt
+from statistics import median
 from typing import Protocol
 
-from edgepeft.bench.measuring.budget import Budget
+from edgepeft.bench.measuring.budget import NO_BOUND, Budget
 from edgepeft.errors import DoesNotFit, EdgepeftError
 from edgepeft.host.energy import Meter
 from edgepeft.host.sensors import Conditions, Sensors
@@ -40,9 +41,6 @@ __all__ = [
     "steady",
     "throttled_samples",
 ]
-
-
-_NO_BOUND = Budget()
 
 
 @dataclass(frozen=True)
@@ -182,7 +180,7 @@ def sample_rounds(
     warmed: Callable[[], None] = lambda: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     seldom: Collection[str] = (),
-    budget: Budget = _NO_BOUND,
+    budget: Budget = NO_BOUND,
 ) -> dict[str, Series]:
     """Warm up, then measure whole rounds; round r works on batch r modulo ``n_batches``.  Ctrl-C ends them early.
 
@@ -284,8 +282,7 @@ def half_width(samples: Sequence[float]) -> float:
     ordered = sorted(samples)
     low = floor((n - _Z * sqrt(n)) / 2)
     high = ceil((n + _Z * sqrt(n)) / 2)
-    middle = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-    return (ordered[min(high, n - 1)] - ordered[max(low - 1, 0)]) / (2 * middle)
+    return (ordered[min(high, n - 1)] - ordered[max(low - 1, 0)]) / (2 * median(samples))
 
 
 def precise(series: Mapping[str, Series], work: Mapping[int, float], precision: float) -> bool:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from edgepeft.bench.planning.job import Batches, Job
+from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.errors import UsageError
 
@@ -202,9 +202,8 @@ def _asked(variant: str, batches: Batches, requests: list[dict[str, Any]], share
 
 def _cut(tokens: Sequence[int], size: int) -> Batches:
     """Consecutive requests of ``size`` texts."""
-    whole = max(1, len(tokens) // size)
     repeated = [*tokens] * -(-size // len(tokens))
-    return tuple(tuple(repeated[i * size : (i + 1) * size]) for i in range(whole))
+    return batches_of(repeated[: max(size, len(tokens))], size)
 
 
 def _together(

@@ -14,17 +14,11 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, job_delta, load
 
     backbone, model = load(job)
-    if job.task is None:
+    delta = None if job.task is None else job_delta(job, backbone).eval()
 
-        def bare(batch: int) -> None:
-            with torch.inference_mode():
-                model(**batch_tensors(job, batch))
-
-        return Prepared(bare)
-    delta = job_delta(job, backbone).eval()
-
-    def with_delta(batch: int) -> None:
+    def step(batch: int) -> None:
+        inputs = batch_tensors(job, batch)
         with torch.inference_mode():
-            delta.logits(model, batch_tensors(job, batch))
+            model(**inputs) if delta is None else delta.logits(model, inputs)
 
-    return Prepared(with_delta, (FRESH_DELTA,))
+    return Prepared(step, () if delta is None else (FRESH_DELTA,))

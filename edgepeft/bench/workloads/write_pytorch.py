@@ -20,18 +20,15 @@ def prepare(job: Job) -> Prepared:
     from edgepeft.training.text_engine import generated, greedy
 
     backbone, model = load(job)
-    if job.task is None:
-        generate: Any = model.generate
+    delta = None if job.task is None else job_delta(job, backbone).eval()
+    generate: Any = model.generate
 
-        def bare(batch: int) -> None:
-            with torch.inference_mode():
-                generate(**batch_tensors(job, batch), **greedy(backbone.architecture, job.new_tokens, ends=False))
-
-        return Prepared(bare)
-    delta = job_delta(job, backbone).eval()
-
-    def with_delta(batch: int) -> None:
+    def step(batch: int) -> None:
+        inputs = batch_tensors(job, batch)
         with torch.inference_mode():
-            generated(delta, model, batch_tensors(job, batch), job.new_tokens, ends=False)
+            if delta is None:
+                generate(**inputs, **greedy(backbone.architecture, job.new_tokens, ends=False))
+            else:
+                generated(delta, model, inputs, job.new_tokens, ends=False)
 
-    return Prepared(with_delta, (FRESH_DELTA,))
+    return Prepared(step, () if delta is None else (FRESH_DELTA,))

@@ -1,0 +1,11 @@
+"""``python -m bench.peers NAME FOLDER OUT [TASK]``: exports a model for a peer, by an interpreter that has it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+if __name__ == "__main__":
+    name, folder, out, *task = sys.argv[1:]
+    import_module(f"bench.peers.{name}").export(Path(folder), Path(out), *task)
