@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Site
 from edgepeft.drawn import MOST_DRAWN, SEEDS
-from edgepeft.methods._cross_attention import CrossAttention, crossed
 from edgepeft.methods._drawn import Drawn
-from edgepeft.methods.base import ChoosesRoles, option, require
+from edgepeft.methods._linear_updates import LinearUpdates
+from edgepeft.methods.base import option, require
 
 __all__ = ["VeRA", "VectorBased"]
 
@@ -46,14 +46,13 @@ class VectorBased(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VeRA(CrossAttention, ChoosesRoles):
+class VeRA(LinearUpdates):
     """Trained vectors between random matrices."""
 
     name: ClassVar[str] = "vera"
     title: ClassVar[str] = "VeRA"
     paper: ClassVar[str] = "Kopiczko et al., 2024, arXiv:2310.11454"
     equation: ClassVar[str] = "y + Lambda_b B Lambda_d A x, A and B random"
-    known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
     learning_rate: ClassVar[float] = 1e-2
     learning_rate_source: ClassVar[str] = "Kopiczko et al., appendix (RoBERTa-base on MRPC); not measured"
 
@@ -67,10 +66,6 @@ class VeRA(CrossAttention, ChoosesRoles):
         require(0 <= self.seed < SEEDS, f"vera's seed must be from 0 to 2^32 - 1; found {self.seed}.")
         require(math.isfinite(self.initial), f"vera's initial must be a finite number; found {self.initial}.")
         super().__post_init__()
-
-    def attaches_across(self) -> tuple[Role, ...]:
-        """The same linear layers as in self-attention, where it is asked for."""
-        return crossed(self.attaches_to()) if self.cross_attention else ()
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """Two vectors a site, around one pair of matrices.

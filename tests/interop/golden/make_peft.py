@@ -48,6 +48,10 @@ def lora(task_type="SEQ_CLS", **more):
     return peft.LoraConfig(task_type=task_type, **(LORA | more))
 
 
+def loha(**more):
+    return peft.LoHaConfig(task_type="SEQ_CLS", **({"r": 3, "alpha": 5, "target_modules": ["query", "value"]} | more))
+
+
 # name -> (config, number of labels, safetensors or not)
 CHECKPOINTS = {
     "lora": (lora, 3, True),
@@ -100,6 +104,14 @@ CHECKPOINTS = {
     "vera-keyed": (  # by the key alone, and layers of several widths
         lambda: peft.VeraConfig(
             task_type="SEQ_CLS", r=5, projection_prng_key=11, save_projection=False, target_modules=EVERY
+        ),
+        2,
+        False,
+    ),
+    "loha": (loha, 3, True),
+    "loha-patterns": (  # layers of several widths, one of them with a rank and a scale of its own
+        lambda: loha(
+            rank_pattern={"layer.0.*.query": 2}, alpha_pattern={"intermediate.dense": 7}, target_modules=EVERY
         ),
         2,
         False,
@@ -167,7 +179,9 @@ def write_checkpoint(backbone, name, inputs):
     torch.manual_seed(0)
     model = peft.get_peft_model(model_of(backbone, name), config()).eval()
     # What a prompt makes of a row is seen from its own place, which the row's tokens move less.
-    strong = ("lora_", "ia3_", "vera_", "prompt_encoder") + (("classifier",) if name == "prompt" else ())
+    strong = ("lora_", "ia3_", "vera_", "hada_", "lokr_", "prompt_encoder") + (
+        ("classifier",) if name == "prompt" else ()
+    )
     rows, of_tokens = inputs["attention_mask"] > 0, name.startswith(("tags", "spans"))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
