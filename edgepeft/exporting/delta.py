@@ -34,7 +34,7 @@ __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
-_SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
+_SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5, "queries": 9}
 _MOST_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 
 
@@ -228,8 +228,9 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
     """
     dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
     for i, site in enumerate(parts.delta.architecture.sites):
-        if "places" in site.shape and site.name in dims:
-            dims[site.name][site.shape.index("places")] = torch.export.Dim(f"places_{i}")
+        if site.shape and site.name in dims:
+            open_axes = (axis for axis, extent in enumerate(site.shape) if isinstance(extent, str))
+            dims[site.name] = {axis: torch.export.Dim(f"{site.shape[axis]}_{i}") for axis in open_axes}
     return (tuple(dims[parts.owners[name]] if name in parts.owners else None for name in parts.inputs),)
 
 

@@ -30,8 +30,6 @@ from edgepeft.methods.base import Method
 LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
 # Model type -> methods that its backbones refuse in words.
 WITHOUT: dict[str, set[str]] = {
-    "distilbert": {"prefix"},
-    "mpnet": {"prefix"},
     "modernbert": {"bitfit", "prefix"},
     "deberta-v2": {"prefix"},
     "albert": {"prefix"},

@@ -119,6 +119,11 @@ def test_a_prefix_comes_back_to_peft_and_ours_gives_equal_logits_there(tiny, tmp
     stays = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings)
     with pytest.raises(UsageError, match="--set text=follows"):
         write_peft(stays, backbone, tmp_path / "refused")
+    for model_type in ("mpnet", "distilbert"):
+        other = open_backbone(str(tiny(model_type)))
+        delta = random_delta(other, "prefix", "task", settings={"text": "follows"}, head=other.architecture.head)
+        with pytest.raises(UsageError, match=f"past_key_values, which transformers' {model_type} does not take"):
+            write_peft(delta, other, tmp_path / "refused")
     delta = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings | {"text": "follows"})
     write_peft(delta, backbone, tmp_path / "projected")
     base = transformers.BertForSequenceClassification.from_pretrained(

@@ -53,7 +53,7 @@ class LohaConfig(RankedConfig):
         sites = {module: classifier.linear_sites[module] for module in targets}
         rank, alpha = max(map(self.rank_at, sites)), max(map(self.alpha_at, sites), key=abs) or 1.0
         method = LoHa(rank=rank, alpha=alpha, **self.places(sites.values(), classifier))
-        shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for module, site in sites.items():
             up, down = (site.out_features, self.rank_at(module)), (self.rank_at(module), site.in_features)
             shapes |= {f"{module}.hada_{part}": up if part.endswith("a") else down for part in _PARTS}
