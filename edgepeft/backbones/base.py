@@ -140,9 +140,8 @@ class Site:
     LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
     ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
     ``shape`` is the value's where it is not one of tokens or texts [., out_features]; of a module's output
-    [batch, places, d] it is the split one.  ``argument`` counts the arguments of its
-    module, given by position or by name, up to the one that the site is in torch; ``others`` are further modules of which it is
-    that one.
+    [batch, places, d] it is the split one.  ``argument`` is the number of its module's argument that the site is, in
+    torch, given by position or by name; ``others`` are further modules of which it is that one.
     ``call`` says which of its module's calls in a forward pass the site is, and how many there are, where several
     layers are one set of tensors.
     """

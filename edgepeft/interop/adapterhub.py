@@ -53,6 +53,7 @@ _COMPOSITIONS = {
     "adapter_interface.json": "an adapter of a model with an interface of its own",
 }
 
+_SCORED = ("distilbert",)  # whose masks of ones their code adds to scores
 _POOL = ".prefix_tuning.pool."
 _FLEXIBLE = "transformer."  # what their own class puts before T5's names
 # Their older names -> today's, as their loader has them.
@@ -88,7 +89,7 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
     Raises:
         BundleError: of a DistilBERT.
     """
-    if places.classifier.architecture.model_type == "distilbert":
+    if places.classifier.architecture.model_type in _SCORED:
         raise BundleError(
             "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
             "which no delta does. Train the prompt here, or with PEFT."
@@ -101,7 +102,16 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
 
 
 def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
-    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table."""
+    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table.
+
+    Raises:
+        BundleError: of a DistilBERT.
+    """
+    if places.classifier.architecture.model_type in _SCORED:
+        raise BundleError(
+            "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prefix's places, which no delta does. "
+            "Train the prefix here."
+        )
     method = PrefixTuning(length=config.prefix_length)
     pairs = [site for site in method.sites(places.classifier.architecture) if site.layer is not None]
     width, k = pairs[0].out_features, config.bottleneck_size

@@ -61,8 +61,8 @@ class PrefixConfig(VectorsConfig):
         method, architecture = PrefixTuning.from_settings(delta.card.hyperparameters), classifier.architecture
         if not _takes_keys(architecture.model_type):
             raise UsageError(
-                f"PEFT gives a prefix to a model as past_key_values, which transformers' {architecture.model_type} does "
-                "not take: a task with one cannot go there. Train it by lora, or on BERT or its kin."
+                f"PEFT gives a prefix to a model as past_key_values, which transformers' {architecture.model_type} "
+                "does not take: a task with one cannot go there. Train it by lora, or on BERT or its kin."
             )
         if method.text != "follows":
             raise UsageError(
@@ -87,5 +87,5 @@ def _takes_keys(model_type: str) -> bool:
     """Whether transformers' base model of that type takes keys and values from outside."""
     import transformers
 
-    model = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
+    model: Any = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
     return "past_key_values" in inspect.signature(model.forward).parameters
