@@ -16,6 +16,7 @@ from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
+from edgepeft.methods.mam import MAM
 from edgepeft.methods.prefix import PrefixTuning
 
 LENGTH = 3
@@ -85,6 +86,12 @@ def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, model_typ
 )
 def test_the_count_on_bert_base(named, settings, count):
     assert PrefixTuning(**settings).n_parameters(named("bert-base-uncased")) == count
+
+
+def test_mam_has_what_its_parts_have(named):
+    """He et al., section 4.6: l = 30 and r = 512; a = 2 r d + r + d of an adapter, one a layer."""
+    count = MAM().n_parameters(named("bert-base-uncased"))
+    assert count == 2 * 12 * 30 * 768 + 12 * (2 * 512 * 768 + 512 + 768)
 
 
 def test_a_board_has_the_vectors_that_the_mlp_made(tiny):
