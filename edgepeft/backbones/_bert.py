@@ -146,7 +146,7 @@ def sites_of(layout: ModelLayout, sizes: Sizes) -> tuple[Site, ...]:
     return (
         *(Site(role.value, role, None, width, width, f"embeddings.{role}") for role in tables),
         Site("embeddings", Role.EMBEDDINGS, None, d, d, module),
-        *([_POSITION_IDS, _ATTENTION_BIAS] if layout.lengthens else []),
+        *_lengthened_sites(layout, sizes, layers),
         *(site for i in range(len(layers)) for site in _layer_sites(layout, sizes, layers, i)),
         *_last_sites(layout, d),
         *(Site(role.value, role, None, d, d) for role in (Role.POOLED_FIRST, Role.POOLED_MEAN)),
@@ -163,16 +163,20 @@ _POSITION_IDS = Site(
     enters=True,
     shape=("tokens",),
 )
-_ATTENTION_BIAS = Site(
-    Role.ATTENTION_BIAS.value,
-    Role.ATTENTION_BIAS,
-    None,
-    1,
-    1,
-    "encoder",
-    shape=("batch", 1, 1, "places"),
-    keyword="attention_mask",
-)
+
+
+def _lengthened_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str]) -> list[Site]:
+    """What has to know of keys that are no tokens'."""
+    if not layout.masked:
+        return []
+    role, shape = Role.ATTENTION_BIAS, ("batch", 1, 1, "places")
+    sites = [_POSITION_IDS, Site(role.value, role, None, 1, 1, layout.masked, shape=shape, argument=1)]
+    if layout.distances:
+        module, argument = layout.distances_enter
+        first, *others = (layer + module for layer in layers)
+        role, across = Role.DISTANCE_BIAS, (sizes.num_attention_heads, "queries", "places")
+        sites.append(Site(role.value, role, None, 1, 1, first, shape=across, argument=argument, others=tuple(others)))
+    return sites
 
 
 def _last_sites(layout: ModelLayout, d: int) -> list[Site]:
@@ -198,7 +202,7 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     projections = {Role.QUERY: layout.query, Role.KEY: layout.key, Role.VALUE: layout.value}
     attention = ends(layout.attention_residual, layout.attention_norm)
     split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
-    heads = {Role.KEY_HEADS: layout.key, Role.VALUE_HEADS: layout.value} if layout.lengthens else {}
+    heads = {Role.KEY_HEADS: layout.key, Role.VALUE_HEADS: layout.value} if layout.masked else {}
     return [
         *before(Role.ATTENTION_NORM, layout.attention_norm),
         *(at(role, module, module) for role, module in projections.items()),

@@ -39,6 +39,7 @@ class ModelLayout:
     token_types: bool = True
     counted_positions: bool = False  # from the count of ids != pad, not from the column
     distances: str = ""  # the table of what is added to attention for a distance between two tokens
+    distances_enter: tuple[str, int] = ("", 0)  # a layer's module, and which of its arguments that is
     task_types: bool = False  # a table of them, all texts being of the first, where use_task_id says so
     projection: str = ""  # from the embeddings' own size to the layers', where there is one
     always_projects: bool = False  # of equal sizes too
@@ -48,15 +49,15 @@ class ModelLayout:
     head: str = "linear"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
-    lengthens: bool = False  # whether its code attends to more keys than tokens, as for a prefix
+    masked: str = ""  # the module whose second argument is the mask, if its code attends to more keys than tokens
     fixed: Mapping[str, Any] = field(default_factory=dict)  # of these keys no other value is supported
 
 
 _ROBERTA = ModelLayout(
-    prefix="roberta.", counted_positions=True, lengthens=True, head="roberta", defaults={"pad_token_id": 1}
+    prefix="roberta.", counted_positions=True, masked="encoder", head="roberta", defaults={"pad_token_id": 1}
 )
 LAYOUTS = {
-    "bert": ModelLayout(prefix="bert.", lengthens=True, pooler="pooler.dense", head="bert-pooler"),
+    "bert": ModelLayout(prefix="bert.", masked="encoder", pooler="pooler.dense", head="bert-pooler"),
     "ernie": ModelLayout(
         prefix="ernie.",
         task_types=True,
@@ -67,11 +68,11 @@ LAYOUTS = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "data2vec-text": replace(_ROBERTA, prefix="data2vec_text.", lengthens=False),
+    "data2vec-text": replace(_ROBERTA, prefix="data2vec_text.", masked=""),
     "electra": ModelLayout(
         prefix="electra.",
         projection="embeddings_project",
-        lengthens=True,
+        masked="encoder",
         head="electra",
         defaults={"embedding_size": 128},
     ),
@@ -121,6 +122,8 @@ LAYOUTS = {
         token_types=False,
         counted_positions=True,
         distances="encoder.relative_attention_bias.weight",
+        distances_enter=("attention.attn", 3),
+        masked="encoder",
         head="roberta",
         defaults={"pad_token_id": 1},
         fixed={"pad_token_id": 1, "relative_attention_num_buckets": BUCKETS},
@@ -143,6 +146,7 @@ LAYOUTS = {
         ffn_norm="output_layer_norm",
         layer_end="output_layer_norm",
         token_types=False,
+        masked="transformer",  # in its fast attention: the eager one has as many keys as tokens
         head="distilbert",
         keys={
             "hidden_size": "dim",

@@ -59,6 +59,7 @@ class Role(StrEnum):
     )
     VALUE_HEADS = "value_heads"
     ATTENTION_BIAS = "attention_bias"  # what leaves padding out of all layers' attention, [batch, 1, 1, places]
+    DISTANCE_BIAS = "distance_bias"  # what all layers' attention adds for two tokens' distance, [heads, ., places]
     CROSS_QUERY = "cross_query"  # the same of a decoder's attention to the encoder
     CROSS_KEY = "cross_key"
     CROSS_VALUE = "cross_value"
@@ -139,7 +140,8 @@ class Site:
     LayerNorm after that sum.  Pooled sites have no module; word and position embeddings are as wide as their tables.
     ``columns`` says which of its module's outputs the site is, from and up to, where one layer gives several values.
     ``shape`` is the value's where it is not one of tokens or texts [., out_features]; of a module's output
-    [batch, places, d] it is the split one.  ``keyword`` is the argument of its module that the site is, in torch.
+    [batch, places, d] it is the split one.  ``argument`` is the number of its module's argument that the site is, in
+    torch, given by position or by name; ``others`` are further modules of which it is that one.
     ``call`` says which of its module's calls in a forward pass the site is, and how many there are, where several
     layers are one set of tensors.
     """
@@ -156,7 +158,8 @@ class Site:
     enters: bool = False
     columns: tuple[int, int] | None = None
     shape: tuple[int | str, ...] = ()
-    keyword: str = ""
+    argument: int = 0
+    others: tuple[str, ...] = ()
     call: tuple[int, int] = (0, 1)
 
 

@@ -160,7 +160,8 @@ class BertBuilder:
         if not (table := self.layout.distances):
             return ""
         op, packing = self.emit.op, self.packing
-        bias = distance_bias(self.emit, table, packing.distances(), FURTHEST, both_ways=True)
+        name = Role.DISTANCE_BIAS.value
+        bias = distance_bias(self.emit, table, packing.distances(), FURTHEST, both_ways=True, output=name)
         return op("Add", bias, packing.mask_bias)
 
     def _layer(self, i: int, hidden: str) -> str:

@@ -32,7 +32,7 @@ def buckets(n_buckets: int, largest: int, *, both_ways: bool) -> NDArray[np.int6
     return np.where(distances < exact, distances, far).astype(np.int64)
 
 
-def distance_bias(emit: Emitter, table: str, distances: str, largest: int, *, both_ways: bool) -> str:
+def distance_bias(emit: Emitter, table: str, distances: str, largest: int, *, both_ways: bool, output: str = "") -> str:
     """What is added to attention for each distance, int64 (rows, columns) -> (h, rows, columns).
 
     ``table`` is a weight [buckets, h] of the checkpoint.
@@ -47,4 +47,4 @@ def distance_bias(emit: Emitter, table: str, distances: str, largest: int, *, bo
         distances = op("Add", distances, furthest)
     zero, last = emit.constant("zero", 0, np.int64), emit.constant(f"{stem}.last", len(found) - 1, np.int64)
     place = op("Clip", distances, zero, last)
-    return op("Gather", op("Transpose", by_distance, perm=[1, 0]), place, axis=1)
+    return op("Gather", op("Transpose", by_distance, perm=[1, 0]), place, axis=1, output=output)

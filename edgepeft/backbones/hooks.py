@@ -99,8 +99,10 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
         return (y, *rest) if isinstance(values, tuple) else y
 
     place = model.get_submodule(site.module)
-    if site.keyword:
-        handles.append(place.register_forward_pre_hook(partial(_argument, site.keyword, module), with_kwargs=True))
+    if site.argument:
+        places = [place, *map(model.get_submodule, site.others)]
+        changed = partial(_argument, site.argument, module)
+        handles += [each.register_forward_pre_hook(changed, with_kwargs=True) for each in places]
     elif site.enters:
         handles.append(place.register_forward_pre_hook(lambda _, args: adapted(args)))
     else:
@@ -109,10 +111,14 @@ def _hook(model: nn.Module, site: Site, module: nn.Module) -> list[RemovableHand
 
 
 def _argument(
-    name: str, module: nn.Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    index: int, module: nn.Module, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A pre-hook: the argument of that name adapted, if one is given."""
-    return args, kwargs if kwargs.get(name) is None else {**kwargs, name: module(kwargs[name])}
+    """A pre-hook: the argument of that number adapted, if one is given; transformers 4 and 5 name some differently."""
+    if index < len(args):
+        given = args[index]
+        return (*args[:index], given if given is None else module(given), *args[index + 1 :]), kwargs
+    name = list(kwargs)[index - len(args)]
+    return args, kwargs if kwargs[name] is None else {**kwargs, name: module(kwargs[name])}
 
 
 def _remember(model: nn.Module, path: str, index: int, seen: dict[str, Any], name: str) -> RemovableHandle:

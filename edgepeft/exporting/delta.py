@@ -22,16 +22,19 @@ from edgepeft.delta import Delta
 from edgepeft.errors import UsageError
 from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
+from edgepeft.graph.drawn import DRAWN
 from edgepeft.graph.generated import RECIPE
+from edgepeft.graph.protos import replace
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.training import DROPPED
+from edgepeft.methods._drawn import Drawn
 from edgepeft.methods.base import Generator
 
 __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
-_SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5}
+_SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5, "queries": 9}
 _MOST_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 
 
@@ -39,10 +42,9 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     """The self-contained delta graph, opset 20, IR 10; the same delta gives the same bytes.
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
-    ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``.  Outputs: ``<site>:adapted``, ``override:<tensor>``,
-    ``logits`` [batch, outputs], or [tokens, outputs], but not where text is written: there they are the backbone's own.
-    Labels that a
-    decoder scores are adapted values too, int64 constants.
+    ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``, ``drawn:<matrix>``.  Outputs:
+    ``<site>:adapted``, ``override:<tensor>``, ``logits`` [batch, outputs], or [tokens, outputs], but not where text is
+    written: there they are the backbone's own.  Labels that a decoder scores are adapted values too, int64 constants.
 
     Raises:
         UsageError: the delta's tensors are more than one graph can hold.
@@ -76,7 +78,8 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
         _give(model.graph, names.of_labels(name), names.adapted(name), values.shape, TensorProto.INT64)
     if delta.generator is not None:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
-    mark(model, _properties(delta) | _recipe(delta, stored))
+    recipe = _leave_drawn_to_the_loader(model.graph, delta)
+    mark(model, _properties(delta) | _recipe(delta, stored) | recipe)
     onnx.checker.check_model(model)
     return model
 
@@ -225,8 +228,9 @@ def _dims(parts: _Parts) -> tuple[tuple[dict[int, Any] | None, ...]]:
     """
     dims = {site: {0: torch.export.Dim(f"rows_{i}")} for i, site in enumerate(parts.owners.values())}
     for i, site in enumerate(parts.delta.architecture.sites):
-        if "places" in site.shape and site.name in dims:
-            dims[site.name][site.shape.index("places")] = torch.export.Dim(f"places_{i}")
+        if site.shape and site.name in dims:
+            open_axes = (axis for axis, extent in enumerate(site.shape) if isinstance(extent, str))
+            dims[site.name] = {axis: torch.export.Dim(f"{site.shape[axis]}_{i}") for axis in open_axes}
     return (tuple(dims[parts.owners[name]] if name in parts.owners else None for name in parts.inputs),)
 
 
@@ -256,6 +260,9 @@ def _renamer(parts: _Parts, stored: dict[str, str]) -> Callable[[str], str]:
     on_disk = {id(tensor): name for name, tensor in parts.delta.tensors().items()}
     # A shared parameter has several paths, and the exporter takes one of them.
     new |= {path: on_disk[id(p)] for path, p in parts.named_parameters(remove_duplicate=False)}
+    modules = parts.named_modules(remove_duplicate=False)
+    drawn = ((path, name) for path, module in modules if isinstance(module, Drawn) for name in module.shapes)
+    new |= {f"{path}.{name}": names.drawn(name) for path, name in drawn}
     if parts.delta.trie is not None:
         new |= {f"delta.head.{table}": names.of_labels(table) for table in parts.delta.trie.tables}
         new["tokens"] = names.of_labels(EDGES)
@@ -272,6 +279,19 @@ def _leave_to_the_loader(
         made, shape = names.generated(stored[name]), architecture.shape_of(name)
         graph.input.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, shape))
         _give(graph, made, names.override(stored[name]), shape)
+
+
+def _leave_drawn_to_the_loader(graph: onnx.GraphProto, delta: Delta) -> dict[str, str]:
+    """Have inputs in the place of frozen random matrices; what says how to draw these."""
+    found = next((module for module in delta.modules() if isinstance(module, Drawn)), None)
+    if found is None:
+        return {}
+    replace(graph.initializer, [t for t in graph.initializer if names.without_prefix(t.name)[0] != "drawn"])
+    read = {name for node in graph.node for name in node.input}
+    for name, shape in found.shapes.items():
+        if names.drawn(name) in read:
+            graph.input.append(helper.make_tensor_value_info(names.drawn(name), TensorProto.FLOAT, shape))
+    return {DRAWN: json.dumps(found.recipe)}
 
 
 def _give(

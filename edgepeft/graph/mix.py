@@ -55,7 +55,8 @@ def mix(structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, st
     ``structure`` is as ``make_inputs`` leaves it, ``feeds`` its inputs that hold a task's values, ``sites`` the
     bundle's bindings.
     """
-    whole = frozenset(value for site, value in sites.items() if _is_of_labels(site) or value.endswith(LONGER))
+    rowless = (site for site, value in sites.items() if _is_of_labels(site) or value.endswith(LONGER))
+    whole = frozenset(sites[site] for site in (*rowless, *({Role.DISTANCE_BIAS.value} & sites.keys())))
     mixer = _Mixer(structure.graph, frozenset(feeds), sites, n, whole)
     if not all(mixer.take(node) for node in structure.graph.node) or mixer.parts.get(LOGITS) is None:
         return None

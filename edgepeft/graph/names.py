@@ -15,6 +15,7 @@ __all__ = [
     "START",
     "STATES",
     "adapted",
+    "drawn",
     "dropout",
     "generated",
     "gradient",
@@ -39,6 +40,7 @@ _OVERRIDE = "override:"
 _WEIGHT = "weight:"
 _GENERATED = "generated:"
 _LOADERS = "generator/"
+_DRAWN = "drawn:"
 
 
 def adapted(site: str) -> str:
@@ -66,6 +68,11 @@ def of_loader(parameter: str) -> str:
     return _LOADERS + parameter
 
 
+def drawn(matrix: str) -> str:
+    """The input for a random matrix that the loader draws by the graph's recipe."""
+    return _DRAWN + matrix
+
+
 def is_of_loader(initializer: str) -> bool:
     """Whether the loader reads it, and no node."""
     return initializer.startswith(_LOADERS)
@@ -87,10 +94,11 @@ def of_labels(value: str) -> str:
 
 
 def without_prefix(name: str) -> tuple[str, str]:
-    """(kind, rest): kind is ``adapted``, ``override``, ``weight``, ``generated`` or empty."""
+    """(kind, rest): kind is ``adapted``, ``override``, ``weight``, ``generated``, ``drawn`` or empty."""
     if name.endswith(_ADAPTED):
         return "adapted", name.removesuffix(_ADAPTED)
-    for kind, prefix in (("override", _OVERRIDE), ("weight", _WEIGHT), ("generated", _GENERATED)):
+    prefixes = {"override": _OVERRIDE, "weight": _WEIGHT, "generated": _GENERATED, "drawn": _DRAWN}
+    for kind, prefix in prefixes.items():
         if name.startswith(prefix):
             return kind, name.removeprefix(prefix)
     return "", name

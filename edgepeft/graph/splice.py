@@ -14,6 +14,7 @@ from edgepeft.backbones.emit import external_tensor
 from edgepeft.errors import BundleError
 from edgepeft.graph.bias import split_biases
 from edgepeft.graph.contract import Contract
+from edgepeft.graph.drawn import drawn_tensors
 from edgepeft.graph.generated import generated_tensors
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
@@ -159,6 +160,7 @@ def _joined(
     replace(graph.output, outputs)
     share_residual_sums(graph)
     prune(graph)
+    graph.initializer.extend(drawn_tensors(whole, bound))
     if generate:
         graph.initializer.extend(generated_tensors(whole, checkpoint, bound))  # last: nothing copies them again
     else:
@@ -188,7 +190,7 @@ def _replacements(part: onnx.GraphProto, bindings: Mapping[str, str]) -> dict[st
 def _bound(name: str, bindings: Mapping[str, str], changed: Mapping[str, str]) -> str:
     """The value that a delta's input reads: a site's raw one, for anything else the one that replaces it."""
     kind, rest = without_prefix(name)
-    if kind == "generated":
+    if kind in ("generated", "drawn"):
         return f"delta/{name}"
     if kind == "weight":
         return changed.get(rest, rest)

@@ -45,7 +45,7 @@ def _stage_of_site(architecture: Architecture, name: str) -> int:
     if architecture.site(name).layer is not None:  # which counts from 0 in each stack
         ends = [site.name for site in architecture.sites_of(Role.LAYER_OUTPUT)]
         return 1 + ends.index(f"{name.rpartition('.')[0]}.{Role.LAYER_OUTPUT}")
-    if name == Role.ATTENTION_BIAS:  # which the first layer reads, past the embeddings
+    if name in (Role.ATTENTION_BIAS, Role.DISTANCE_BIAS):  # which the first layer reads, past the embeddings
         return 1
     return 1 + architecture.n_layers if name.startswith(("pooled.", Role.STACK_OUTPUT)) else 0
 

@@ -22,6 +22,7 @@ __all__ = [
     "HubLoraConfig",
     "HubPrefixConfig",
     "HubPromptConfig",
+    "HubUnionConfig",
     "MethodConfig",
     "counted_layers",
     "leading_layers",
@@ -249,6 +250,12 @@ class HubPrefixConfig(MethodConfig):
             "non_linearity": self.non_linearity.lower() in ACTIVATION_NAMES,
             "use_gating": not self.use_gating,
         }
+
+
+class HubUnionConfig(MethodConfig):
+    """Several methods in one adapter, such as their MAM and UniPELT."""
+
+    configs: list[dict[str, Any]]
 
 
 def counted_layers(architecture: Architecture) -> dict[str, Site]:

@@ -27,6 +27,7 @@ from edgepeft.interop._hub_config import (
     HubLoraConfig,
     HubPrefixConfig,
     HubPromptConfig,
+    HubUnionConfig,
     MethodConfig,
     leading_layers,
 )
@@ -35,7 +36,9 @@ from edgepeft.interop.base import Importer, ImportRequest
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
 from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
+from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.lora import LoRA
+from edgepeft.methods.mam import MAM
 from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
 
@@ -53,6 +56,7 @@ _COMPOSITIONS = {
     "adapter_interface.json": "an adapter of a model with an interface of its own",
 }
 
+_SCORED = ("distilbert",)  # whose masks of ones their code adds to scores
 _POOL = ".prefix_tuning.pool."
 _FLEXIBLE = "transformer."  # what their own class puts before T5's names
 # Their older names -> today's, as their loader has them.
@@ -88,7 +92,7 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
     Raises:
         BundleError: of a DistilBERT.
     """
-    if places.classifier.architecture.model_type == "distilbert":
+    if places.classifier.architecture.model_type in _SCORED:
         raise BundleError(
             "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
             "which no delta does. Train the prompt here, or with PEFT."
@@ -101,7 +105,16 @@ def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
 
 
 def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
-    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table."""
+    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table.
+
+    Raises:
+        BundleError: of a DistilBERT.
+    """
+    if places.classifier.architecture.model_type in _SCORED:
+        raise BundleError(
+            "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prefix's places, which no delta does. "
+            "Train the prefix here."
+        )
     method = PrefixTuning(length=config.prefix_length)
     pairs = [site for site in method.sites(places.classifier.architecture) if site.layer is not None]
     width, k = pairs[0].out_features, config.bottleneck_size
@@ -124,12 +137,35 @@ def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
     return ConversionPlan(method, {made: (method.length * whole,)} if config.flat else mlp, convert)
 
 
+def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
+    """Their MAM.
+
+    Raises:
+        BundleError: it is a union of other methods.
+    """
+    parts = [plan_of(settings, places, Path(f"configs[{i}]"))[1] for i, settings in enumerate(config.configs)]
+    prefix = next((part.method for part in parts if isinstance(part.method, PrefixTuning)), None)
+    adapter = next((part.method for part in parts if isinstance(part.method, BottleneckAdapter)), None)
+    if len(parts) == 2 and prefix is not None and adapter is not None:
+        method = MAM(length=prefix.length, bottleneck=adapter.bottleneck, activation=adapter.activation)
+        if method.adapter == adapter:
+            shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
+            return ConversionPlan(
+                method, shapes, lambda state: {name: t for part in parts for name, t in part.convert(state).items()}
+            )
+    raise BundleError(
+        f"a union of {' and '.join(part.method.title for part in parts)} is no delta; what can be is MAM: a prefix "
+        "and a parallel adapter (par_bn) after each feed-forward. Train one of the methods alone."
+    )
+
+
 # Their ``architecture`` -> its config and what reads it; a new method is one entry.
 _METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
     None: (BnConfig, bottleneck_plan),
     "lora": (HubLoraConfig, _lora_plan),
     "prefix_tuning": (HubPrefixConfig, _prefix_plan),
     "prompt_tuning": (HubPromptConfig, _prompt_plan),
+    "union": (HubUnionConfig, _union_plan),
 }
 _KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Role, Site
+from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
 from edgepeft.errors import named
-from edgepeft.methods._cross_attention import CrossAttention, crossed
-from edgepeft.methods.base import ChoosesRoles, option, require
+from edgepeft.methods._linear_updates import LinearUpdates
+from edgepeft.methods.base import option, require
 from edgepeft.methods.bitfit import BitFit
 
 __all__ = ["Factors", "LoRA", "LowRank"]
@@ -48,14 +48,13 @@ class LowRank(Factors):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(CrossAttention, ChoosesRoles):
+class LoRA(LinearUpdates):
     """Low-rank updates of linear layers."""
 
     name: ClassVar[str] = "lora"
     title: ClassVar[str] = "LoRA"
     paper: ClassVar[str] = "Hu et al., 2021, arXiv:2106.09685"
     equation: ClassVar[str] = "y + (alpha / r) B A x"
-    known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
     learning_rate: ClassVar[float] = 1.5e-3
     learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Hu et al., table 9 (RoBERTa-base): 5e-4"
 
@@ -72,14 +71,6 @@ class LoRA(CrossAttention, ChoosesRoles):
         require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
         require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
         super().__post_init__()
-        require(
-            not self.cross_attention or bool(self.attaches_across()),
-            f"{self.name}'s cross_attention needs roles of attention; found {', '.join(self.roles)}.",
-        )
-
-    def attaches_across(self) -> tuple[Role, ...]:
-        """The same linear layers as in self-attention, where it is asked for."""
-        return crossed(self.attaches_to()) if self.cross_attention else ()
 
     module: ClassVar[type[Factors]] = LowRank
 

@@ -27,6 +27,7 @@ __all__ = ["Moved", "Opened", "Prefix", "PrefixTuning", "Projected"]
 
 
 _PAIRS = (Role.KEY_HEADS, Role.VALUE_HEADS)
+_OPENED = (Role.ATTENTION_BIAS, Role.DISTANCE_BIAS)
 
 
 class Prefix(nn.Module):
@@ -66,7 +67,7 @@ class Projected(Folding):
 
 
 class Opened(nn.Module):
-    """What masks attention, [..., n] -> [..., n + p]: the prefix is seen from everywhere."""
+    """What masks attention, [..., n] -> [..., n + p]: the prefix is seen from everywhere, and is at no distance."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -129,11 +130,11 @@ class PrefixTuning(Method):
             UsageError: the backbone's attention cannot be lengthened.
         """
         moved = (Role.POSITION_IDS,) if self.positions else ()
-        sites = architecture.sites_of(*_PAIRS, Role.ATTENTION_BIAS, *moved)
+        sites = architecture.sites_of(*_PAIRS, *_OPENED, *moved)
         require(
             bool(sites),
             f"prefix lengthens what tokens attend to, which a {architecture.model_type} cannot here; BERT, RoBERTa, "
-            "XLM-R and ELECTRA can. prompt-r puts vectors in front of the text instead.",
+            "XLM-R, ELECTRA, DistilBERT and MPNet can. prompt-r puts vectors in front of the text instead.",
         )
         return sites
 
@@ -144,7 +145,7 @@ class PrefixTuning(Method):
         table, down = nn.Parameter(torch.randn(self.length, width)), nn.Linear(width, max(1, self.projection))
         for site in sites:
             if site.role not in _PAIRS:
-                made[site.name] = (Opened if site.role is Role.ATTENTION_BIAS else Moved)(self.length)
+                made[site.name] = (Opened if site.role in _OPENED else Moved)(self.length)
             elif self.projection:
                 made[site.name] = Projected(table, down, width)
             else:

@@ -30,14 +30,12 @@ from edgepeft.methods.base import Method
 LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
 # Model type -> methods that its backbones refuse in words.
 WITHOUT: dict[str, set[str]] = {
-    "distilbert": {"prefix"},
-    "mpnet": {"prefix"},
-    "modernbert": {"bitfit", "prefix"},
-    "deberta-v2": {"prefix"},
-    "albert": {"prefix"},
-    "xlm-roberta-xl": {"prefix"},
-    "roformer": {"prefix"},
-    "t5": {"linear", "prefix", "top-k"},  # a head that trains nothing, and two stacks of layers
+    "modernbert": {"bitfit", "mam", "prefix"},
+    "deberta-v2": {"mam", "prefix"},
+    "albert": {"mam", "prefix"},
+    "xlm-roberta-xl": {"mam", "prefix"},
+    "roformer": {"mam", "prefix"},
+    "t5": {"linear", "mam", "prefix", "top-k"},  # a head that trains nothing, and two stacks of layers
 }
 SHAPES = [(1, 1), (1, 9), (5, 3), (7, 13)]
 NEAR = 0.1  # of the pooled value's norm

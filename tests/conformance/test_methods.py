@@ -38,11 +38,16 @@ def relative_of(i: int) -> tuple[str, dict[str, Any]]:
 
 def relatives() -> list[Any]:
     """Each instance's; those of a method's further instances are slow."""
-    first = {name: i for i, (name, _) in reversed(list(enumerate(INSTANCES)))}
     return [
-        pytest.param(i, id=f"{name}-{i}-{relative_of(i)[0]}", marks=[] if first[name] == i else [pytest.mark.slow])
-        for i, (name, _) in enumerate(INSTANCES)
+        pytest.param(i, id=f"{INSTANCES[i][0]}-{i}-{relative_of(i)[0]}", marks=parameter.marks)
+        for i, parameter in enumerate(of_first_instances())
     ]
+
+
+def of_first_instances() -> list[Any]:
+    """Each instance; those of a method's further ones are slow."""
+    first = {name: i for i, (name, _) in reversed(list(enumerate(INSTANCES)))}
+    return [pytest.param(i, marks=[] if first[INSTANCES[i][0]] == i else [pytest.mark.slow]) for i in NUMBERS]
 
 
 @pytest.fixture(scope="module", params=NUMBERS, ids=lambda i: f"{INSTANCES[i][0]}-{i}")
@@ -88,6 +93,7 @@ def test_the_delta_graph_holds_no_weight_of_the_backbone(case: suite.Case):
     suite.graph_is_plain_and_its_own(case)
 
 
+@pytest.mark.parametrize("case", of_first_instances(), indirect=True, ids=lambda i: f"{INSTANCES[i][0]}-{i}")
 def test_exporting_twice_gives_the_same_bytes(case: suite.Case):
     suite.export_is_deterministic(case)
 

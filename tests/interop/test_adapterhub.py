@@ -61,7 +61,7 @@ def test_adapters_made_the_golden_checkpoints_of_both_backbones():
     cards = [json.loads((GOLDEN / name / "adapter_config.json").read_text()) for name in NAMES]
     assert {card["version"] for card in cards} == {f"adapters.{versions['adapters']}"}
     kinds = [{name.partition("-")[2] for name in NAMES if name.startswith(family)} for family in ("bert-", "roberta-")]
-    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 35
+    assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 36
     for name in NAMES:  # in the names and containers that adapters writes, of which our code writes none
         folder = GOLDEN / name
         safe = (folder / SAFE).exists()
@@ -206,7 +206,7 @@ def test_lora_from_before_its_scale_was_repaired_is_read_without_one(copy):
         ({"mh_adapter": "maybe"}, "mh_adapter"),
         ({"architecture": "reft"}, "reft cannot be imported; what can: bottleneck"),
         ({"architecture": "prompt_tuning"}, "no delta can represent .*non_linearity = 'relu'"),
-        ({"architecture": "union"}, "union cannot be imported"),
+        ({"architecture": "union"}, "configs is missing"),
         ({"architecture": "mtl_lora"}, "mtl_lora cannot be imported"),
         ({"architecture": ["lora"]}, "lora.* cannot be imported"),
     ],
@@ -214,6 +214,22 @@ def test_lora_from_before_its_scale_was_repaired_is_read_without_one(copy):
 def test_what_no_delta_can_represent_is_refused_by_name(copy, settings, named):
     with pytest.raises(BundleError, match=rf"adapter_config\.json: .*({named})"):
         imported(copy("bert-seq-bn", settings=settings), backbone_of("bert"))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "adapter", "named"),
+    [
+        ({"use_gating": True}, {}, r"configs\[0\]: no delta can represent use_gating = True"),  # UniPELT's
+        ({}, {"use_gating": True}, r"configs\[1\]: no delta can represent use_gating = True"),
+        ({}, {"is_parallel": False}, "a union of Prefix tuning and .* is no delta; what can be is MAM"),
+        ({}, {"mh_adapter": True}, "is no delta; what can be is MAM"),
+    ],
+)
+def test_a_union_of_anything_but_mams_parts_is_refused_by_name(copy, prefix, adapter, named):
+    theirs = json.loads((GOLDEN / "bert-mam" / "adapter_config.json").read_text())["config"]["configs"]
+    union = [theirs[0] | prefix, theirs[1] | adapter]
+    with pytest.raises(BundleError, match=rf"adapter_config\.json: .*{named}"):
+        imported(copy("bert-mam", settings={"configs": union}), backbone_of("bert"))
 
 
 @pytest.mark.parametrize(

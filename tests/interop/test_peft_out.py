@@ -40,7 +40,8 @@ def theirs_of(name):
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize(
-    "kind", ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "lora-whole-modules", "dora"]
+    "kind",
+    ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "lora-whole-modules", "dora", "vera", "loha"],
 )
 def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     ours = load_file(back_to_peft(f"{family}-{kind}", tmp_path / "out") / "adapter_model.safetensors")
@@ -52,10 +53,14 @@ def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
     golden = json.loads((GOLDEN / f"{family}-{kind}" / "adapter_config.json").read_text())
     same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
-    same += ("init_lora_weights",)
-    assert {name: config[name] for name in same} == {name: golden[name] for name in same}
+    same += ("init_lora_weights", "projection_prng_key", "save_projection", "d_initial", "alpha")
+    assert {name: config.get(name) for name in same} == {name: golden.get(name) for name in same}
     # What PEFT saved whole, by whole names.
-    whole = {name.removeprefix("base_model.model.").rpartition(".")[0] for name in ours if "lora_" not in name}
+    whole = {
+        name.removeprefix("base_model.model.").rpartition(".")[0]
+        for name in ours
+        if not any(part in name for part in ("ra_", "hada_"))
+    }
     saved = whole - {name for name in whole if name.startswith("classifier.")} if "whole" in kind else {"classifier"}
     assert set(config["modules_to_save"]) == saved | {"classifier"}
 
@@ -114,6 +119,11 @@ def test_a_prefix_comes_back_to_peft_and_ours_gives_equal_logits_there(tiny, tmp
     stays = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings)
     with pytest.raises(UsageError, match="--set text=follows"):
         write_peft(stays, backbone, tmp_path / "refused")
+    for model_type in ("mpnet", "distilbert"):
+        other = open_backbone(str(tiny(model_type)))
+        delta = random_delta(other, "prefix", "task", settings={"text": "follows"}, head=other.architecture.head)
+        with pytest.raises(UsageError, match=f"past_key_values, which transformers' {model_type} does not take"):
+            write_peft(delta, other, tmp_path / "refused")
     delta = random_delta(backbone, "prefix", "task", ("a", "b", "c"), settings=settings | {"text": "follows"})
     write_peft(delta, backbone, tmp_path / "projected")
     base = transformers.BertForSequenceClassification.from_pretrained(

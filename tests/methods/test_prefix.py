@@ -16,6 +16,7 @@ from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
+from edgepeft.methods.mam import MAM
 from edgepeft.methods.prefix import PrefixTuning
 
 LENGTH = 3
@@ -26,18 +27,32 @@ def softmax(z):
     return z / z.sum(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, attention):
-    """What the first layer's attention gives, from its weights: softmax(Q [P_k; K]^T / sqrt(e)) [P_v; V]."""
-    backbone = open_backbone(str(tiny("bert")))
+# The first layer's attention in transformers' model, and its projections there; the last one's result is what it gives.
+PROJECTIONS = {
+    "bert": ("encoder.layer.0.attention.self", ("query", "key", "value")),
+    "distilbert": ("transformer.layer.0.attention", ("q_lin", "k_lin", "v_lin", "out_lin")),
+    "mpnet": ("encoder.layer.0.attention.attn", ("q", "k", "v", "o")),
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "attention"), [("bert", "eager"), ("bert", "sdpa"), ("distilbert", "sdpa"), ("mpnet", "eager")]
+)
+def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, model_type, attention):
+    """What the first layer's attention gives, from its weights: softmax(Q [P_k; K]^T / sqrt(e)) [P_v; V].
+
+    MPNet adds a bias for the distance of two tokens (transformers' own), and none for the prefix.
+    """
+    backbone, (path, projections) = open_backbone(str(tiny(model_type))), PROJECTIONS[model_type]
     delta = random_delta(backbone, "prefix", "task", settings={"length": LENGTH})
     model = load_model(backbone, attention)
     mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     inputs = {name: torch.full((2, 5), 1) for name in backbone.architecture.inputs}
     inputs |= {"input_ids": torch.arange(5, 15).view(2, 5), "attention_mask": torch.from_numpy(mask)}
     seen = {}
-    layer = model.encoder.layer[0].attention
-    layer.self.register_forward_hook(lambda _, args, output: seen.update(x=args[0], y=output[0]))
+    layer = model.get_submodule(path)
+    layer.get_submodule(projections[0]).register_forward_hook(lambda _, args, __: seen.update(x=args[0]))
+    layer.register_forward_hook(lambda _, __, output: seen.update(y=output[0]))
 
     def run():
         with torch.no_grad():
@@ -45,15 +60,22 @@ def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, attention
         return seen
 
     found = exactly(run)
-    x, weights = found["x"].value, {name: p.detach().numpy() for name, p in layer.self.named_parameters()}
-    q, k, v = (x @ weights[f"{part}.weight"].T + weights[f"{part}.bias"] for part in ("query", "key", "value"))
+    x, weights = found["x"].value, {name: p.detach().numpy() for name, p in layer.named_parameters()}
+    q, k, v = (x @ weights[f"{part}.weight"].T + weights[f"{part}.bias"] for part in projections[:3])
+    bias = np.zeros((1, 4, 5, 5))
+    if model_type == "mpnet":
+        bias = model.encoder.compute_position_bias(torch.zeros(1, 5, 32)).detach().numpy()
     own = {part: delta.tensors()[f"layer.0.{part}_heads/vectors"].detach().numpy() for part in ("key", "value")}
     expected = np.zeros_like(q)
     for row in range(2):
         keys, values = (np.concatenate([own[part], z[row][mask[row] == 1]]) for part, z in (("key", k), ("value", v)))
         for head in range(4):
             part = slice(8 * head, 8 * head + 8)
-            expected[row, :, part] = softmax(q[row, :, part] @ keys[:, part].T / np.sqrt(8)) @ values[:, part]
+            scores = q[row, :, part] @ keys[:, part].T / np.sqrt(8)
+            scores[:, LENGTH:] += bias[0, head][:, mask[row] == 1]
+            expected[row, :, part] = softmax(scores) @ values[:, part]
+    for out in projections[3:]:
+        expected = expected @ weights[f"{out}.weight"].T + weights[f"{out}.bias"]
     np.testing.assert_allclose(found["y"].value[mask == 1], expected[mask == 1], rtol=1e-9, atol=1e-12)
 
 
@@ -64,6 +86,12 @@ def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, attention
 )
 def test_the_count_on_bert_base(named, settings, count):
     assert PrefixTuning(**settings).n_parameters(named("bert-base-uncased")) == count
+
+
+def test_mam_has_what_its_parts_have(named):
+    """He et al., section 4.6: l = 30 and r = 512; a = 2 r d + r + d of an adapter, one a layer."""
+    count = MAM().n_parameters(named("bert-base-uncased"))
+    assert count == 2 * 12 * 30 * 768 + 12 * (2 * 512 * 768 + 512 + 768)
 
 
 def test_a_board_has_the_vectors_that_the_mlp_made(tiny):
@@ -79,8 +107,9 @@ def test_a_board_has_the_vectors_that_the_mlp_made(tiny):
         np.testing.assert_allclose(folded[f"{site}/vectors"].detach().numpy(), expected, atol=1e-5)
 
 
-def test_tasks_share_a_session_and_its_passes(tiny):
-    backbone = open_backbone(str(tiny("bert")))
+@pytest.mark.parametrize("model_type", ["bert", "mpnet"])
+def test_tasks_share_a_session_and_its_passes(tiny, model_type):
+    backbone = open_backbone(str(tiny(model_type)))
     graph = export_delta(random_delta(backbone, "prefix", "task", settings={"length": LENGTH}), backbone)
     bindings = backbone.family.bindings(backbone.architecture)
     whole = backbone.family.build_graph(backbone.architecture, backbone.checkpoint)
@@ -102,7 +131,7 @@ def test_a_bundle_from_before_its_sites_says_that_it_must_be_exported_again(tiny
         splice(older, graph, bindings, backbone.checkpoint)
 
 
-@pytest.mark.parametrize("model_type", ["distilbert", "mpnet", "modernbert", "deberta-v2", "t5"])
+@pytest.mark.parametrize("model_type", ["albert", "modernbert", "deberta-v2", "t5"])
 def test_a_backbone_whose_attention_cannot_be_lengthened_refuses_it_by_name(tiny, model_type):
     backbone = open_backbone(str(tiny(model_type)))
     with pytest.raises(UsageError, match=rf"a {model_type} cannot here; BERT, .* prompt-r"):

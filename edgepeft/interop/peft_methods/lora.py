@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, FiniteFloat
+from pydantic import FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
-from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.backbones.base import Site
 from edgepeft.delta import Delta, pretrained
 from edgepeft.errors import BundleError
 from edgepeft.interop.classifier import Classifier
 from edgepeft.interop.conversion import ConversionPlan, StateDict
-from edgepeft.interop.peft_methods.base import PeftConfig, WrapConfig, match_pattern
-from edgepeft.methods._cross_attention import crossed
+from edgepeft.interop.peft_methods._layered import RankedConfig
+from edgepeft.interop.peft_methods.base import PeftConfig
 from edgepeft.methods.base import method_named, weight_at
 from edgepeft.methods.dora import DoRA
 from edgepeft.methods.lora import LoRA
@@ -33,10 +33,9 @@ __all__ = ["LoraConfig"]
 _HARMLESS_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 _MAGNITUDE = "lora_magnitude_vector"  # of DoRA
-_Value = TypeVar("_Value", int, float)
 
 
-class LoraConfig(WrapConfig):
+class LoraConfig(RankedConfig):
     """Pairs of factors, and biases."""
 
     kind: ClassVar[str] = "LORA"
@@ -52,15 +51,10 @@ class LoraConfig(WrapConfig):
         "runtime_config",
     }
 
-    r: int = Field(ge=1, strict=True)
     lora_alpha: FiniteFloat
     use_rslora: bool = False
     use_dora: bool = False
     bias: Literal["none", "all", "lora_only"] = "none"
-    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] | None = None
-    alpha_pattern: dict[str, FiniteFloat] | None = None
-    layers_to_transform: int | list[int] | None = None
-    layers_pattern: str | list[str] | None = None
     init_lora_weights: bool | str | None = True
 
     def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
@@ -84,8 +78,8 @@ class LoraConfig(WrapConfig):
         for module in targets:
             site = sites.get(module)
             rows, columns = (site.out_features, site.in_features) if site else classifier.other_layers[module]
-            shapes[f"{module}.lora_A.weight"] = (self.rank(module), columns)
-            shapes[f"{module}.lora_B.weight"] = (rows, self.rank(module))
+            shapes[f"{module}.lora_A.weight"] = (self.rank_at(module), columns)
+            shapes[f"{module}.lora_B.weight"] = (rows, self.rank_at(module))
             shapes |= {f"{module}.{_MAGNITUDE}": (rows,)} if self.use_dora else {}
 
         def convert(state: StateDict) -> dict[str, Tensor]:
@@ -96,7 +90,7 @@ class LoraConfig(WrapConfig):
                 if self.use_dora:
                     values[f"{site.name}/magnitude"] = weight_at(site, partial(pretrained, backbone)).norm(dim=1)
             for module, site in sites.items():
-                more, factor = rank - self.rank(module), self.scale(module) / method.scale
+                more, factor = rank - self.rank_at(module), self.scale_at(module) / method.scale
                 values[f"{site.name}/A"] = functional.pad(state[f"{module}.lora_A.weight"], (0, 0, 0, more))
                 values[f"{site.name}/B"] = functional.pad(state[f"{module}.lora_B.weight"] * factor, (0, more))
                 if self.use_dora:
@@ -104,7 +98,7 @@ class LoraConfig(WrapConfig):
             for module in merged:
                 own = classifier.tensors[f"{module}.weight"]
                 change = state[f"{module}.lora_B.weight"] @ state[f"{module}.lora_A.weight"]
-                weight = pretrained(backbone, own) + self.scale(module) * change
+                weight = pretrained(backbone, own) + self.scale_at(module) * change
                 if self.use_dora:
                     weight *= (state[f"{module}.{_MAGNITUDE}"] / weight.norm(dim=1))[:, None]
                 values[f"override/{own}"] = weight
@@ -114,35 +108,24 @@ class LoraConfig(WrapConfig):
 
     def _method(self, sites: Mapping[str, Site], classifier: Classifier, whole: Collection[str]) -> LoRA:
         """Ours, with the largest rank and scale of the sites; ``whole`` are their names of what is trained so."""
-        found = {site.role for site in sites.values()}
         return (DoRA if self.use_dora else LoRA)(
-            rank=max(map(self.rank, sites)),
-            alpha=max(map(self.alpha, sites), key=abs) or 1.0,
-            roles=tuple(str(role) for role in LINEAR_ROLES if not found.isdisjoint((role, *crossed((role,))))),
+            rank=max(map(self.rank_at, sites)),
+            alpha=max(map(self.alpha_at, sites), key=abs) or 1.0,
             rank_stabilised=self.use_rslora,
             bias=self.bias,
             whole=tuple(own for theirs, own in classifier.tensors.items() if theirs in whole),
-            cross_attention=not found.isdisjoint(crossed(LINEAR_ROLES)),
-            **self.without_modules(sites.values(), classifier),
+            **self.places(sites.values(), classifier),
         )
 
-    def rank(self, module: str) -> int:
-        """r at that module."""
-        return _by_pattern(self.rank_pattern or {}, module, self.r)
+    @property
+    def usual_alpha(self) -> float:
+        """PEFT's ``lora_alpha``."""
+        return self.lora_alpha
 
-    def alpha(self, module: str) -> float:
-        """The scale's numerator at that module."""
-        return _by_pattern(self.alpha_pattern or {}, module, self.lora_alpha)
-
-    def scale(self, module: str) -> float:
+    def scale_at(self, module: str) -> float:
         """What B A x is multiplied by at that module."""
-        rank = self.rank(module)
-        return self.alpha(module) / (rank**0.5 if self.use_rslora else rank)
-
-    def check_patterns(self) -> None:
-        """As its base does; those of ranks and alphas too."""
-        super().check_patterns()
-        self.scale("some.layer.0.module")
+        rank = self.rank_at(module)
+        return self.alpha_at(module) / (rank**0.5 if self.use_rslora else rank)
 
     def checks(self) -> dict[str, bool]:
         """As its base has them: not starts that changed the base model's weights too."""
@@ -177,22 +160,3 @@ class LoraConfig(WrapConfig):
             "init_lora_weights": True,
         }
         return settings, tensors | {names[name]: t for name, t in delta.tensors().items() if name in names}
-
-    def _is_target(self, module: str) -> bool:
-        return super()._is_target(module) and (isinstance(self.target_modules, str) or self._is_chosen_layer(module))
-
-    def _is_chosen_layer(self, module: str) -> bool:
-        chosen = self.layers_to_transform
-        if chosen is None or chosen == []:
-            return True
-        names = [self.layers_pattern] if isinstance(self.layers_pattern, str) else self.layers_pattern
-        patterns = [rf"(?:^|.*?\.){name}\.(\d+)\." for name in names or ()] or [r".*?\.[^.]*\.(\d+)\."]
-        matches = (match_pattern(pattern, module) for pattern in patterns)
-        layer = next((matched[1] for matched in matches if matched), None)
-        return layer is not None and int(layer) in ([chosen] if isinstance(chosen, int) else chosen)
-
-
-def _by_pattern(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
-    return next(
-        (value for pattern, value in patterns.items() if match_pattern(rf"(.*\.)?({pattern})$", module)), default
-    )

@@ -5,6 +5,7 @@ Source: peft 0.21.2, ``peft_model.py`` (``get_prompt``): a row has each layer's 
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,9 +56,14 @@ class PrefixConfig(VectorsConfig):
         """As ``PeftConfig.written``.
 
         Raises:
-            UsageError: the text stays where it is, which PEFT's does not.
+            UsageError: PEFT has no prefix for the backbone; or the text stays where it is, which PEFT's does not.
         """
         method, architecture = PrefixTuning.from_settings(delta.card.hyperparameters), classifier.architecture
+        if not _takes_keys(architecture.model_type):
+            raise UsageError(
+                f"PEFT gives a prefix to a model as past_key_values, which transformers' {architecture.model_type} "
+                "does not take: a task with one cannot go there. Train it by lora, or on BERT or its kin."
+            )
         if method.text != "follows":
             raise UsageError(
                 f"the texts of the task {delta.card.task!r} stay at their positions, and PEFT's begin behind the "
@@ -75,3 +81,11 @@ class PrefixConfig(VectorsConfig):
             "prefix_projection": False,
         }
         return settings, {_VECTORS: torch.cat([vectors[f"{site.name}/vectors"] for site in pairs], dim=1)}
+
+
+def _takes_keys(model_type: str) -> bool:
+    """Whether transformers' base model of that type takes keys and values from outside."""
+    import transformers
+
+    model: Any = transformers.MODEL_MAPPING[transformers.CONFIG_MAPPING[model_type]]
+    return "past_key_values" in inspect.signature(model.forward).parameters

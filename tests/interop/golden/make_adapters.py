@@ -1,14 +1,15 @@
 """Writes the golden AdapterHub checkpoints in ``adapterhub/``; needs adapters, which no test does.
 
-    python tests/interop/golden/make_adapters.py
+    python tests/interop/golden/make_adapters.py [NAME ...]
 
-On the backbones that ``make_peft.py`` wrote: one folder per checkpoint as ``save_adapter`` writes it, with the logits
+All of them, or those of ``CHECKPOINTS`` that are named, on the backbones that ``make_peft.py`` wrote: one folder per checkpoint as ``save_adapter`` writes it, with the logits
 that adapters itself gives in ``logits.safetensors``.  Every trained tensor is random, so that a checkpoint read as
 nothing, or a norm that was lost, would be seen.
 """
 
 import json
 import shutil
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -106,6 +107,13 @@ CHECKPOINTS = {
         STATIC,
         False,
     ),
+    "mam": (
+        adapters.MAMConfig(
+            adapters.PrefixTuningConfig(bottleneck_size=5, prefix_length=3), adapters.ParBnConfig(reduction_factor=4)
+        ),
+        DEFAULT,
+        False,
+    ),
     "tagging": (SeqBnConfig(reduction_factor=4), TAGGING | {"id2label": dict(enumerate(("O", "B-X", "I-X")))}, True),
     "tagging-prompt": (adapters.PromptTuningConfig(prompt_length=4), TAGGING, False),
     "tagging-static": (LoRAConfig(r=4, alpha=6), TAGS, True),
@@ -179,12 +187,15 @@ def write_checkpoint(backbone, name, config, head, safe):
 
 def main():
     transformers.logging.set_verbosity_error()
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir()
+    named = sys.argv[1:]
+    if not named:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        FOLDER.mkdir()
     for family in FAMILIES:
         more = OF_BERT if family == "bert" else {}
         for name, checkpoint in (CHECKPOINTS | more).items():
-            write_checkpoint(HERE / family, name, *checkpoint)
+            if name in (named or {**CHECKPOINTS, **more}):
+                write_checkpoint(HERE / family, name, *checkpoint)
     packages = {name: version(name) for name in ("adapters", "torch", "transformers", "safetensors")}
     (FOLDER / "versions.json").write_text(json.dumps(packages, indent=2) + "\n")
 

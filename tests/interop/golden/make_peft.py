@@ -1,6 +1,8 @@
 """Writes the golden PEFT checkpoints that lie beside this file; needs peft, which no test does.
 
-    python tests/interop/golden/make_peft.py
+    python tests/interop/golden/make_peft.py [NAME ...]
+
+writes all of them, or those of ``CHECKPOINTS`` that are named, for backbones that are there already.
 
 For each backbone (tiny, random): a folder in Hugging Face layout, a batch of token ids with ragged masks, and one
 folder per checkpoint as ``PeftModel.save_pretrained`` writes it, with peft's own logits in ``logits.safetensors``.
@@ -17,7 +19,7 @@ from pathlib import Path
 import peft
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parents[1]))
@@ -29,6 +31,7 @@ SIZES |= {"num_hidden_layers": 2, "max_position_embeddings": 32, "layer_norm_eps
 TYPES = {
     "bert": {"pad_token_id": 0, "type_vocab_size": 2},
     "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1},
+    "mpnet": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
 }
 EVERY = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
 LORA = {"r": 4, "lora_alpha": 6, "target_modules": ["query", "value"]}
@@ -43,6 +46,10 @@ AUTO = {  # of a task type
 
 def lora(task_type="SEQ_CLS", **more):
     return peft.LoraConfig(task_type=task_type, **(LORA | more))
+
+
+def loha(**more):
+    return peft.LoHaConfig(task_type="SEQ_CLS", **({"r": 3, "alpha": 5, "target_modules": ["query", "value"]} | more))
 
 
 # name -> (config, number of labels, safetensors or not)
@@ -93,6 +100,22 @@ CHECKPOINTS = {
         2,
         False,
     ),
+    "vera": (lambda: peft.VeraConfig(task_type="SEQ_CLS", r=6, target_modules=["query", "value"]), 3, True),
+    "vera-keyed": (  # by the key alone, and layers of several widths
+        lambda: peft.VeraConfig(
+            task_type="SEQ_CLS", r=5, projection_prng_key=11, save_projection=False, target_modules=EVERY
+        ),
+        2,
+        False,
+    ),
+    "loha": (loha, 3, True),
+    "loha-patterns": (  # layers of several widths, one of them with a rank and a scale of its own
+        lambda: loha(
+            rank_pattern={"layer.0.*.query": 2}, alpha_pattern={"intermediate.dense": 7}, target_modules=EVERY
+        ),
+        2,
+        False,
+    ),
     "prompt": (lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
     "prefix": (lambda: peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
     "prefix-projected": (
@@ -102,6 +125,13 @@ CHECKPOINTS = {
         2,
         True,
     ),
+    # Of modules that BERT has not.
+    "vera-layers": (
+        lambda: peft.VeraConfig(task_type="SEQ_CLS", r=7, target_modules=["attn.q", "output.dense"]),
+        2,
+        True,
+    ),
+    "dora-layers": (lambda: lora(use_dora=True, target_modules=["attn.k", "attn.o", "intermediate.dense"]), 3, True),
     "tags-lora": (lambda: lora("TOKEN_CLS", bias="all", target_modules=["query", "dense"]), 5, True),  # no pooler here
     "tags-prompt": (lambda: peft.PromptTuningConfig(task_type="TOKEN_CLS", num_virtual_tokens=4), 3, True),
     "tags-untyped": (lambda: lora(None, modules_to_save=["classifier"]), 3, True),  # the class alone says what it is
@@ -110,6 +140,7 @@ CHECKPOINTS = {
 }
 
 
+OWN = {"mpnet": ("vera-layers", "dora-layers")}  # of one backbone alone, and all that it has
 REFUSED = {"roberta": {"prefix", "prefix-projected"}}  # peft 0.21.2 fails in its classifier's ``forward``
 
 
@@ -119,6 +150,9 @@ def write_backbone(folder, model_type):
     randomise(model).save_pretrained(folder)
     write_tokenizer(folder / "tokenizer.json", config.pad_token_id, config.vocab_size)
     inputs = {name: torch.from_numpy(values) for name, values in ragged(8, 12, config.to_dict()).items()}
+    inputs = (
+        inputs if hasattr(config, "type_vocab_size") else {n: i for n, i in inputs.items() if n != "token_type_ids"}
+    )
     save_file(inputs, folder / "inputs.safetensors")
     return inputs
 
@@ -145,7 +179,9 @@ def write_checkpoint(backbone, name, inputs):
     torch.manual_seed(0)
     model = peft.get_peft_model(model_of(backbone, name), config()).eval()
     # What a prompt makes of a row is seen from its own place, which the row's tokens move less.
-    strong = ("lora_", "ia3_", "prompt_encoder") + (("classifier",) if name == "prompt" else ())
+    strong = ("lora_", "ia3_", "vera_", "hada_", "lokr_", "prompt_encoder") + (
+        ("classifier",) if name == "prompt" else ()
+    )
     rows, of_tokens = inputs["attention_mask"] > 0, name.startswith(("tags", "spans"))
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
@@ -179,13 +215,17 @@ def write_checkpoint(backbone, name, inputs):
 
 def main():
     transformers.logging.set_verbosity_error()
+    named = sys.argv[1:]
     for model_type in TYPES:
-        for old in HERE.glob(f"{model_type}*"):
-            shutil.rmtree(old)
         backbone = HERE / model_type
-        inputs = write_backbone(backbone, model_type)
-        for name in CHECKPOINTS:
-            if name not in REFUSED.get(model_type, ()):
+        for old in HERE.glob(f"{model_type}*"):
+            if not named or old.name.removeprefix(f"{model_type}-") in named:
+                shutil.rmtree(old)
+        there = named and backbone.is_dir()
+        inputs = load_file(backbone / "inputs.safetensors") if there else write_backbone(backbone, model_type)
+        others = (name for name in CHECKPOINTS if not any(name in own for own in OWN.values()))
+        for name in OWN.get(model_type, others):
+            if name in (named or CHECKPOINTS) and name not in REFUSED.get(model_type, ()):
                 write_checkpoint(backbone, name, inputs)
     packages = {name: version(name) for name in ("peft", "torch", "transformers", "safetensors")}
     (HERE / "peft-versions.json").write_text(json.dumps(packages, indent=2) + "\n")

@@ -1,0 +1,30 @@
+"""What the methods have in common that add something to the outputs of chosen linear layers, LoRA and its kin."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from edgepeft.backbones.base import LINEAR_ROLES, Role
+from edgepeft.methods._cross_attention import CrossAttention, crossed
+from edgepeft.methods.base import ChoosesRoles, require
+
+__all__ = ["LinearUpdates"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinearUpdates(CrossAttention, ChoosesRoles):
+    """Base of theirs: ``roles`` of linear layers, which a decoder's attention to its encoder may have too."""
+
+    known_roles: ClassVar[tuple[Role, ...]] = LINEAR_ROLES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            not self.cross_attention or bool(self.attaches_across()),
+            f"{self.name}'s cross_attention needs roles of attention; found {', '.join(self.roles)}.",
+        )
+
+    def attaches_across(self) -> tuple[Role, ...]:
+        """The same linear layers as in self-attention, where it is asked for."""
+        return crossed(self.attaches_to()) if self.cross_attention else ()

@@ -1,0 +1,90 @@
+"""LoHa (Hyeon-Woo et al., 2022, arXiv:2108.06098, proposition 1): y' = y + s (X1 Y1^T) o (X2 Y2^T) x, s = alpha / r.
+
+o multiplies entry by entry: two products of rank r give one of rank r^2 at most.  It is FedPara in the paper, LoHa in
+LyCORIS and PEFT, where X1, X2 [out, r] are ``w1_a``, ``w2_a`` and Y1^T, Y2^T [r, in] are ``w1_b``, ``w2_b``.
+
+A product of two sums is the sum of r^2 products, so that where this is less work
+
+    (X1 Y1^T) o (X2 Y2^T) = X Y^T,  X [out, r^2] = all X1_i o X2_j,  Y [in, r^2] = all Y1_i o Y2_j
+
+is computed, as a LoRA of rank r^2.  The factors are what is trained and shipped; what does not depend on x hangs from
+constants alone in a delta graph, and is computed once when it is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.methods._linear_updates import LinearUpdates
+from edgepeft.methods.base import option, require
+
+__all__ = ["HadamardProduct", "LoHa"]
+
+
+class HadamardProduct(nn.Module):
+    """y + s (w1_a w1_b) o (w2_a w2_b) x; x [..., in], y [..., out]."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale, self.as_rows = scale, rank * rank * (inputs + outputs) < inputs * outputs
+        self.w1_a, self.w2_a = (nn.Parameter(torch.empty(outputs, rank)) for _ in range(2))
+        self.w1_b, self.w2_b = (nn.Parameter(torch.empty(rank, inputs)) for _ in range(2))
+        for factor in (self.w1_a, self.w1_b, self.w2_a):
+            nn.init.kaiming_uniform_(factor, a=math.sqrt(5))  # as PEFT starts them
+        nn.init.zeros_(self.w2_b)  # so that a fresh delta is the identity
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """[..., out]."""
+        if not self.as_rows:
+            return y + functional.linear(x, self.scale * (self.w1_a @ self.w1_b) * (self.w2_a @ self.w2_b))
+        down = (self.w1_b.unsqueeze(1) * self.w2_b).flatten(0, 1)  # (r^2, in)
+        up = (self.w1_a.unsqueeze(2) * self.w2_a.unsqueeze(1)).flatten(1)  # (out, r^2)
+        return y + functional.linear(functional.linear(x, down) * self.scale, up)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoHa(LinearUpdates):
+    """Updates of linear layers by Hadamard products."""
+
+    name: ClassVar[str] = "loha"
+    title: ClassVar[str] = "LoHa"
+    paper: ClassVar[str] = "Hyeon-Woo et al., 2022, arXiv:2108.06098"
+    equation: ClassVar[str] = "y + (alpha / r) (X1 Y1^T) o (X2 Y2^T) x"
+    learning_rate: ClassVar[float] = 1.5e-3
+    learning_rate_source: ClassVar[str] = "as lora; not measured"
+
+    rank: int = option(4, "r of each of the two products")
+    alpha: float = option(4.0, "the update is scaled by alpha / r")
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
+        super().__post_init__()
+
+    @property
+    def scale(self) -> float:
+        """What the update is multiplied by."""
+        return self.alpha / self.rank
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """Four factors a site."""
+        made = {site.name: (site.in_features, site.out_features) for site in sites}
+        return {name: HadamardProduct(*sizes, self.rank, self.scale) for name, sizes in made.items()}
+
+    def n_at(self, site: Site) -> int:
+        """2 r (in + out)."""
+        return 2 * self.rank * (site.in_features + site.out_features)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """As a LoRA of rank 9, and as a whole product."""
+        return (cls(rank=3, alpha=30.0), cls(rank=6, alpha=30.0, roles=("ffn_up", "ffn_output")))

@@ -1,0 +1,71 @@
+"""MAM, mix and match (He et al., 2022, arXiv:2110.04366, section 4.6): a prefix, and adapters beside feed-forwards.
+
+    softmax(Q [K; P_k]^T / sqrt(e)) [V; P_v]        LN(sub + A(res) + res),  A(z) = up(act(down(z))) after each FFN
+
+The parts are those of ``prefix`` and ``bottleneck``.  The paper scales A by 4, which a trained ``up`` takes into
+itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from torch import nn
+
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods._bottleneck_adapters import Activation
+from edgepeft.methods.base import option
+from edgepeft.methods.bottleneck import BottleneckAdapter
+from edgepeft.methods.prefix import PrefixTuning
+
+__all__ = ["MAM"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MAM(PrefixTuning):
+    """Prefix tuning and parallel adapters in one task."""
+
+    name: ClassVar[str] = "mam"
+    title: ClassVar[str] = "MAM (prefix and parallel adapter)"
+    paper: ClassVar[str] = "He et al., 2022, arXiv:2110.04366"
+    equation: ClassVar[str] = "prefix; LN(sub + A(res) + res)"
+    places_adapters: ClassVar[bool] = True
+    learning_rate: ClassVar[float] = 1e-4
+    learning_rate_source: ClassVar[str] = "He et al., appendix (RoBERTa-base on MNLI and SST-2); not measured"
+
+    length: int = option(30, "pairs p of a layer")
+    bottleneck: int = option(512, "width m of the adapter")
+    activation: Activation = option("relu", "act")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.adapter  # which refuses what it cannot be
+
+    @property
+    def adapter(self) -> BottleneckAdapter:
+        """The parallel adapter after each feed-forward."""
+        return BottleneckAdapter(bottleneck=self.bottleneck, activation=self.activation)
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """Those of both.
+
+        Raises:
+            UsageError: the backbone's attention cannot be lengthened.
+        """
+        return (*super().sites(architecture), *self.adapter.sites(architecture))
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """What both build at theirs."""
+        beside = [site for site in sites if site.role is Role.FFN_OUTPUT]
+        return super().build([site for site in sites if site not in beside]) | self.adapter.build(beside)
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """2 L p d (or what its MLP has), and L (2 m d + m + d)."""
+        return super().n_parameters(architecture) + self.adapter.n_parameters(architecture)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """Trained vectors, and vectors that an MLP makes."""
+        return (cls(length=3, bottleneck=8), cls(length=4, projection=8, bottleneck=5, activation="gelu"))

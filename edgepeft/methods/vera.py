@@ -1,0 +1,90 @@
+"""VeRA (Kopiczko et al., 2024, arXiv:2310.11454, eq. 2): y' = y + Lambda_b B Lambda_d A x.
+
+A [r, in] and B [out, r] are random and frozen, one pair for all modules; Lambda_b and Lambda_d are diagonal, and their
+entries b [out] and d [r] are all that is trained.  Where widths differ, a layer takes the first columns of A and the
+first rows of B, which are as large as the widest layers ask for (PEFT does so).
+
+Neither a delta nor a bundle stores A and B: they follow from a seed, by the generator that ``edgepeft.drawn`` specifies
+and PEFT uses, and a board draws them when a task is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.drawn import MOST_DRAWN, SEEDS
+from edgepeft.methods._drawn import Drawn
+from edgepeft.methods._linear_updates import LinearUpdates
+from edgepeft.methods.base import option, require
+
+__all__ = ["VeRA", "VectorBased"]
+
+
+class VectorBased(nn.Module):
+    """y + b * (B (d * (A x))); x [..., in], y [..., out]."""
+
+    def __init__(self, inputs: int, outputs: int, projections: Drawn, initial: float) -> None:
+        super().__init__()
+        self.projections, self.inputs, self.outputs = projections, inputs, outputs
+        self.d = nn.Parameter(torch.full((len(projections.A),), initial))
+        self.b = nn.Parameter(torch.zeros(outputs))  # zero, so that a fresh delta is the identity
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """Eq. 2."""
+        down, up = self.projections.A, self.projections.B
+        down = down if down.shape[1] == self.inputs else down[:, : self.inputs]
+        up = up if len(up) == self.outputs else up[: self.outputs]
+        return y + functional.linear(functional.linear(x, down) * self.d, up) * self.b
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VeRA(LinearUpdates):
+    """Trained vectors between random matrices."""
+
+    name: ClassVar[str] = "vera"
+    title: ClassVar[str] = "VeRA"
+    paper: ClassVar[str] = "Kopiczko et al., 2024, arXiv:2310.11454"
+    equation: ClassVar[str] = "y + Lambda_b B Lambda_d A x, A and B random"
+    learning_rate: ClassVar[float] = 1e-2
+    learning_rate_source: ClassVar[str] = "Kopiczko et al., appendix (RoBERTa-base on MRPC); not measured"
+
+    rank: int = option(256, "r")
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
+    seed: int = option(0, "of A and B (PEFT's projection_prng_key)")
+    initial: float = option(0.1, "what d starts from")
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, f"vera's rank must be at least 1; found {self.rank}.")
+        require(0 <= self.seed < SEEDS, f"vera's seed must be from 0 to 2^32 - 1; found {self.seed}.")
+        require(math.isfinite(self.initial), f"vera's initial must be a finite number; found {self.initial}.")
+        super().__post_init__()
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """Two vectors a site, around one pair of matrices.
+
+        Raises:
+            UsageError: these would be too large.
+        """
+        inputs, outputs = max(site.in_features for site in sites), max(site.out_features for site in sites)
+        most = MOST_DRAWN // (inputs + outputs)
+        require(self.rank <= most, f"vera's rank must be at most {most:,} on this backbone; found {self.rank:,}.")
+        projections = Drawn(self.seed, {"A": (self.rank, inputs), "B": (outputs, self.rank)})
+        made = ((site, VectorBased(site.in_features, site.out_features, projections, self.initial)) for site in sites)
+        return {site.name: module for site, module in made}
+
+    def n_at(self, site: Site) -> int:
+        """r + out."""
+        return self.rank + site.out_features
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """The usual two roles, and layers of several widths from another seed."""
+        return (cls(rank=24, initial=1.0), cls(rank=5, roles=("key", "ffn_up", "ffn_output"), seed=7))
