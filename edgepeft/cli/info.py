@@ -60,7 +60,7 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
     )
     try:
         bundle.delta_graph(name)
-        why, problem = "", ""
+        why, problem = entry.untunable, ""
     except EdgepeftError as error:
         why, problem = "its graph is damaged", str(error)
     return {
