@@ -11,8 +11,10 @@ from edgepeft.errors import UsageError
 __all__ = [
     "CHECK",
     "GRAPH",
+    "SUFFIXES",
     "TASK_NAME",
     "TRAINING",
+    "WEIGHTS",
     "check_new_name",
     "check_task_name",
     "check_task_names",
@@ -20,7 +22,8 @@ __all__ = [
 ]
 
 TASK_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$"
-GRAPH, CHECK, TRAINING = ".onnx", ".check.safetensors", ".train.onnx"  # a task's files, after its name
+# A task's files, after its name; the last has what is more than a graph can hold.
+SUFFIXES = GRAPH, CHECK, TRAINING, WEIGHTS = ".onnx", ".check.safetensors", ".train.onnx", ".weights.safetensors"
 _RESERVED = TRAINING.removesuffix(GRAPH)  # a name that ends so has another task's training graph for its graph
 
 
@@ -61,7 +64,7 @@ def check_task_names(names: Iterable[str]) -> None:
     """
     listed = [check_task_name(name) for name in names]
     owners: dict[str, str] = {}
-    for name, suffix in itertools.product(listed, (GRAPH, CHECK, TRAINING)):
+    for name, suffix in itertools.product(listed, SUFFIXES):
         if owners.setdefault(f"{name}{suffix}", name) != name:
             raise UsageError(f"the tasks {owners[name + suffix]!r} and {name!r} would share the file {name + suffix}.")
 

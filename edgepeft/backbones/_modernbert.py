@@ -98,8 +98,10 @@ def _kinds(config: Mapping[str, Any], n_layers: int) -> list[str]:
 
 def _theta(config: Mapping[str, Any], kind: str) -> float:
     """RoPE's base: in ``rope_parameters`` of transformers 5, by a key of its own in transformers 4."""
-    own = _mapping("rope_parameters", _mapping("rope_parameters", config.get("rope_parameters")).get(kind))
-    _refuse_scaling("rope_parameters", own)
+    both = _mapping("rope_parameters", config.get("rope_parameters"))
+    own = _mapping("rope_parameters", both.get(kind))
+    for settings in (both, own):  # as other models have them, of no kind of layer
+        _refuse_scaling("rope_parameters", settings)
     _refuse_scaling("rope_scaling", _mapping("rope_scaling", config.get("rope_scaling")))
     key, default = _THETAS[kind]
     theta = own.get("rope_theta", config.get(key, default))

@@ -6,26 +6,40 @@ import hashlib
 import math
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.byte_tokenizer import TOKENIZER_CLASS, byte_tokenizer
-from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint
+from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, StoredTensor
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.errors import BundleError, EdgepeftError, MissingPackage, UsageError
 from edgepeft.resources import cache_folder, new_folder, private_folder, sha256_of
 
-__all__ = ["BUNDLE_FILES", "COMPANIONS", "plain_folder"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BUNDLE_FILES", "COMPANIONS", "PICKLED_FILE", "plain_folder"]
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
 COMPANIONS = (*BUNDLE_FILES, *_SLOW, "merges.txt")
+PICKLED_FILE = "pytorch_model.bin"
+_FLOATS = {"F64", "F32", "F16", "BF16"}
 _PLAIN_DTYPES = {"F32", "I64", "I32", "U8", "BOOL", "I8", "I16"}
+
+
+class _Source(NamedTuple):
+    """A tensor of a checkpoint: how it is stored, and its values when they are wanted."""
+
+    layout: Layout
+    read: Callable[[], NDArray[Any]]
 
 
 def plain_folder(folder: Path) -> Path:
@@ -36,15 +50,16 @@ def plain_folder(folder: Path) -> Path:
         BundleError: damaged weights.
         MissingPackage: the conversion needs torch or transformers.
     """
-    plain, index = folder / WEIGHTS_FILE, folder / f"{WEIGHTS_FILE}.index.json"
-    origin = next((path for path in (plain, index, folder / "pytorch_model.bin") if path.is_file()), None)
+    plain, pickled = folder / WEIGHTS_FILE, folder / PICKLED_FILE
+    known = [plain, folder / f"{WEIGHTS_FILE}.index.json", pickled, folder / f"{PICKLED_FILE}.index.json"]
+    origin = next((path for path in known if path.is_file()), None)
     if origin is None and (folder / INT8_WEIGHTS_FILE).is_file():
         raise UsageError(
             f"{folder} is a bundle of 8-bit weights, which can be run but not trained or exported; give the float32 "
             "checkpoint that it was made of."
         )
     if origin is None:
-        raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor pytorch_model.bin; it is not a backbone.")
+        raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor {PICKLED_FILE}; it is not a backbone.")
     as_is = origin == plain and all(t.dtype in _PLAIN_DTYPES for t in Checkpoint.open(plain).tensors.values())
     has_slow = any((folder / name).is_file() for name in _SLOW) or _reads_bytes(folder)
     slow_tokenizer = has_slow and not (folder / "tokenizer.json").is_file()
@@ -61,10 +76,10 @@ def plain_folder(folder: Path) -> Path:
             if as_is:
                 shutil.copyfile(plain, new / WEIGHTS_FILE)
             else:
-                tensors: dict[str, NDArray[Any]] = {}
+                sources: dict[str, _Source] = {}
                 for part in parts:
-                    tensors |= _read_pickle(part) if part.suffix == ".bin" else _read_safetensors(part)
-                _write_float32(tensors, new / WEIGHTS_FILE)
+                    sources |= _in_pickle(part) if part.suffix == ".bin" else _in_safetensors(part)
+                _write_float32(sources, new / WEIGHTS_FILE)
             if slow_tokenizer:
                 _convert_tokenizer(folder, new)
     return target
@@ -124,8 +139,8 @@ def _parts(origin: Path) -> list[Path]:
     return parts
 
 
-def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
-    """Read with torch's restricted unpickler, which runs no code."""
+def _in_pickle(origin: Path) -> dict[str, _Source]:
+    """By torch's restricted unpickler, which runs no code."""
     try:
         import torch
     except ImportError:
@@ -134,12 +149,22 @@ def _read_pickle(origin: Path) -> dict[str, NDArray[Any]]:
         ) from None
     try:
         _refuse_inflated(origin)
-        state = torch.load(origin, map_location="cpu", weights_only=True)
-        return {name: t.float().numpy() if t.is_floating_point() else t.numpy() for name, t in state.items()}
+        # Mapped where it can be: the format before PyTorch 1.6 cannot.
+        state = torch.load(origin, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(origin))
+        return {name: _of_torch(tensor) for name, tensor in state.items()}
     except BundleError:
         raise
     except Exception as error:  # pickle, zip and attribute errors: all mean that it is no state dict
         raise BundleError(f"{origin} is not a PyTorch state dict ({type(error).__name__}); fetch it again.") from error
+
+
+def _of_torch(tensor: torch.Tensor) -> _Source:
+    shape = tuple(tensor.shape)
+    if tensor.is_floating_point():
+        return _Source(Layout("F32", shape), lambda: tensor.float().numpy())
+    values = tensor.numpy()
+    dtype = next(name for name, known in NUMPY_TYPES.items() if np.dtype(known) == values.dtype)
+    return _Source(Layout(dtype, shape), lambda: values)
 
 
 def _refuse_inflated(origin: Path) -> None:
@@ -158,24 +183,27 @@ def _refuse_inflated(origin: Path) -> None:
         raise BundleError(f"{origin} is compressed inside, which PyTorch never writes. Do not use it.")
 
 
-def _read_safetensors(path: Path) -> dict[str, NDArray[Any]]:
-    tensors = {}
+def _in_safetensors(path: Path) -> dict[str, _Source]:
+    sources = {}
     for stored in Checkpoint.open(path).tensors.values():
         if stored.dtype not in NUMPY_TYPES:
             known = ", ".join(sorted(NUMPY_TYPES))
             raise BundleError(f"{path}: tensor {stored.name} is {stored.dtype}; what can be converted: {known}.")
-        values = np.fromfile(path, NUMPY_TYPES[stored.dtype], math.prod(stored.shape), offset=stored.offset)
-        if stored.dtype == "BF16":  # the upper half of a float32
-            values = (values.astype("<u4") << 16).view("<f4")
-        tensors[stored.name] = values.reshape(stored.shape)
-    return tensors
+        sources[stored.name] = _Source(Layout(stored.dtype, stored.shape), partial(_read, path, stored))
+    return sources
 
 
-def _write_float32(tensors: Mapping[str, NDArray[Any]], path: Path) -> None:
-    from safetensors.numpy import save_file
+def _read(path: Path, stored: StoredTensor) -> NDArray[Any]:
+    values = np.fromfile(path, NUMPY_TYPES[stored.dtype], math.prod(stored.shape), offset=stored.offset)
+    if stored.dtype == "BF16":  # the upper half of a float32
+        values = (values.astype("<u4") << 16).view("<f4")
+    return values.reshape(stored.shape)
 
-    plain = {
-        name: np.ascontiguousarray(tensor, np.float32) if tensor.dtype.kind == "f" else np.ascontiguousarray(tensor)
-        for name, tensor in tensors.items()
-    }
-    save_file(plain, path, metadata={"format": "pt"})
+
+def _write_float32(sources: Mapping[str, _Source], path: Path) -> None:
+    """One tensor after the other: the whole may be larger than memory."""
+    layout = {name: one.layout for name, one in sources.items()}
+    layout |= {name: each._replace(dtype="F32") for name, each in layout.items() if each.dtype in _FLOATS}
+    plain = {name: np.dtype(NUMPY_TYPES[dtype]) for name, (dtype, _) in layout.items()}
+    values = ((name, np.asarray(one.read(), plain[name])) for name, one in sources.items())
+    write_safetensors(path, layout, values, {"format": "pt"})

@@ -12,10 +12,21 @@ from onnx import TensorProto, helper, numpy_helper
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.errors import BundleError
 
-__all__ = ["BUNDLE_FILES", "INT8_WEIGHTS_FILE", "IR_VERSION", "OPSET", "WEIGHTS_FILE", "Emitter", "external_tensor"]
+__all__ = [
+    "BUNDLE_FILES",
+    "DTYPES",
+    "INT8_WEIGHTS_FILE",
+    "IR_VERSION",
+    "MOST_INLINE_BYTES",
+    "OPSET",
+    "WEIGHTS_FILE",
+    "Emitter",
+    "external_tensor",
+]
 
 OPSET = 20
 IR_VERSION = 10  # onnx 1.23 would write 14, which ONNX Runtime 1.31 refuses
+MOST_INLINE_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 WEIGHTS_FILE, INT8_WEIGHTS_FILE = "model.safetensors", "model.int8.safetensors"
 # What travels with the weights, read by us or by transformers.
 BUNDLE_FILES = (
@@ -26,7 +37,8 @@ BUNDLE_FILES = (
     "1_Pooling/config.json",
 )
 
-_ONNX_TYPES = {"F32": TensorProto.FLOAT, "I8": TensorProto.INT8}
+_ONNX_TYPES: Mapping[str, int] = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "I8": TensorProto.INT8}
+DTYPES = {number: name for name, number in _ONNX_TYPES.items()}  # ONNX's number -> safetensors' name
 
 
 class Emitter:
@@ -106,10 +118,10 @@ class Emitter:
         )
 
 
-def external_tensor(stored: StoredTensor) -> TensorProto:
-    """An initializer that lies in the weights file: the tensor's own name, bytes and shape."""
+def external_tensor(stored: StoredTensor, file: str | None = None) -> TensorProto:
+    """An initializer that lies in a file, the tensor's own unless given: its name, bytes and shape."""
     tensor = TensorProto(name=stored.name, data_type=_ONNX_TYPES[stored.dtype], dims=stored.shape)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", stored.file), ("offset", stored.offset), ("length", stored.n_bytes)):
+    for key, value in (("location", file or stored.file), ("offset", stored.offset), ("length", stored.n_bytes)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor

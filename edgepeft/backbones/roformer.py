@@ -6,15 +6,20 @@ Letters: T real tokens, d hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from edgepeft.backbones._layouts import ModelLayout
+from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.bert import Bert, BertBuilder
+from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.rotary import Rotary
+from edgepeft.errors import BundleError, UsageError
 
 __all__ = ["FAMILY", "RoFormer"]
 
 _THETA = 10_000.0
+_LEARNT = "embeddings.position_embeddings.weight"
 _LAYOUTS = {
     "roformer": ModelLayout(
         prefix="roformer.",
@@ -37,6 +42,34 @@ class RoFormer(Bert):
         "Sines are computed: a checkpoint's table of them (encoder.embed_positions) is not read; nothing trains it.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
     )
+
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """As BERT's.
+
+        Raises:
+            UsageError: as BERT's; or heads are of odd width, of which no pairs can be turned.
+        """
+        found = super().architecture(config)
+        if found.hidden_size % (2 * found.n_heads):
+            raise UsageError(
+                f"the config's num_attention_heads is {found.n_heads}, which does not divide its hidden_size "
+                f"{found.hidden_size} into heads of even width."
+            )
+        return found
+
+    def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
+        """As BERT's, which has all the tensors that are asked for here.
+
+        Raises:
+            BundleError: as BERT's; or it is BERT's.
+        """
+        checkpoint = super().open_checkpoint(architecture, weights)
+        if checkpoint.has(_LEARNT):
+            raise BundleError(
+                f"{weights} has {_LEARNT}, positions that were learnt, and the config's model_type is "
+                f"{architecture.model_type!r}, which has none; weights and config do not belong together."
+            )
+        return checkpoint
 
     @property
     def builder(self) -> type[BertBuilder]:

@@ -122,7 +122,7 @@ def _download(source: str) -> Path:
     try:
         folder = Path(snapshot_download(source, allow_patterns=[*COMPANIONS, "model*.safetensors*"]))
         if not any(folder.glob("model*.safetensors")):
-            folder = Path(snapshot_download(source, allow_patterns=[*COMPANIONS, "pytorch_model.bin"]))
+            folder = Path(snapshot_download(source, allow_patterns=[*COMPANIONS, "pytorch_model*.bin*"]))
     except Exception as error:  # the library's many kinds all mean: not here, not reachable
         raise UsageError(
             f"there is no folder {source}, and the Hub gave no model of that name ({type(error).__name__}: offline, or "

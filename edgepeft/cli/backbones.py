@@ -81,8 +81,9 @@ def _config(name: str) -> tuple[dict[str, Any], str]:
         return read_config(Path(name) / "config.json"), name
     types, known = families(), {each: config_of(each) for each in architecture_names()}
     if name in types:
-        alike = sorted(known, key=lambda each: known[each]["model_type"] != name)  # its own come first
-        chosen = next(each for each in alike if known[each]["model_type"] in types[name].model_types)
+        nearest = [name, *types[name].model_types]  # its own first, then what its family is named after
+        of = {each: known[each]["model_type"] for each in known if known[each]["model_type"] in nearest}
+        chosen = min(of, key=lambda each: (nearest.index(of[each]), not each.startswith(of[each])))
         return {**known[chosen], "model_type": name}, chosen
     if name.rsplit("/", 1)[-1].lower() not in map(str.lower, known):
         raise UnknownName("backbone", name, {*types, *known})

@@ -59,7 +59,7 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
     facts = entry.model_dump(mode="json", include={*_FACTS})
     try:
         bundle.delta_graph(name)
-        why, problem = "", ""
+        why, problem = entry.untunable, ""
     except EdgepeftError as error:
         why, problem = "its graph is damaged", str(error)
     return {

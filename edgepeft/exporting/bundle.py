@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -28,7 +29,6 @@ from edgepeft.exporting.delta import export_delta
 from edgepeft.exporting.promise import promising_cards
 from edgepeft.exporting.template import write_template
 from edgepeft.exporting.weights import write_weights
-from edgepeft.graph.half import store_in_half
 from edgepeft.graph.sound import check_standard
 from edgepeft.methods.base import Method, method_of
 from edgepeft.resources import new_folder, sha256_of
@@ -42,6 +42,7 @@ from edgepeft.runtime.manifest import (
     WeightsDtype,
 )
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
+from edgepeft.task_name import WEIGHTS
 from edgepeft.tasks._certainty import Promise
 
 __all__ = ["add_deltas", "export_bundle", "write_backbone"]
@@ -94,8 +95,9 @@ def export_bundle(
         cards = promising_cards(paths, promise)
         with stage("backbone"):
             write_backbone(backbone, new, weights)
-        exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards)
-        commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
+        with ExitStack() as staged:
+            exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, staged)
+            commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
         for method in methods:
             with stage(method.name):
                 write_template(exporter.bundle, backbone, exporter.model, method, plain)
@@ -131,8 +133,9 @@ def add_deltas(
     cards = promising_cards(deltas, promise)
     trained = any(path.suffix != ".onnx" for path in deltas)
     original = _original(bundle, backbone) if trained else _as_it_is(bundle)
-    tasks = _Exporter(bundle, original, checks, delta_weights, cards).prepare(deltas, stage)
-    return commit_tasks(bundle, tasks, replace=replace)
+    with ExitStack() as staged:
+        exporter = _Exporter(bundle, original, checks, delta_weights, cards, staged)
+        return commit_tasks(bundle, exporter.prepare(deltas, stage), replace=replace)
 
 
 def _names(deltas: Sequence[Path]) -> list[str]:
@@ -219,6 +222,7 @@ class _Exporter:
     checks: CheckTexts
     delta_weights: DeltaDtype
     cards: Mapping[Path, DeltaCard]  # of deltas whose answers promise something
+    staged: ExitStack  # removes what is kept in files, for its size, until the tasks are written
 
     @cached_property
     def model(self) -> nn.Module:
@@ -236,17 +240,17 @@ class _Exporter:
             return prepare_exported(self.bundle, path)
         delta = Delta.load(path, self.backbone)
         delta.card = self.cards.get(path, delta.card)
-        exported = export_delta(delta, self.backbone)
-        if self.delta_weights == "fp16":
-            store_in_half(exported.graph)
-            check_standard(exported)
+        weights = self.bundle.folder / f".{os.getpid()}.{delta.card.task}{WEIGHTS}"
+        self.staged.callback(weights.unlink, missing_ok=True)
+        exported = export_delta(delta, self.backbone, weights, half=self.delta_weights == "fp16")
         graph = exported.SerializeToString(deterministic=True)
         check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source, delta.card.task_kind))
         quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
         compared = quantised and not delta.card.writes  # of a text, the steps of its check
         rows = (self.checks.data, self.checks.columns) if compared and self.checks.data else None
         data = data_check(delta, self.backbone, self.model, *rows) if rows else None
-        return prepare_task(self.bundle, graph, check, path, data=data)
+        del delta  # it may be as large as the backbone
+        return prepare_task(self.bundle, graph, check, path, weights if weights.is_file() else None, data=data)
 
 
 def _versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -13,33 +14,42 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Helper, Pooling, Role, Site
-from edgepeft.backbones.emit import OPSET
+from edgepeft.backbones.checkpoint import StoredTensor
+from edgepeft.backbones.emit import OPSET, external_tensor
 from edgepeft.backbones.hooks import needs
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES
 from edgepeft.card import ERRORS
 from edgepeft.delta import Delta
-from edgepeft.errors import UsageError
+from edgepeft.exporting.outside import outside_tensors, write_outside
 from edgepeft.exporting.tracing import mark, number_nodes, traced
 from edgepeft.graph import names
 from edgepeft.graph.drawn import DRAWN
 from edgepeft.graph.generated import RECIPE
+from edgepeft.graph.half import store_in_half
 from edgepeft.graph.protos import replace
 from edgepeft.graph.rename import rename_values
+from edgepeft.graph.sound import check_standard
 from edgepeft.graph.training import DROPPED
 from edgepeft.methods._drawn import Drawn
 from edgepeft.methods.base import Generator
+from edgepeft.task_name import WEIGHTS
 
 __all__ = ["export_delta"]
 
 # Two odd sizes, so that neither dimension is taken for a constant or for the other.
 _TOKENS, _BATCH = 7, 3
 _SIZES: Mapping[str, Any] = {"tokens": _TOKENS, "batch": _BATCH, "places": 5, "queries": 9}
-_MOST_BYTES = 1_900_000_000  # of a graph's own tensors: a protobuf ends at 2 GiB
 
 
-def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
+def export_delta(
+    delta: Delta, backbone: Backbone, weights: Path | None = None, *, half: bool = False
+) -> onnx.ModelProto:
     """The self-contained delta graph, opset 20, IR 10; the same delta gives the same bytes.
+
+    Where its tensors are more than a graph can hold, the matrices that replace the backbone's are written to
+    ``weights``, and the graph refers to ``<task>.weights.safetensors`` beside it.  ``half`` stores matrices in half
+    precision.
 
     Inputs: ``<site>``, ``<site>.input``, ``<site>.residual`` [tokens, d], ``pooled.*`` [batch, d],
     ``Helper``, ``weight:<tensor>``, ``generated:<tensor>``, ``drawn:<matrix>``.  Outputs:
@@ -47,15 +57,10 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     written: there they are the backbone's own.  Labels that a decoder scores are adapted values too, int64 constants.
 
     Raises:
-        UsageError: the delta's tensors are more than one graph can hold.
+        UsageError: the delta's tensors are more than one graph can hold, and there is no ``weights``; or a value is
+            beyond what half precision holds.
     """
-    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in delta.tensors().values())
-    if n_bytes > _MOST_BYTES:
-        raise UsageError(
-            f"the task {delta.card.task} has {n_bytes / 1e9:.1f} GB of tensors of its own ({delta.card.method}), and "
-            f"its graph is one file of {_MOST_BYTES / 1e9:.1f} GB at most: train fewer, by lora, an adapter, or top-k "
-            "with fewer layers."
-        )
+    own, beside = outside_tensors(delta, weights), f"{delta.card.task}{WEIGHTS}"
     delta = delta.eval().folded(backbone)
     parts = _Parts(delta)
     stored = {name: backbone.checkpoint.stored_name(name) for name in (*parts.borrowed, *_own(delta))}
@@ -70,7 +75,11 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
     number_nodes(model.graph)
     for name, tensor in delta.override_tensors.items():
         source = f"override/{stored[name]}"
-        model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
+        if name in own:
+            place = StoredTensor(source, "F32", tuple(tensor.shape), 0, tensor.nbytes, beside)
+            model.graph.initializer.append(external_tensor(place))
+        else:
+            model.graph.initializer.append(numpy_helper.from_array(tensor.detach().numpy(), source))
         _give(model.graph, source, names.override(stored[name]), tensor.shape)
     for name, values in (delta.trie.values if delta.trie else {}).items():
         if names.of_labels(name) not in {tensor.name for tensor in model.graph.initializer}:
@@ -80,7 +89,12 @@ def export_delta(delta: Delta, backbone: Backbone) -> onnx.ModelProto:
         _leave_to_the_loader(model.graph, delta.generator, delta.architecture, stored)
     recipe = _leave_drawn_to_the_loader(model.graph, delta)
     mark(model, _properties(delta) | _recipe(delta, stored) | recipe)
-    onnx.checker.check_model(model)
+    if half:
+        store_in_half(model.graph)
+    if own and weights is not None:
+        named = {f"override/{stored[name]}": tensor.detach().numpy() for name, tensor in own.items()}
+        write_outside(model, named, weights, beside)
+    check_standard(model)
     return model
 
 

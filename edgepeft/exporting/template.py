@@ -23,11 +23,11 @@ from edgepeft.graph.splice import splice
 from edgepeft.graph.template import OPEN
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
-from edgepeft.resources import write_atomically
 from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.runtime.manifest import TemplateEntry
 from edgepeft.runtime.session import open_session
 from edgepeft.runtime.tasks import prepare_task
+from edgepeft.runtime.versions import put
 from edgepeft.task_name import named_after
 from edgepeft.training.options import MAX_LENGTH
 
@@ -56,7 +56,7 @@ def write_template(
     exact = None if bundle.manifest.backbone.weights_dtype == "fp32" else _over_float32(backbone, graph)
     prepared = prepare_task(bundle, graph.SerializeToString(deterministic=True), check, where, exact=exact)
     for suffix, content in prepared.content.items():
-        write_atomically(where.with_name(f"{name}{suffix}"), content)
+        put(where.with_name(f"{name}{suffix}"), content)
     entry = TemplateEntry.model_validate(prepared.entry.model_dump())
     templates = {**bundle.manifest.templates, name: entry}
     bundle.manifest = bundle.manifest.model_copy(update={"templates": templates})

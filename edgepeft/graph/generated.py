@@ -5,11 +5,16 @@ A graph with such inputs carries a recipe in its ``metadata_props``, a JSON obje
 its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
 vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P_i^T g>.
+
+Where all of them are more than a protobuf holds, a spliced model has them as external data in ``GENERATED``, which is
+no file: they are made when a session opens, or a file is written, by what the model's metadata then says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,17 +24,21 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones import emit
+from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.errors import BundleError
 from edgepeft.fastfood import Fastfood, ahead
-from edgepeft.graph.names import generated, of_loader, without_prefix
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties
 from edgepeft.host.cores import thread_count
 from edgepeft.mistakes import in_words
 
-__all__ = ["RECIPE", "Generator", "generated_tensors", "generator_of"]
+__all__ = ["RECIPE", "Generator", "add_generated", "generator_of", "made_tensor"]
 
 RECIPE = "edgepeft.generated"
+_PARAMETERS = "edgepeft.generated.parameters"  # of a spliced model: float32 in hexadecimal, by name
+_FLOAT_BYTES = 4
 Floats = NDArray[np.float32]
 
 
@@ -81,10 +90,12 @@ class Generator:
         return Fastfood(self.seed, stream, size, len(vector)), scales[stream]
 
 
-def generated_tensors(
-    delta: onnx.ModelProto, checkpoint: Checkpoint, bound: Mapping[str, str]
-) -> Iterator[onnx.TensorProto]:
-    """One initializer for each generated input, called as ``bound`` says; one after the other, for they are large.
+@Contract(mutates=True)
+def add_generated(
+    model: onnx.ModelProto, delta: onnx.ModelProto, checkpoint: Checkpoint, bound: Mapping[str, str]
+) -> None:
+    """Give a spliced model an initializer for each generated input, called as ``bound`` says; one after the other, for
+    they are large.
 
     Raises:
         BundleError: there is no recipe, or it cannot be followed.
@@ -94,11 +105,29 @@ def generated_tensors(
         return
     generator = generator_of(delta)
     given = {name: _parameter(delta, name) for name in (generator.vector, generator.scales)}
+    published = checkpoint.as_published.tensors
+    shapes = {name: published[without_prefix(name)[1]].shape for name in wanted}
+    if _FLOAT_BYTES * sum(map(math.prod, shapes.values())) >= emit.MOST_INLINE_BYTES:
+        for name, shape in shapes.items():
+            stored = StoredTensor(bound[name], "F32", shape, 0, _FLOAT_BYTES * math.prod(shape), GENERATED)
+            model.graph.initializer.append(emit.external_tensor(stored))
+        parameters = json.dumps({name: values.tobytes().hex() for name, values in given.items()})
+        onnx.helper.set_model_props(
+            model, {**properties(model), RECIPE: properties(delta)[RECIPE], _PARAMETERS: parameters}
+        )
+        return
 
     def make(name: str) -> onnx.TensorProto:
         return numpy_helper.from_array(generator.tensor(name, given, checkpoint), bound[name])
 
-    yield from ahead(make, wanted, thread_count())
+    model.graph.initializer.extend(ahead(make, wanted, thread_count()))  # last: nothing copies them again
+
+
+def made_tensor(model: onnx.ModelProto, name: str, checkpoint: Checkpoint) -> Floats:
+    """A tensor that a spliced model has in ``GENERATED``, by the initializer's name."""
+    parameters = json.loads(properties(model)[_PARAMETERS])
+    given = {name: np.frombuffer(bytes.fromhex(values), np.float32) for name, values in parameters.items()}
+    return generator_of(model).tensor(name.removeprefix("delta/"), given, checkpoint)
 
 
 def generator_of(delta: onnx.ModelProto) -> Generator:

@@ -19,16 +19,16 @@ from edgepeft.graph.names import is_of_loader
 from edgepeft.graph.predicates import same_interface, values_stay, well_formed
 from edgepeft.graph.protos import reads
 
-__all__ = ["halved", "is_half", "rounded", "store_in_half", "widen"]
+__all__ = ["STORED", "halved", "is_half", "rounded", "store_in_half", "widen"]
 
-_STORED = ":fp16"
+STORED = ":fp16"
 _LEAST = 128  # a Cast node and its names take about 200 bytes
 _OVERRIDES = "override/"  # a task of own biases and LayerNorms has nothing but vectors
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
 def store_in_half(graph: onnx.GraphProto) -> None:
-    """Round matrices and overrides to float16.
+    """Round matrices and overrides to float16; what lies outside of the graph is to be ``rounded`` by who writes it.
 
     Raises:
         UsageError: a value is beyond what float16 holds.
@@ -36,17 +36,21 @@ def store_in_half(graph: onnx.GraphProto) -> None:
     names = halved(graph)
     for initializer in graph.initializer:
         if initializer.name in names:
-            name, values = initializer.name, numpy_helper.to_array(initializer)
-            initializer.CopyFrom(numpy_helper.from_array(rounded(name, values), name + _STORED))
+            name = initializer.name
+            if initializer.data_location == TensorProto.EXTERNAL:
+                initializer.name, initializer.data_type = name + STORED, TensorProto.FLOAT16
+            else:
+                values = rounded(name, numpy_helper.to_array(initializer))
+                initializer.CopyFrom(numpy_helper.from_array(values, name + STORED))
             # Before its readers.
-            graph.node.insert(0, helper.make_node("Cast", [name + _STORED], [name], name=name, to=TensorProto.FLOAT))
+            graph.node.insert(0, helper.make_node("Cast", [name + STORED], [name], name=name, to=TensorProto.FLOAT))
 
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface, values_stay], mutates=True)
 def widen(graph: onnx.GraphProto) -> None:
     """Undo ``store_in_half``, so that what it rounded can be trained: its values are stored in float32."""
     readers = Counter(name for node in graph.node for name in reads(node))
-    casts = {node.output[0] + _STORED: node for node in graph.node if node.op_type == "Cast"}
+    casts = {node.output[0] + STORED: node for node in graph.node if node.op_type == "Cast"}
     for initializer in graph.initializer:
         cast = casts.get(initializer.name)
         if cast and initializer.data_type == TensorProto.FLOAT16 and readers[initializer.name] == 1:

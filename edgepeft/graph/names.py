@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "END",
+    "GENERATED",
     "LABELS",
     "LOGITS",
     "LOSS",
@@ -35,6 +36,8 @@ PLACES = "places"  # of one whose rows have several token rows
 POOLING = "pooling"  # of one whose texts are read in windows
 # Of a delta graph's metadata: how many tokens of which id must stand in front of each row.
 PROMPT_LENGTH, PLACEHOLDER_ID = "edgepeft.prompt_length", "edgepeft.placeholder_id"
+# Where a spliced model says that tensors lie which a recipe makes: it is no file.
+GENERATED = "generated"
 _ADAPTED = ":adapted"
 _OVERRIDE = "override:"
 _WEIGHT = "weight:"

@@ -10,8 +10,9 @@ import onnx
 from onnx import TensorProto, defs
 
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
-from edgepeft.graph.names import LOGITS
+from edgepeft.graph.names import GENERATED, LOGITS
 from edgepeft.graph.protos import ancestors, reads, subgraphs, writers
+from edgepeft.task_name import WEIGHTS
 
 __all__ = [
     "all_used",
@@ -74,10 +75,11 @@ def standard(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def weights_outside(graph: onnx.GraphProto) -> Iterator[str]:
-    """What lies in another file lies in the bundle's weights."""
+    """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.outside`` says."""
     for tensor in graph.initializer:
         where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-        if tensor.data_location == TensorProto.EXTERNAL and where not in (WEIGHTS_FILE, INT8_WEIGHTS_FILE):
+        known = where in (WEIGHTS_FILE, INT8_WEIGHTS_FILE, GENERATED) or where.endswith(WEIGHTS)
+        if tensor.data_location == TensorProto.EXTERNAL and not known:
             yield f"{tensor.name!r} lies in {where!r}"
 
 

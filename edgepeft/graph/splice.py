@@ -15,7 +15,7 @@ from edgepeft.errors import BundleError
 from edgepeft.graph.bias import split_biases
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.drawn import drawn_tensors
-from edgepeft.graph.generated import generated_tensors
+from edgepeft.graph.generated import add_generated
 from edgepeft.graph.names import LOGITS, STATES, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, weights_outside, well_formed
 from edgepeft.graph.prompt import prepend_placeholders, prompt_of
@@ -162,7 +162,7 @@ def _joined(
     prune(graph)
     graph.initializer.extend(drawn_tensors(whole, bound))
     if generate:
-        graph.initializer.extend(generated_tensors(whole, checkpoint, bound))  # last: nothing copies them again
+        add_generated(joined, whole, checkpoint, bound)
     else:
         given = {name for i, name in bound.items() if without_prefix(i)[0] == "generated"}
         graph.input.extend(i for i in part.graph.input if i.name in given)

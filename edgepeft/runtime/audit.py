@@ -13,7 +13,8 @@ import onnx
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import EdgepeftError, VerificationFailed
 from edgepeft.graph.sound import check_standard
-from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
+from edgepeft.runtime.bundle import BACKBONE_FILE, TEMPLATES_FOLDER
+from edgepeft.runtime.files import expect_hash, read_graph
 from edgepeft.runtime.manifest import Verification
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.text_check import TextCheck

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError
+from edgepeft.task_name import WEIGHTS
 
 __all__ = ["check_file", "check_folder"]
 
@@ -25,7 +26,7 @@ _CHECK_BYTES = 64 * _MIB  # of 64 rows' token ids and logits
 _GRAPH_BYTES = 64 * _MIB  # of a graph without weights: a thousand layers
 # A delta replaces each float32 weight at most once; 8-bit weights take a quarter of those.
 _OF_WEIGHTS = 5
-_WEIGHTS = (WEIGHTS_FILE, INT8_WEIGHTS_FILE)
+_BACKBONES = (WEIGHTS_FILE, INT8_WEIGHTS_FILE)
 
 
 def check_folder(folder: Path) -> None:
@@ -36,7 +37,7 @@ def check_folder(folder: Path) -> None:
             user may not look into the folder.
     """
     inside = folder.resolve()
-    weights_bytes = sum(path.stat().st_size for name in _WEIGHTS if (path := inside / name).is_file())
+    weights_bytes = sum(path.stat().st_size for name in _BACKBONES if (path := inside / name).is_file())
     for path in _entries(inside):
         shown = folder / path.relative_to(inside)
         if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
@@ -84,6 +85,8 @@ def _most_bytes(name: str, weights_bytes: int) -> int | None:
     """How large a file of that name can be; None for what is not read whole."""
     if name.endswith(".check.safetensors"):
         return _CHECK_BYTES
+    if name.endswith(WEIGHTS):
+        return _GRAPH_BYTES + _OF_WEIGHTS * weights_bytes
     if name.endswith(".onnx"):
         return _GRAPH_BYTES + (0 if name == "backbone.onnx" else _OF_WEIGHTS * weights_bytes)
     if name == "tokenizer.json":

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture, Family, family_of
 from edgepeft.backbones.checkpoint import Checkpoint
@@ -16,14 +17,15 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.graph.outside import location, outside, outside_values
 from edgepeft.graph.protos import copied
-from edgepeft.graph.sound import check_sound
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.unread import drop_unread_rows
-from edgepeft.resources import file_identity, sha256_of
+from edgepeft.resources import file_identity
+from edgepeft.runtime.files import check_owner, content_at, expect_hash, parse_delta, read_graph
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 from edgepeft.runtime.verify import Tolerance, allowed_for
-from edgepeft.runtime.versions import GRAPH, locate
+from edgepeft.runtime.versions import GRAPH, WEIGHTS, locate
 
 __all__ = [
     "BACKBONE_FILE",
@@ -32,9 +34,6 @@ __all__ = [
     "TASKS_FOLDER",
     "TEMPLATES_FOLDER",
     "Bundle",
-    "check_owner",
-    "parse_graph",
-    "read_graph",
 ]
 
 BACKBONE_FILE = "backbone.onnx"
@@ -49,7 +48,8 @@ class Bundle:
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         self.manifest = Manifest.read(self.folder)
-        self.sound_weights: frozenset[str] = frozenset()  # identities of files that hold the manifest's weights
+        # Identities of files that hold the manifest's weights; with a hash behind it, those of a task.
+        self.sound_weights: frozenset[str] = frozenset()
 
     @property
     def weights(self) -> Path:
@@ -95,13 +95,19 @@ class Bundle:
         Raises:
             BundleError: truncated, altered, or replaced since the bundle was opened.
         """
-        before = _identity(self.weights)
-        if before not in self.sound_weights:
-            self._expect_hash(self.weights, self.manifest.backbone.sha256.weights)
-            if before is None or _identity(self.weights) != before:
-                raise BundleError(f"{self.weights} was changed while it was read; repeat when nothing writes to it.")
-            self.sound_weights |= {before}
+        self._require_sound(self.weights, self.manifest.backbone.sha256.weights)
         return self._index
+
+    def _require_sound(self, path: Path, sha256: str) -> None:
+        """As ``_expect_hash``, for a large file: hashed once while it stays as it is."""
+        ours = path == self.weights
+        before = _identity(path)
+        key = before if ours else f"{before} {sha256}"
+        if key not in self.sound_weights:
+            self._expect_hash(path, sha256)
+            if before is None or key is None or _identity(path) != before:
+                raise BundleError(f"{path} was changed while it was read; repeat when nothing writes to it.")
+            self.sound_weights |= {key}
 
     @cached_property
     def _index(self) -> Checkpoint:
@@ -191,11 +197,26 @@ class Bundle:
             UnknownName: no such task.
             BundleError: truncated, altered, or of another backbone.
         """
-        path = self.current(task, GRAPH)
-        self._expect_hash(path, self.entry(task).sha256)
-        graph = read_graph(path)
+        path, entry = self.current(task, GRAPH), self.entry(task)
+        self._expect_hash(path, entry.sha256)
+        weights = None if entry.weights_sha256 is None else self.current(task, WEIGHTS)
+        if weights is not None and entry.weights_sha256 is not None:
+            self._require_sound(weights, entry.weights_sha256)
+        graph = parse_delta(content_at(path), path, weights)
         check_owner(graph, self.manifest, path)
         return graph
+
+    def outside(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The names and values of what a model of this bundle reads from elsewhere than its weights file.
+
+        Raises:
+            BundleError: a file is gone, or a recipe cannot be followed.
+        """
+        return outside_values(model, self.tensors_outside(model), self.checkpoint)
+
+    def tensors_outside(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
+        """What a model of this bundle reads from elsewhere than its weights file."""
+        return [tensor for tensor in outside(model.graph) if location(tensor) != self.manifest.backbone.weights_file]
 
     def graph(self, task: str | None) -> onnx.ModelProto:
         """The model of a task, which runs the rows that its head reads, or the bare backbone's for None.
@@ -243,65 +264,3 @@ def _identity(path: Path) -> str | None:
         return file_identity(path)
     except OSError:
         return None
-
-
-def expect_hash(path: Path, expected: str) -> None:
-    """See that a file is the one that the manifest names.
-
-    Raises:
-        BundleError: it is missing or has other bytes.
-    """
-    try:
-        actual = sha256_of(path)
-    except OSError as error:
-        raise BundleError(f"{path} cannot be read ({error.strerror}); the bundle is incomplete.") from error
-    if actual != expected:
-        raise BundleError(
-            f"{path} is not the file that the bundle was made with: its SHA-256 is {actual[:12]}, the manifest says "
-            f"{expected[:12]}. It is truncated or altered; export or copy the bundle again."
-        )
-
-
-def read_graph(path: Path, weights: str | None = None) -> onnx.ModelProto:
-    """An ONNX file without its external weights, which may only lie in ``weights``, a file beside it.
-
-    Raises:
-        BundleError: missing, damaged, not an ONNX model, or one that refers to another file.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BundleError(f"{path} is missing or cannot be read ({error.strerror}).") from error
-    return parse_graph(content, path, weights)
-
-
-def parse_graph(content: bytes, where: Path, weights: str | None = None) -> onnx.ModelProto:
-    """The model of an ONNX file's bytes; arguments and errors as ``read_graph``."""
-    try:
-        model = onnx.load_model_from_string(content)
-    except (DecodeError, ValueError) as error:
-        raise BundleError(f"{where} is truncated or not an ONNX model.") from error
-    check_sound(model, where, weights)
-    return model
-
-
-def check_owner(graph: onnx.ModelProto, manifest: Manifest, path: Path) -> dict[str, str]:
-    """The delta graph's metadata, after a check that it belongs to this backbone.
-
-    Raises:
-        BundleError: not a delta graph, of another format version, or of another backbone.
-    """
-    facts = {entry.key: entry.value for entry in graph.metadata_props}
-    if facts.get("edgepeft.format") != "edgepeft.task/1":
-        version = facts.get("edgepeft.format", "none")
-        raise BundleError(f"{path} is not a delta graph that this version knows; its edgepeft.format is {version}.")
-    wanted = manifest.backbone.identity
-    if facts.get("edgepeft.backbone_sha256") != wanted:
-        theirs = (
-            f"{facts.get('edgepeft.backbone', 'unknown')} (weights {facts.get('edgepeft.backbone_sha256', '')[:12]})"
-        )
-        raise BundleError(
-            f"{path} belongs to the backbone {theirs}, this bundle holds {manifest.backbone.source} "
-            f"(weights {wanted[:12]}). Export the task again for this backbone."
-        )
-    return facts

@@ -28,7 +28,7 @@ from edgepeft.runtime.text_sizes import written_bytes
 from edgepeft.runtime.tuning.memory import demand_of, matrices_read, most_within, packed_bytes, stored_bytes
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
-from edgepeft.runtime.versions import GRAPH
+from edgepeft.runtime.versions import GRAPH, WEIGHTS, hashes
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import Kind
 
@@ -153,7 +153,7 @@ def _inference(
     read = {name for graph in graphs for name in matrices_read(graph.graph)}
     # A table of words that is the output's too lies there in both forms.
     read -= {node.input[0] for graph in graphs for node in graph.graph.node if node.op_type == "Gather"}
-    delta = 0 if entry is None else entry.n_bytes * (2 if entry.weights_dtype == "fp16" else 1)
+    delta = 0 if task is None else _inline_bytes(bundle, task)
     private = 0 if entry is None else entry.private_bytes
     tokenizer = bundle.folder / "tokenizer.json"
     fixed = {
@@ -191,6 +191,13 @@ def _inference(
         task_bytes=further,
         first_start_bytes=first,
     )
+
+
+def _inline_bytes(bundle: Bundle, task: str) -> int:
+    """Of what a task's graph holds itself, in float32: what lies beside it is mapped, as the backbone's weights are."""
+    entry = bundle.entry(task)
+    stored = entry.n_bytes if entry.weights_sha256 is None else bundle.current(task, GRAPH).stat().st_size
+    return stored * (2 if entry.weights_dtype == "fp16" else 1)
 
 
 def _labelled(bundle: Bundle, task: str | None, length: int) -> Callable[[int], dict[str, int]]:
@@ -244,13 +251,18 @@ def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[Tu
         return from_template(bundle, "new", template, _AnyRows(Path()), options, new=False), None
     if task is None:
         return None, "the bare backbone is not tuned; name a task or a template"
+    if why := bundle.entry(task).untunable:
+        return None, why
     return from_task(bundle, task, _AnyRows(Path(), pairs=bundle.entry(task).pairs), options), None
 
 
 def _disk(bundle: Bundle) -> dict[str, int]:
     """Bytes of the bundle's folder, and of the packed copy that the cache will hold."""
     own = sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
-    graph, files = bundle.backbone_graph.graph, [bundle.current(name, GRAPH) for name in bundle.manifest.tasks]
+    graph, tasks_of = bundle.backbone_graph.graph, bundle.manifest.tasks
+    files = [
+        bundle.current(name, each) for name in tasks_of for each in (GRAPH, WEIGHTS) if each in hashes(tasks_of[name])
+    ]
     try:
         tasks = sum(path.stat().st_size for path in files)
     except OSError as error:

@@ -159,6 +159,7 @@ class TaskEntry(_Model):
     shared_layers: int = Field(default=0, ge=0)  # lowest layers that it leaves as they are: several tasks run them once
     sha256: FileHash
     check_sha256: FileHash
+    weights_sha256: FileHash | None = None  # of the file beside its graph, where it has more than a graph can hold
     metrics: dict[str, Any] = {}
     training: dict[str, Any] = {}
     verification: Verification | None = None
@@ -169,6 +170,23 @@ class TaskEntry(_Model):
     def writes(self) -> bool:
         """Whether the answer is a text, token by token."""
         return self.head_reads == "text"
+
+    @property
+    def untunable(self) -> str:
+        """Why a board cannot tune it; empty where it can."""
+        return "" if self.weights_sha256 is None else "its tensors are more than a graph can hold"
+
+    def require_tunable(self, task: str) -> None:
+        """See that a board can tune the task, which has that name.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self.untunable:
+            raise UsageError(
+                f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
+                "edgepeft train; or tune a task of fewer parameters, as by lora."
+            )
 
     @property
     def task_kind(self) -> Kind:

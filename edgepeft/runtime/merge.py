@@ -5,6 +5,7 @@ A task that writes text is two graphs over one file of weights: ``edgepeft.runti
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from pathlib import Path
@@ -13,12 +14,15 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx.external_data_helper import load_external_data_for_model
+from onnx import helper
 from tokenizers import Tokenizer
 
+from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
+from edgepeft.graph.outside import outside, outside_values, store_outside, within
 from edgepeft.resources import new_folder, write_json
-from edgepeft.runtime.bundle import Bundle, expect_hash
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.files import expect_hash
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import TaskEntry, Verification
 from edgepeft.runtime.merge_forms import form_of
@@ -31,11 +35,12 @@ __all__ = ["MODEL_FILE", "merge_task"]
 
 MODEL_FILE = "model.onnx"
 _TOKENIZER_FILES = ("tokenizer.json", "special_tokens_map.json")
-_MOST_INLINE = 1_900_000_000  # protobuf ends at 2 GiB; above, the weights lie beside the graph
 
 
 def merge_task(bundle: Bundle, task: str, out: Path, *, force: bool = False) -> Verification:
     """Write ``model.onnx`` with all weights in it, the config with the task's labels, and the tokenizer.
+
+    Weights that are more than a protobuf can hold are in ``model.onnx_data`` beside it.
 
     Inputs and outputs are those of transformers' class for the kind of task: ``logits`` alone, but for what
     ``merge_forms`` has.  The task's check file is replayed on the file that was written.  A task that writes text: as
@@ -66,10 +71,19 @@ def _write_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     for name, content in form.notes(entry, bundle.architecture.hidden_size).items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_json(folder / name, content)
-    load_external_data_for_model(model, str(bundle.folder))
-    inline = sum(len(tensor.raw_data) for tensor in model.graph.initializer) < _MOST_INLINE
-    onnx.save_model(model, folder / MODEL_FILE, save_as_external_data=not inline, location=f"{MODEL_FILE}_data")
+    tensors = [*outside(model.graph)]
+    values = outside_values(model, tensors, bundle.checkpoint)
+    if sum(map(_n_bytes, model.graph.initializer)) >= emit.MOST_INLINE_BYTES:
+        store_outside(tensors, values, folder / f"{MODEL_FILE}_data")
+    else:
+        within(model, values)
+    (folder / MODEL_FILE).write_bytes(model.SerializeToString())
     return _verified(bundle, task, folder / MODEL_FILE)
+
+
+def _n_bytes(tensor: onnx.TensorProto) -> int:
+    n_bytes: int = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
+    return n_bytes
 
 
 def _config(config: dict[str, Any], entry: TaskEntry) -> dict[str, Any]:

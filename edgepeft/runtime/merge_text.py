@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.backbones.text import LOGITS
+from edgepeft.graph.outside import store_outside
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
 from edgepeft.resources import write_json
-from edgepeft.runtime.bundle import Bundle, expect_hash
+from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import GREEDY
+from edgepeft.runtime.files import expect_hash
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.manifest import Verification
 from edgepeft.runtime.session import failing_as, plain_session
 from edgepeft.runtime.text_check import TextCheck
-from edgepeft.runtime.versions import CHECK
+from edgepeft.runtime.versions import CHECK, WEIGHTS
 
 __all__ = ["DECODER_FILE", "ENCODER_FILE", "write_text_model"]
 
@@ -29,6 +32,8 @@ ENCODER_FILE, DECODER_FILE = "encoder_model.onnx", "decoder_model_merged.onnx"
 
 def write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     """Write the two graphs, the unchanged weights file that both read, and ``generation_config.json``.
+
+    The task's tensors are in ``<task>.weights.safetensors`` where they are more than a protobuf can hold.
 
     Greedy decoding is the default there, of as many tokens as ``Runtime.write`` takes.  The task's check file is
     replayed on the files that were written.
@@ -39,6 +44,10 @@ def write_text_model(bundle: Bundle, task: str, folder: Path) -> Verification:
     encoder, decoder = bundle.text_graphs_of(task)
     architecture, width = bundle.architecture, bundle.architecture.hidden_size
     shutil.copyfile(bundle.weights, folder / bundle.weights.name)
+    if own := [*bundle.tensors_outside(encoder), *bundle.tensors_outside(decoder)]:
+        known = {tensor.name for tensor in bundle.tensors_outside(encoder)}  # both read the table of words
+        further = (pair for pair in bundle.outside(decoder) if pair[0] not in known)
+        store_outside(own, chain(bundle.outside(encoder), further), folder / f"{task}{WEIGHTS}")
     onnx.save_model(optimum_encoder(encoder, width), folder / ENCODER_FILE)
     onnx.save_model(optimum_decoder(encoder, decoder, width), folder / DECODER_FILE)
     assert architecture.decoder is not None, "it has a graph"

@@ -27,7 +27,7 @@ from edgepeft.resources import cache_folder, locked, private_folder, sha256_of, 
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
 from edgepeft.runtime.manifest import MANIFEST_FILE, FileHash, Manifest
-from edgepeft.task_name import CHECK, GRAPH, TRAINING
+from edgepeft.task_name import SUFFIXES
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -86,7 +86,7 @@ def uncovered(folder: Path) -> list[str]:
     named = {*SIGNED_FILES, SIGNATURE_FILE, BACKBONE_FILE, manifest.backbone.weights_file}
     named |= {ENCODER_FILE, DECODER_FILE} if manifest.backbone.text else set()
     for place, entries in ((TASKS_FOLDER, manifest.tasks), (TEMPLATES_FOLDER, manifest.templates)):
-        named |= {f"{place}/{name}{suffix}" for name in entries for suffix in (GRAPH, CHECK, TRAINING)}
+        named |= {f"{place}/{name}{suffix}" for name in entries for suffix in SUFFIXES}
     files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     # The version before of a task is in the manifest with its hashes, as the one in force.
     return sorted(name for name in files if name not in named and not name.startswith(f"{TASKS_FOLDER}/versions/"))

@@ -25,9 +25,10 @@ from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.mistakes import in_words
-from edgepeft.resources import locked, write_atomically
+from edgepeft.resources import locked, sha256_of, write_atomically
 from edgepeft.runtime.bounds import check_file
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle, check_owner, parse_graph
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.runtime.files import check_owner, parse_delta
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.manifest import CheckReference, Manifest, OnData, TaskEntry, Verification
 from edgepeft.runtime.model_card import model_card
@@ -35,9 +36,20 @@ from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.text_check import TextCheck
 from edgepeft.runtime.verify import DataCheck, Tolerance, allowed_for, read_check, replay, require_passed
-from edgepeft.runtime.versions import CHECK, GRAPH, TRAINING, content_of, drop_versions, hashes, keep, settle
+from edgepeft.runtime.versions import (
+    CHECK,
+    GRAPH,
+    WEIGHTS,
+    Content,
+    content_of,
+    drop_versions,
+    hashes,
+    keep,
+    put,
+    settle,
+)
 from edgepeft.runtime.weights import TaskSession
-from edgepeft.task_name import check_new_name, check_task_name
+from edgepeft.task_name import SUFFIXES, check_new_name, check_task_name
 from edgepeft.tasks.base import Kind, stated
 
 __all__ = [
@@ -55,18 +67,11 @@ _FLOAT_BYTES = 4  # an override is float32, whatever it replaces
 
 @dataclass(frozen=True)
 class PreparedTask:
-    """A verified task, ready to be written; ``training`` is the file that versions before this one wrote."""
+    """A verified task, ready to be written: its files, by suffix."""
 
     name: str
-    graph: bytes
-    check: bytes
+    content: Mapping[str, Content]
     entry: TaskEntry
-    training: bytes | None = None
-
-    @property
-    def content(self) -> dict[str, bytes]:
-        """Its files, by suffix."""
-        return {GRAPH: self.graph, CHECK: self.check} | ({TRAINING: self.training} if self.training else {})
 
 
 def prepare_task(
@@ -74,6 +79,7 @@ def prepare_task(
     graph: bytes,
     check: bytes,
     where: Path,
+    weights: Path | None = None,
     *,
     data: DataCheck | None = None,
     reference: CheckReference = "pytorch",
@@ -81,13 +87,14 @@ def prepare_task(
 ) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 
+    ``weights`` is the file with what is more than the graph can hold, which must stay until the task is written.
     ``exact`` is the task over float32 weights, to be compared in place of what the bundle gives with its own.
 
     Raises:
         BundleError: damaged, of another version or of another backbone.
         VerificationFailed: the task does not give here the logits that ``reference`` gave.
     """
-    delta = parse_graph(graph, where)
+    delta = parse_delta(graph, where, weights)
     facts = check_owner(delta, bundle.manifest, where)
     name = check_task_name(facts.get("edgepeft.task", ""))
     dtype = "fp16" if is_half(delta.graph) else "fp32"
@@ -99,7 +106,7 @@ def prepare_task(
         model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
         depth = shared_layers(model, bundle.architecture, sites)
         drop_unread_rows(model)
-        run = partial(run_session, exact or open_session(model, bundle.folder), LOGITS)
+        run = partial(run_session, exact or open_session(model, bundle.folder, outside=bundle.outside(model)), LOGITS)
         inputs, expected = read_check(check, f"the check file of {where}")
         result = replay(run, inputs, expected, allowed, _kind(card, where).agreement)
         if data is not None:
@@ -112,16 +119,18 @@ def prepare_task(
         card,
         where,
         {
-            "n_bytes": len(graph),
+            "n_bytes": len(graph) + (0 if weights is None else weights.stat().st_size),
             "weights_dtype": dtype,
             "private_bytes": _private_bytes(delta, bundle),
             "shared_layers": depth,
             "sha256": hashlib.sha256(graph).hexdigest(),
             "check_sha256": hashlib.sha256(check).hexdigest(),
+            "weights_sha256": None if weights is None else sha256_of(weights),
             "verification": result.model_dump(),
         },
     )
-    return PreparedTask(name, graph, check, entry)
+    own: dict[str, Content] = {} if weights is None else {WEIGHTS: weights}
+    return PreparedTask(name, {GRAPH: graph, CHECK: check, **own}, entry)
 
 
 def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
@@ -129,7 +138,8 @@ def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Pa
     architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
     read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
     graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
-    session = TextSession(*(TaskSession(open_session(graph, bundle.folder), {}, None) for graph in graphs))
+    opened = (open_session(graph, bundle.folder, outside=bundle.outside(graph)) for graph in graphs)
+    session = TextSession(*(TaskSession(each, {}, None) for each in opened))
     assert architecture.decoder is not None, "there are graphs that write text"
     return read.replay(session, architecture.decoder.start_token_id, allowed)
 
@@ -142,7 +152,7 @@ def _with_data(result: Verification, data: OnData) -> Verification:
 
 
 def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
-    """A ``<task>.onnx`` that another bundle holds, with the check file beside it.
+    """A ``<task>.onnx`` that another bundle holds, with its other files beside it.
 
     Raises:
         UsageError: one of the two files is not there.
@@ -154,9 +164,11 @@ def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
             raise UsageError(
                 f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
             )
-    for file in (path, check):
+    own = path.with_name(f"{path.stem}{WEIGHTS}")
+    weights = own if own.is_file() else None
+    for file in filter(None, (path, check, weights)):
         check_file(file, bundle.weights)
-    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path)
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, weights)
 
 
 def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:
@@ -200,7 +212,7 @@ def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Man
         entries[task.name] = task.entry
         if before is None:
             for suffix, content in task.content.items():
-                write_atomically(folder / f"{task.name}{suffix}", content)
+                put(folder / f"{task.name}{suffix}", content)
         elif hashes(before) == hashes(task.entry):
             entries[task.name] = task.entry.model_copy(update={"previous": before.previous})
         else:
@@ -230,8 +242,7 @@ def roll_back(folder: Path, name: str) -> Manifest:
             raise UsageError(
                 f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one."
             )
-        content = content_of(folder / TASKS_FOLDER, name, before)
-        task = PreparedTask(name, content[GRAPH], content[CHECK], before, content.get(TRAINING))
+        task = PreparedTask(name, content_of(folder / TASKS_FOLDER, name, before), before)
         return _commit(bundle, [task], replace=True)
 
 
@@ -246,7 +257,7 @@ def remove_task(folder: Path, name: str) -> Manifest:
         bundle.manifest.task(name)
         entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
         manifest = _write(bundle, entries)
-        for suffix in (GRAPH, CHECK, TRAINING):
+        for suffix in SUFFIXES:
             (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
         drop_versions(folder / TASKS_FOLDER, name)
     return manifest

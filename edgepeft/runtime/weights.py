@@ -155,11 +155,12 @@ class Weights:
 
     def _open(self, model: onnx.ModelProto) -> ort.InferenceSession:
         checkpoint = self.bundle.checkpoint
+        outside = [*self.bundle.outside(model)]
         if self._prepacked is None:
-            return open_session(model, self.bundle.folder, self.threads)
+            return open_session(model, self.bundle.folder, self.threads, outside=outside)
         self._remember(self._prepacked)
         self._prepacked.place(model, checkpoint)
-        return open_session(model, self._prepacked.folder, self.threads)
+        return open_session(model, self._prepacked.folder, self.threads, outside=outside)
 
     def _remember(self, prepacked: Prepacked) -> None:
         # What was hashed, not what lies there now: somebody may have replaced it since.

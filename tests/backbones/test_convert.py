@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 from graphs import Both
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from tiny import SIZES, ragged, write_model
+from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from edgepeft.backbones.source import open_backbone
+from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.errors import BundleError, UsageError
 
 ROWS = ragged(3, 8, SIZES["bert"])
@@ -180,3 +183,40 @@ def test_what_can_be_neither_folder_nor_name_is_a_usage_error(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError):
         open_backbone(source)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "modernbert", "deberta-v2", "albert", "t5"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("pickle_too", [False, True], ids=["safetensors", "pickled"])
+def test_shards_of_transformers_own_are_the_model_in_float32(
+    tiny: Callable[..., Path], tmp_path: Path, model_type: str, dtype: torch.dtype, pickle_too: bool
+):
+    """Each family, in half precision and in many files, as ``save_pretrained`` writes it."""
+    source, folder = tiny(model_type), tmp_path / "model"
+    of = AutoModelForSeq2SeqLM if model_type == "t5" else AutoModel
+    model = of.from_pretrained(source, dtype=dtype)
+    model.save_pretrained(folder, max_shard_size="20KB", safe_serialization=not pickle_too)
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    kind = "pytorch_model*.bin" if pickle_too else "model-*.safetensors"
+    assert len(list(folder.glob(kind))) >= 2
+    backbone = open_backbone(str(folder))
+    expected = {name: tensor.float() for name, tensor in model.state_dict().items()}
+    for name in backbone.architecture.tensors:
+        stored = backbone.checkpoint.find(name)
+        found = torch.from_numpy(backbone.checkpoint.read(name).copy())
+        assert torch.equal(found, expected[name if name in expected else stored.name]), name
+
+
+def test_the_converted_file_is_as_the_safetensors_library_writes_it(tmp_path: Path):
+    """Deltas name their backbone by its hash, and versions before this one had the library write the file."""
+    source = np.random.default_rng(0)
+    kinds = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "F16": "<f2", "I32": "<i4", "F32": "<f4", "I64": "<i8"}
+    arrays = {
+        f"{name}.{dtype}": (9 * source.standard_normal((3, size))).astype(numpys)
+        for dtype, numpys in kinds.items()
+        for name, size in (("z", 5), ("\u00e4", 2), ("a", 0))
+    }
+    save_arrays(arrays, tmp_path / "library", metadata={"format": "pt"})
+    layout = {name: Layout(name.rpartition(".")[2], array.shape) for name, array in arrays.items()}
+    write_safetensors(tmp_path / "ours", layout, reversed(arrays.items()), {"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "library").read_bytes()

@@ -101,6 +101,13 @@ def test_a_tensor_of_another_shape_is_refused_by_name_with_both_shapes(copied: P
     assert "[32, 48]" in said
 
 
+def test_berts_weights_are_no_roformers(copied: Path):
+    path = copied / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "roformer"}))
+    said = refusal(copied)
+    assert "embeddings.position_embeddings.weight" in said and "'roformer'" in said
+
+
 def test_a_missing_tensor_is_named(copied: Path):
     path = copied / "model.safetensors"
     tensors = load_file(path)
@@ -146,6 +153,7 @@ CONFIG = {
         ({"model_type": "albert", "num_hidden_groups": 3}, "num_hidden_groups is 3, more than its 2 layers"),
         ({"model_type": "albert", "num_hidden_groups": 0}, "num_hidden_groups"),
         ({"model_type": "roformer", "rotary_value": True}, "rotary_value is True; roformer has False"),
+        ({"model_type": "roformer", "num_attention_heads": 32}, "num_attention_heads is 32, which does not divide"),
         ({"model_type": "roformer", "hidden_act": "relu"}, "hidden_act is 'relu'; roformer has gelu"),
         ({"model_type": "xlm-roberta-xl", "pad_token_id": 1, "position_embedding_type": "relative_key"}, "relative"),
         ({"model_type": "ernie", "use_task_id": True, "task_type_vocab_size": "3"}, "task_type_vocab_size"),

@@ -90,6 +90,7 @@ def test_attention_is_read_from_configs_of_transformers_4_and_5(config: Any, exp
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_scaling has the rope_type 'yarn'"),
         ({"rope_scaling": "yarn"}, "rope_scaling must be an object; found 'yarn'"),
         ({"rope_parameters": {NEAR: {"rope_type": "dynamic"}}}, "rope_parameters has the rope_type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters has the rope_type 'yarn'"),
         ({"rope_parameters": {FAR: {"rope_theta": 0}}}, "rope_theta.* found 0"),
         ({"rope_parameters": {FAR: {"partial_rotary_factor": 0.5}}}, "partial_rotary_factor"),
         ({"rope_parameters": {FAR: 3}}, "rope_parameters must be an object; found 3"),

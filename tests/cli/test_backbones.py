@@ -34,7 +34,14 @@ def test_every_family_is_listed_with_its_model_types_and_the_architectures_that_
 
 @pytest.mark.parametrize(
     "name",
-    ["roberta-base", "albert-base-v2", "xlm-roberta-xl", "deberta-v3-base", "google/electra-small-discriminator"],
+    [
+        "roberta-base",
+        "camembert-base",
+        "albert-base-v2",
+        "xlm-roberta-xl",
+        "deberta-v3-base",
+        "google/electra-small-discriminator",
+    ],
 )
 def test_one_has_transformers_sizes(name: str):
     found, config = document(name), transformers.AutoConfig.for_model(**config_of(name))
@@ -49,6 +56,13 @@ def test_a_model_type_without_an_architecture_is_shown_with_its_familys():
     found = document("mt5")
     assert (found["model_type"], found["sizes_of"]) == ("mt5", "t5-base")
     assert "edgepeft" not in edgepeft("backbones", "mt5").stderr
+
+
+@pytest.mark.parametrize(
+    ("model_type", "of"), [("camembert", "camembert-base"), ("data2vec-text", "bert-base-uncased")]
+)
+def test_a_model_type_has_its_own_architectures_sizes_or_those_that_the_family_began_with(model_type: str, of: str):
+    assert _config(model_type) == ({**config_of(of), "model_type": model_type}, of)
 
 
 def test_every_model_type_is_read_as_some_architecture():

@@ -28,7 +28,8 @@ from edgepeft.exporting.bundle import export_bundle, write_backbone
 from edgepeft.exporting.delta import export_delta
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_of
-from edgepeft.runtime.bundle import Bundle, read_graph
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.files import read_graph
 from edgepeft.runtime.merge import merge_task
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.classification import Classification

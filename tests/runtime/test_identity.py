@@ -4,7 +4,7 @@ import pytest
 
 from edgepeft.errors import BundleError
 from edgepeft.resources import file_identity
-from edgepeft.runtime import bundle as bundle_module
+from edgepeft.runtime import files as files_module
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.weights import Weights
@@ -12,7 +12,7 @@ from edgepeft.runtime.weights import Weights
 
 def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundle, monkeypatch):
     weights = bundle / "model.safetensors"
-    hashed = bundle_module.sha256_of
+    hashed = files_module.sha256_of
 
     def sha256_of(path):
         digest = hashed(path)
@@ -22,7 +22,7 @@ def test_weights_that_are_rewritten_while_they_are_hashed_are_not_accepted(bundl
             weights.write_bytes(content)
         return digest
 
-    monkeypatch.setattr(bundle_module, "sha256_of", sha256_of)
+    monkeypatch.setattr(files_module, "sha256_of", sha256_of)
     opened = Bundle(bundle)
     with pytest.raises(BundleError, match="changed while it was read"):
         _ = opened.checkpoint

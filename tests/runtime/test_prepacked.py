@@ -180,7 +180,7 @@ def test_a_limit_that_is_no_number_is_named(exported, monkeypatch):
 
 
 def test_weights_are_hashed_once_and_again_when_they_change(bundle, monkeypatch):
-    from edgepeft.runtime import bundle as module
+    from edgepeft.runtime import files as module
 
     hashed = []
     plain = module.sha256_of

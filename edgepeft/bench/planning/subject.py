@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import config_of, read_config
@@ -17,7 +17,7 @@ from edgepeft.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.resources import package_data, sha256_of, write_atomically
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
-from edgepeft.runtime.versions import GRAPH
+from edgepeft.runtime.versions import GRAPH, WEIGHTS
 from edgepeft.task_name import named_after
 from edgepeft.tasks.base import stated
 
@@ -187,8 +187,12 @@ def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
     from edgepeft.exporting.delta import export_delta
 
     path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
-    write_atomically(path, export_delta(delta, backbone).SerializeToString(deterministic=True))
-    own = {"n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
+    path.parent.mkdir(exist_ok=True)
+    weights = path.with_name(f"{delta.card.task}{WEIGHTS}")
+    write_atomically(path, export_delta(delta, backbone, weights).SerializeToString(deterministic=True))
+    own: dict[str, Any] = {"n_bytes": path.stat().st_size, "sha256": sha256_of(path), "check_sha256": _NO_CHECK}
+    if weights.is_file():
+        own |= {"n_bytes": own["n_bytes"] + weights.stat().st_size, "weights_sha256": sha256_of(weights)}
     return TaskEntry.model_validate({**delta.card.model_dump(), **own})
 
 

@@ -35,6 +35,7 @@ def prepare(job: Job) -> Prepared:
 
     bundle = Bundle(Path(job.bundle))
     architecture = bundle.architecture
+    bundle.entry(job.task or "").require_tunable(job.task or "")
     delta = bundle.delta_graph(job.task or "")
     widen(delta.graph)
     facts = training_facts(delta)

@@ -24,7 +24,8 @@ def prepare(job: Job) -> Prepared:
     options = session_options(job.threads)
     options.enable_profiling = True
     options.profile_file_prefix = str(target)
-    session = open_session(bundle.graph(job.task), bundle.folder, options=options)
+    model = bundle.graph(job.task)
+    session = open_session(model, bundle.folder, options=options, outside=bundle.outside(model))
     read = {value.name for value in session.get_inputs()}
 
     def step(batch: int) -> None:

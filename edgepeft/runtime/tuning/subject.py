@@ -33,8 +33,9 @@ from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.resources import package_data
-from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
+from edgepeft.runtime.bundle import TEMPLATES_FOLDER, Bundle
 from edgepeft.runtime.decoding import GREEDY
+from edgepeft.runtime.files import check_owner, expect_hash, read_graph
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.text_check import TextCheck
 from edgepeft.runtime.tuning.options import TuneOptions
@@ -195,10 +196,12 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
 
     Raises:
         UnknownName: no such task.
-        UsageError: the options do not fit it.
+        UsageError: the options do not fit it; it is too large to be tuned.
         DataError: the rows do not fit it.
     """
-    entry, delta = bundle.entry(task), bundle.delta_graph(task)
+    entry = bundle.entry(task)
+    entry.require_tunable(task)
+    delta = bundle.delta_graph(task)
     if entry.source is not None:
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
