@@ -200,7 +200,9 @@ def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the folder was exchanged, or the file removed by hand
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()
         os.close(descriptor)
 
 
@@ -327,9 +329,12 @@ def refuse_mount_point(path: Path) -> None:
 
 
 def _swap_in(temporary: Path, path: Path) -> None:
-    """Rename ``temporary`` to ``path``; an old folder is moved aside first and removed last."""
+    """Rename ``temporary`` to ``path``; an old folder is exchanged with it, or moved aside first, and removed last."""
     if not path.exists():
         temporary.rename(path)
+        return
+    if _exchanged(temporary, path):
+        shutil.rmtree(temporary, ignore_errors=True)
         return
     aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
     path.rename(aside / "old")
@@ -340,3 +345,15 @@ def _swap_in(temporary: Path, path: Path) -> None:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether the two folders have changed places in one step, so that there is one at each name at any moment.
+
+    By Linux' renameat2(2), which Python does not have; some file systems (vfat, NFS) cannot.
+    """
+    import ctypes
+
+    at_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and call(at_folder, os.fsencode(one), at_folder, os.fsencode(other), exchange) == 0
