@@ -100,19 +100,21 @@ class _Pull:
     def run(self) -> Pulled:
         """Do what is to be done."""
         if not (self.folder / MANIFEST_FILE).is_file():
-            taken = self._replacement(None, ()).put(State())
+            taken = self._replacement(None, ()).put(State(under=_here()))
             return self._pulled(taken=tuple(taken), whole=True)
         here = Manifest.read(self.folder)
         if not State.exists(self.work):
             self._check_same_bundle(here)
         state = State.read(self.work, _graphs(here))
+        before = state.model_copy(deep=True)
+        state.judge_anew_elsewhere(_here())
         decision = self._decision(here, state)
         if not same_base(here, self.published.manifest):
             stay = [task for task in here.tasks if task in decision.keep or task not in self.offered]
             own = [task for task in stay if task not in decision.remove]
-            taken = self._replacement(here, own).put(state)
+            taken = [task for task in self._replacement(here, own).put(state) if task in decision.take]
             return self._pulled(taken=tuple(taken), removed=decision.remove, kept=decision.keep, whole=True)
-        return self._tasks(decision, state)
+        return self._tasks(decision, state, before)
 
     def _pulled(
         self,
@@ -142,10 +144,8 @@ class _Pull:
         """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one."""
         return Replacement(self.folder, self.published, here, tuple(own), self._fetched, self.stage)
 
-    def _tasks(self, decision: Decision, state: State) -> Pulled:
+    def _tasks(self, decision: Decision, state: State, before: State) -> Pulled:
         """The way of everything else: tasks verified one by one, and committed together as the next versions."""
-        before = state.model_copy(deep=True)
-        state.judge_anew_elsewhere(_here())
         refused = {task: why for task in decision.take if (why := state.refused.get(self.offered[task]))}
         prepared = self._prepared([task for task in decision.take if task not in refused], refused, state)
         state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}

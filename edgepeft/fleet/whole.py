@@ -66,7 +66,9 @@ class Replacement:
 
     def _files(self) -> dict[str, Path]:
         """Every published file by its SHA-256: those of the bundle, each read to be sure, and the rest fetched."""
-        wanted = places(self.published.manifest)
+        published = self.published.manifest
+        theirs = {task: entry for task, entry in published.tasks.items() if task not in self.own}
+        wanted = places(published.model_copy(update={"tasks": theirs}))
         stated = {} if self.here is None else places(self.here)
         # An older bundle's manifest has no hashes of config and tokenizer.
         stated |= {name: wanted[name] for name in BUNDLE_FILES if name in wanted and name not in stated}
