@@ -1,4 +1,4 @@
-"""Static files over loopback, with Range requests, as a web server or a bucket has them; counts, and misbehaves on demand."""
+"""Static files over loopback, with Range requests as web servers and buckets have them; counts, and errs on demand."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 from urllib.parse import unquote
 
 __all__ = ["Served", "serving"]
 
-Fault = Callable[[BinaryIO, bytes], None]  # writes a body of its own, given the right one
+Fault = Callable[[Any, bytes], object]  # writes a body of its own, given the right one
 
 
 @dataclass

@@ -24,6 +24,10 @@ def command(
     withdraw: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Take a task out of the channel.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Sign the timestamp anew, before it expires.")] = False,
     rotate: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="Replace a role's keys by new ones.")] = None,
+    to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Bring the repository to the Hugging Face Hub, too.")
+    ] = None,
+    license_id: Annotated[str | None, typer.Option("--license", help="Of the model card on the Hub.")] = None,
     days: Annotated[
         list[str] | None, typer.Option(metavar="ROLE=DAYS", help="Until what is signed now expires. timestamp=7.")
     ] = None,
@@ -66,6 +70,11 @@ def command(
         _say(channel, "withdrawn", fleet.withdraw(repository, keys, withdraw, channel=channel, days=lasting).gone)
     if refresh:
         messages().print(f"signed anew: {', '.join(fleet.refresh(repository, keys, days=lasting))}", markup=False)
+    if to_hub is not None:
+        from edgepeft.fleet.hub import upload
+
+        at = upload(repository, to_hub, fleet.published_in(repository, keys, channel), license_id)
+        messages().print(f"on the Hub: {at}", markup=False, soft_wrap=True)
 
 
 def _say(channel: str, what: str, places: Iterable[str]) -> None:

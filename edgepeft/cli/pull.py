@@ -24,6 +24,9 @@ def command(
     root: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The publisher's 1.root.json, to be trusted from first use on.")
     ] = None,
+    from_hub: Annotated[
+        bool, typer.Option("--from-hub", help="REPOSITORY is OWNER/NAME[@REVISION] on the Hugging Face Hub.")
+    ] = False,
     every: Annotated[
         str | None, typer.Option(metavar="TIME", help="Go on, at random moments once each 30m, 1h or 1d.")
     ] = None,
@@ -35,12 +38,15 @@ def command(
 ) -> None:
     """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
     with requiring("fleet", "pulling"):
+        from edgepeft.fleet.hub import hub_address
         from edgepeft.fleet.pull import pull
         from edgepeft.fleet.rhythm import moments, seconds_of
 
+    address = hub_address(repository) if from_hub else repository
+
     def once() -> Pulled:
         with stages(None) as stage:
-            done = pull(repository, bundle, channel=channel, root=root, replace_tuned=replace_tuned, stage=stage)
+            done = pull(address, bundle, channel=channel, root=root, replace_tuned=replace_tuned, stage=stage)
         _say(done, bundle, as_json)
         return done
 

@@ -46,7 +46,7 @@ def address_of(repository: str) -> str:
     Raises:
         UsageError: it is neither.
     """
-    if repository.startswith(("http://", "https://")):
+    if repository.startswith(("http://", "https://", "hub://")):
         return repository
     if "://" in repository or not Path(repository).is_dir():
         raise UsageError(

@@ -31,7 +31,7 @@ from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.task_name import CHECK, GRAPH
 
-__all__ = ["Publication", "publish", "refresh", "rotate", "withdraw"]
+__all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "withdraw"]
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def withdraw(
         UsageError, BundleError: as ``publish``.
     """
     with _opened(repository, keys, days) as (found, _):
-        before = _published(found, channel)
-        if before is None:
-            raise UnknownName("channel of this repository", channel, found.channels)
+        before = published_in(repository, keys, channel)
         for task in tasks:
             if task not in before.manifest.tasks:
                 raise UnknownName(f"task of the channel {channel}", task, before.manifest.tasks)
@@ -139,6 +137,18 @@ def rotate(repository: Path, keys: Path, role: str, *, days: Mapping[str, int] =
                 root.add_key(signer.public_key, role)
         found.put_in_force()
         found.keys.retire(old)
+
+
+def published_in(repository: Path, keys: Path, channel: str) -> Published:
+    """What a channel holds.
+
+    Raises:
+        UnknownName: there is no such channel.
+    """
+    found = FolderRepository(repository, Keys(keys, repository))
+    if (published := _published(found, channel)) is None:
+        raise UnknownName("channel of this repository", channel, found.channels)
+    return published
 
 
 @contextlib.contextmanager

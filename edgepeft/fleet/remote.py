@@ -25,6 +25,7 @@ from tuf.ngclient import Updater, UpdaterConfig
 
 from edgepeft.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
 from edgepeft.fleet.fetcher import Fetcher, address_of
+from edgepeft.fleet.hub import HUB, HubFetcher
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
 from edgepeft.runtime.bundle import BACKBONE_FILE
 
@@ -50,7 +51,7 @@ class Remote:
         base = address_of(address).rstrip("/")
         self._first = not (self._trusted / "root.json").is_file()
         bootstrap = self._bootstrap(root)
-        self.fetcher = Fetcher(self.files, f"{base}/{TARGETS}/")
+        self.fetcher = (HubFetcher if base.startswith(HUB) else Fetcher)(self.files, f"{base}/{TARGETS}/")
         self._trusted.mkdir(parents=True, exist_ok=True)
         with self._said():
             self._updater = Updater(

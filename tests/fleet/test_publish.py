@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from boards_of import answers
@@ -48,8 +49,8 @@ def test_tufs_own_client_reads_it_over_http(fleet, tmp_path, exported):
     )
     for place in ("tasks/mood.onnx", "model.safetensors"):
         target = client.get_targetinfo(f"stable/{place}")
-        with open(client.download_target(target), "rb") as file:
-            assert file.read() == (exported / place).read_bytes()
+        file = Path(client.download_target(target))
+        assert file.read_bytes() == (exported / place).read_bytes()
         assert target.length == (exported / place).stat().st_size
     entry = json.loads(client.get_targetinfo("stable/tasks/mood.onnx").custom["edgepeft"])
     assert (
@@ -98,7 +99,7 @@ def test_boards_follow_every_rotation_of_keys(fleet, board, retrained):
 def test_two_of_three_root_keys_sign(fleet, tmp_path, exported):
     publish(exported, tmp_path / "r", tmp_path / "k", tasks=["score"], thresholds={"root": 2})
     (tmp_path / "k" / "root-2.pem").rename(tmp_path / "gone.pem")
-    with pytest.raises(UsageError, match="the role root is signed by 2 of its keys, and .* has 1 of them"):
+    with pytest.raises(UsageError, match=r"the role root is signed by 2 of its keys, and .* has 1 of them"):
         rotate(tmp_path / "r", tmp_path / "k", "timestamp")
 
 
