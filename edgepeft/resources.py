@@ -22,6 +22,7 @@ __all__ = [
     "cache_folder",
     "check_target",
     "data_folder",
+    "drop_leftovers",
     "file_identity",
     "locked",
     "new_folder",
@@ -30,6 +31,7 @@ __all__ = [
     "refuse_mount_point",
     "replacing",
     "sha256_of",
+    "synced",
     "write_atomically",
     "write_json",
 ]
@@ -107,7 +109,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def synced(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,12 +150,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = _beside(path)
         try:
             yield temporary
-            _sync(temporary)
+            synced(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        synced(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -257,7 +260,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                 for file in temporary.rglob("*"):
                     if file.is_file():
                         file.chmod(mode)  # safetensors writes private files
-                        _sync(file)
+                        synced(file)
                 _swap_in(temporary, path)
             except BaseException as error:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -267,15 +270,20 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                 if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
                     error.args = (str(error).replace(str(temporary), str(path)),)
                 raise
-        _sync(path.parent)
+        synced(path.parent)
+
+
+def drop_leftovers(path: Path) -> None:
+    """Remove what killed processes left beside ``path`` of folders that were to become it, or were it before."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
+        with contextlib.suppress(OSError), _flocked(left):
+            shutil.rmtree(left)
 
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A new folder beside ``path``, locked as long as this process works in it; those that no process locks go."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
-        with contextlib.suppress(OSError), _flocked(left):
-            shutil.rmtree(left)
+    drop_leftovers(path)
     temporary = _beside(path)
     temporary.mkdir()
     with contextlib.ExitStack() as held:

@@ -19,6 +19,7 @@ from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State, held
 from edgepeft.fleet.whole import Replacement, Stage
+from edgepeft.resources import drop_leftovers
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, remove_task
@@ -73,6 +74,7 @@ def pull(
     work.mkdir(parents=True, exist_ok=True)
     try:
         with held(work, folder):
+            drop_leftovers(folder.resolve())
             return _Pull(Remote(address, work, channel, root), folder, replace_tuned, stage).run()
     finally:
         if not (work / METADATA).is_dir():  # nothing is trusted: leave no trace

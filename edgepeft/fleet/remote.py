@@ -27,6 +27,7 @@ from edgepeft.errors import EdgepeftError, UnknownName, UsageError, Verification
 from edgepeft.fleet.fetcher import Fetcher, address_of
 from edgepeft.fleet.hub import HUB, HubFetcher
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
+from edgepeft.resources import synced
 from edgepeft.runtime.bundle import BACKBONE_FILE
 
 __all__ = ["Remote"]
@@ -99,6 +100,8 @@ class Remote:
         """
         with self._said():
             self._updater.refresh()
+            for path in (self._trusted / "root_history").iterdir():
+                synced(path)  # the updater leaves that to the system, and without a root nothing is trusted
             top = Metadata[Targets].from_file(str(self._trusted / "targets.json")).signed
             channels = (top.delegations.roles or {}) if top.delegations is not None else {}
             if self.channel not in channels:

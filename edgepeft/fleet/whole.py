@@ -56,7 +56,9 @@ class Replacement:
             for task in () if self.here is None else self.here.tasks:
                 claims.enter_context(claim(self.folder, task))
             files = self._files()
-            with new_folder(self.folder, force=True) as fresh:
+            # Behind a link, which stays as it is, and for the same users.
+            with new_folder(self.folder.resolve(), force=True) as fresh:
+                shutil.copymode(self.folder, fresh)
                 taken = self._fill(fresh, files)
                 self._remember(fresh, state, taken)
                 lock.enter_context(locked(self.folder))

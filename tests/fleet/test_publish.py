@@ -103,6 +103,7 @@ def test_two_of_three_root_keys_sign(fleet, tmp_path, exported):
         rotate(tmp_path / "r", tmp_path / "k", "timestamp")
 
 
+@pytest.mark.slow
 def test_channels_are_apart_and_share_their_files(fleet, board, retrained, exported, tmp_path):
     fleet.publish(retrained / "newer", channel="beta", tasks=["mood"])
     assert fleet.pull(board).taken == ()

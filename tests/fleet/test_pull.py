@@ -49,6 +49,7 @@ def test_one_changed_delta_is_one_graph_and_its_check_and_can_be_rolled_back(fle
     assert answers(board) == answers(exported)
 
 
+@pytest.mark.slow
 def test_the_publisher_rolls_back_by_publishing_the_old_file(fleet, board, exported, retrained):
     fleet.publish(retrained / "newer")
     fleet.pull(board)
@@ -74,6 +75,7 @@ def test_a_broken_download_goes_on_where_it_broke_off(fleet, tmp_path):
     assert [(s, n) for path, s, n in fleet.served.asked if path.endswith("model.safetensors")] == [(1000, size - 1000)]
 
 
+@pytest.mark.slow
 def test_a_server_without_ranges_and_a_beginning_of_other_bytes_are_downloaded_anew(fleet, tmp_path, exported):
     fleet.served.faults["model.safetensors"] = lambda body, content: body.write(content[:1000])
     for ranges, spoil in ((False, False), (True, True)):
@@ -132,7 +134,11 @@ def test_another_backbone_replaces_all_but_not_what_was_tuned_unasked(fleet, boa
         fleet.pull(board)
     assert tree(board) == before
     fleet.served.clear()
-    done = fleet.pull(board, replace_tuned=True)
+    board.chmod(0o750)
+    link = board.with_name("link")
+    link.symlink_to(board)
+    done = fleet.pull(link, replace_tuned=True)
+    assert link.is_symlink() and board.stat().st_mode & 0o777 == 0o750
     assert done.whole and done.taken == ("mood", "news") and answers(board) == answers(retrained / "other")
     assert "tokenizer.json" not in asked(fleet.served)  # both have the same
     assert fleet.pull(board).taken == ()
