@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import messages, print_json
+from edgepeft.cli._output import json_text, messages
 from edgepeft.cli._progress import no_longer, stages
 from edgepeft.errors import EdgepeftError, UsageError, VerificationFailed, requiring
 
@@ -25,7 +25,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="The publisher's 1.root.json, to be trusted from first use on.")
     ] = None,
     from_hub: Annotated[
-        bool, typer.Option("--from-hub", help="REPOSITORY is OWNER/NAME[@REVISION] on the Hugging Face Hub.")
+        bool,
+        typer.Option("--from-hub", help="REPOSITORY is OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face Hub."),
     ] = False,
     every: Annotated[
         str | None, typer.Option(metavar="TIME", help="Go on, at random moments once each 30m, 1h or 1d.")
@@ -72,7 +73,7 @@ def _say(done: Pulled, bundle: Path, as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        print_json(asdict(done))
+        typer.echo(json_text(asdict(done)))
         return
     lines = {"taken up": done.taken, "withdrawn": done.removed}
     for what, tasks in lines.items():
