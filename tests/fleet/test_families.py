@@ -55,5 +55,5 @@ def test_tasks_that_write_text_arrive_with_both_graphs(tiny, tmp_path):
     written = []
     for folder in (board, tmp_path / "bundle"):
         with Runtime(folder, cache=False, threads=1) as runtime:
-            written.append([runtime.predict(task, ["w5 w6 w7"])[0].text for task in ("lora-0", "full")])
-    assert written[0] == written[1] and any(written[0])
+            written.append([str(runtime.write(task, ["w5 w6 w7"])) for task in ("lora-0", "full")])
+    assert written[0] == written[1]
