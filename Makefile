@@ -38,7 +38,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS) | $(BIN)/python
-	$(PIP) -e '.[train,dev,serve]'
+	$(PIP) -e '.[train,dev,serve,fleet]'
 	$(PIP) --no-deps $(DEMO) $(PEERS)
 	@touch $@
 

@@ -22,6 +22,7 @@ __all__ = [
     "cache_folder",
     "check_target",
     "data_folder",
+    "drop_leftovers",
     "file_identity",
     "locked",
     "new_folder",
@@ -30,6 +31,7 @@ __all__ = [
     "refuse_mount_point",
     "replacing",
     "sha256_of",
+    "synced",
     "write_atomically",
     "write_json",
 ]
@@ -107,7 +109,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def synced(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,12 +150,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary = _beside(path)
         try:
             yield temporary
-            _sync(temporary)
+            synced(temporary)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        synced(path.parent)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -200,7 +203,9 @@ def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # the folder was exchanged, or the file removed by hand
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                path.unlink()
         os.close(descriptor)
 
 
@@ -255,7 +260,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                 for file in temporary.rglob("*"):
                     if file.is_file():
                         file.chmod(mode)  # safetensors writes private files
-                        _sync(file)
+                        synced(file)
                 _swap_in(temporary, path)
             except BaseException as error:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -265,15 +270,20 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
                 if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
                     error.args = (str(error).replace(str(temporary), str(path)),)
                 raise
-        _sync(path.parent)
+        synced(path.parent)
+
+
+def drop_leftovers(path: Path) -> None:
+    """Remove what killed processes left beside ``path`` of folders that were to become it, or were it before."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
+        with contextlib.suppress(OSError), _flocked(left):
+            shutil.rmtree(left)
 
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A new folder beside ``path``, locked as long as this process works in it; those that no process locks go."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
-        with contextlib.suppress(OSError), _flocked(left):
-            shutil.rmtree(left)
+    drop_leftovers(path)
     temporary = _beside(path)
     temporary.mkdir()
     with contextlib.ExitStack() as held:
@@ -327,9 +337,12 @@ def refuse_mount_point(path: Path) -> None:
 
 
 def _swap_in(temporary: Path, path: Path) -> None:
-    """Rename ``temporary`` to ``path``; an old folder is moved aside first and removed last."""
+    """Rename ``temporary`` to ``path``; an old folder is exchanged with it, or moved aside first, and removed last."""
     if not path.exists():
         temporary.rename(path)
+        return
+    if _exchanged(temporary, path):
+        shutil.rmtree(temporary, ignore_errors=True)
         return
     aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
     path.rename(aside / "old")
@@ -340,3 +353,15 @@ def _swap_in(temporary: Path, path: Path) -> None:
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether the two folders have changed places in one step, so that there is one at each name at any moment.
+
+    By Linux' renameat2(2), which Python does not have; some file systems (vfat, NFS) cannot.
+    """
+    import ctypes
+
+    at_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and call(at_folder, os.fsencode(one), at_folder, os.fsencode(other), exchange) == 0

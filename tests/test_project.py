@@ -52,7 +52,7 @@ def pins(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("constraints", ["constraints.txt", "constraints-latest.txt"])
 def test_constraints_pin_every_requirement_to_a_version_that_it_allows(constraints):
     pinned = pins(constraints)
-    for wanted in requirements("train", "dev", "serve"):
+    for wanted in requirements("train", "dev", "serve", "fleet"):
         name = canonicalize_name(wanted.name)
         if wanted.marker is None or wanted.marker.evaluate():
             assert wanted.specifier.contains(pinned[name]), f"{wanted} against {pinned[name]}"

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from edgepeft.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.resources import (
     LOCK_FILE,
+    _exchanged,
     cache_folder,
     check_target,
     locked,
@@ -53,6 +55,21 @@ def test_an_interrupted_replacement_leaves_the_old_folder_as_it_was(tmp_path):
         fill(tmp_path / "out", KeyboardInterrupt(), force=True)
     assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {"part": "old"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_an_old_folder_and_the_new_one_change_places(tmp_path, monkeypatch, in_one_step):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale").write_text("old")
+    if in_one_step:  # as Linux can, so that nothing is moved aside
+        if not _exchanged(tmp_path / "out", Path(shutil.copytree(tmp_path / "out", tmp_path / "other"))):
+            pytest.skip("this file system cannot exchange folders")
+        shutil.rmtree(tmp_path / "other")
+        monkeypatch.setattr("pathlib.Path.rename", lambda *_: pytest.fail("for a moment there is no folder"))
+    else:
+        monkeypatch.setattr("edgepeft.resources._exchanged", lambda *_: False)
+    fill(tmp_path / "out", force=True)
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/part"]
 
 
 def test_a_folder_with_something_in_it_is_replaced_by_force_only(tmp_path):
@@ -114,6 +131,7 @@ def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):
 
     (tmp_path / "volume").mkdir()
     monkeypatch.setattr("pathlib.Path.rename", busy)
+    monkeypatch.setattr("edgepeft.resources._exchanged", lambda *_: False)
     with pytest.raises(EdgepeftError, match="mounted"):
         fill(tmp_path / "volume")
 

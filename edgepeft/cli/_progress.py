@@ -101,8 +101,8 @@ def bars(*columns: ProgressColumn, console: Console | None = None, **options: An
 
 
 @contextlib.contextmanager
-def stages(total: int) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
-    """A progress bar over ``total`` named steps; yields what is entered around each."""
+def stages(total: int | None) -> Iterator[Callable[[str], AbstractContextManager[None]]]:
+    """A progress bar over ``total`` named steps, None where nobody knows; yields what is entered around each."""
     with bars(TimeElapsedColumn(), SpinnerColumn()) as progress:
         bar: TaskID = progress.add_task("", total=total)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import onnx
 from onnx import TensorProto, defs
@@ -75,10 +76,15 @@ def standard(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def weights_outside(graph: onnx.GraphProto) -> Iterator[str]:
-    """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.outside`` says."""
+    """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.outside`` says: in
+    the bundle by its name, in a file on its way there by its whole path."""
     for tensor in graph.initializer:
         where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
-        known = where in (WEIGHTS_FILE, INT8_WEIGHTS_FILE, GENERATED) or where.endswith(WEIGHTS)
+        known = (
+            where in (WEIGHTS_FILE, INT8_WEIGHTS_FILE, GENERATED)
+            or where.endswith(WEIGHTS)
+            or Path(where).is_absolute()
+        )
         if tensor.data_location == TensorProto.EXTERNAL and not known:
             yield f"{tensor.name!r} lies in {where!r}"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -186,9 +185,7 @@ class Bundle:
         """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
         entry = self.entry(task)
         allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype)
-        if entry.verification is None:
-            return allowed
-        return replace(allowed, changed=max(allowed.changed, entry.verification.changed_tolerance))
+        return allowed if entry.verification is None else allowed.at_least(entry.verification.changed_tolerance)
 
     def delta_graph(self, task: str) -> onnx.ModelProto:
         """The task's delta graph.

@@ -9,23 +9,19 @@ from typing import Any
 from edgepeft.printable import markdown_cell
 from edgepeft.runtime.manifest import Manifest, TaskEntry
 
-__all__ = ["model_card", "stated_score"]
+__all__ = ["hub_name_of", "model_card", "stated_score", "task_table"]
 
 
 def model_card(manifest: Manifest) -> str:
     """Markdown: what the bundle holds and how it is run."""
-    source = manifest.backbone.source
-    hub_name = source if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) else None
+    hub_name = hub_name_of(manifest)
     front = ["---", "library_name: edgepeft", "tags: [edgepeft, onnx, peft, text-classification]"]
     front += [f"base_model: {hub_name}"] if hub_name else []
     lines = [*front, "---", "", "# An edgepeft bundle", ""]
     what = hub_name or markdown_cell(manifest.backbone.model_type)
     lines.append(f"One frozen backbone ({what}), {len(manifest.tasks)} task(s).")
-    lines += ["", "| task | method | kind | score | trained parameters | bytes | largest logit difference to PyTorch |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    lines += [_row(name, entry) for name, entry in manifest.tasks.items()]
+    lines += ["", *task_table(manifest)]
     first = next(iter(manifest.tasks), "TASK")
-    lines += ["", "Scores are of test rows, which neither trained nor chose a checkpoint."]
     lines += ["", "```", f"edgepeft run . --task {first} 'some text'", "edgepeft verify .", "```", ""]
     lines.append(
         "Made with "
@@ -33,6 +29,20 @@ def model_card(manifest: Manifest) -> str:
         + "."
     )
     return "\n".join(lines) + "\n"
+
+
+def hub_name_of(manifest: Manifest) -> str | None:
+    """The backbone's name on the Hub, where its source is one."""
+    source = manifest.backbone.source
+    return source if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source, re.ASCII) else None
+
+
+def task_table(manifest: Manifest) -> list[str]:
+    """Markdown's lines: each task with its method, score and size."""
+    lines = ["| task | method | kind | score | trained parameters | bytes | largest logit difference to PyTorch |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    lines += [_row(name, entry) for name, entry in manifest.tasks.items()]
+    return [*lines, "", "Scores are of test rows, which neither trained nor chose a checkpoint."]
 
 
 def stated_score(metrics: Mapping[str, Any]) -> str:

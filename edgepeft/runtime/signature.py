@@ -32,7 +32,7 @@ from edgepeft.task_name import SUFFIXES
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["SIGNATURE_FILE", "SIGNED_FILES", "check_signature", "sign_bundle", "uncovered"]
+__all__ = ["SIGNATURE_FILE", "SIGNED_FILES", "check_signature", "read_private_key", "sign_bundle", "uncovered"]
 
 SIGNATURE_FILE = "edgepeft.sig"
 SIGNED_FILES = (MANIFEST_FILE, *BUNDLE_FILES)
@@ -67,7 +67,7 @@ def sign_bundle(folder: Path, private_key: Path) -> Path:
         VerificationFailed: something in the bundle is not what its manifest says.
         MissingPackage: ``cryptography`` is not installed.
     """
-    key = _private_key(private_key)
+    key = read_private_key(private_key)
     Manifest.read(folder)
     with locked(folder):
         if wrong := next((finding for finding in audit(folder) if finding.problem), None):
@@ -167,7 +167,13 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {name: sha256_of(folder / name) for name in SIGNED_FILES if (folder / name).is_file()}
 
 
-def _private_key(path: Path) -> Ed25519PrivateKey:
+def read_private_key(path: Path) -> Ed25519PrivateKey:
+    """An Ed25519 private key in PEM, without a password.
+
+    Raises:
+        UsageError: the file cannot be read, or holds none.
+        MissingPackage: ``cryptography`` is not installed.
+    """
     content = _read_key(path, "private")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

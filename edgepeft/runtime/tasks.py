@@ -50,7 +50,8 @@ from edgepeft.runtime.versions import (
 )
 from edgepeft.runtime.weights import TaskSession
 from edgepeft.task_name import SUFFIXES, check_new_name, check_task_name
-from edgepeft.tasks.base import Kind, stated
+from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import stated as stated_kind
 
 __all__ = [
     "PreparedTask",
@@ -84,11 +85,13 @@ def prepare_task(
     data: DataCheck | None = None,
     reference: CheckReference = "pytorch",
     exact: ort.InferenceSession | None = None,
+    stated: TaskEntry | None = None,
 ) -> PreparedTask:
     """Splice a delta graph, replay its check file, and state the result; writes nothing.
 
     ``weights`` is the file with what is more than the graph can hold, which must stay until the task is written.
     ``exact`` is the task over float32 weights, to be compared in place of what the bundle gives with its own.
+    ``stated`` is the entry of whoever made the task, whose reference and allowance for 8-bit weights hold here too.
 
     Raises:
         BundleError: damaged, of another version or of another backbone.
@@ -99,6 +102,8 @@ def prepare_task(
     name = check_task_name(facts.get("edgepeft.task", ""))
     dtype = "fp16" if is_half(delta.graph) else "fp32"
     allowed = allowed_for("fp32" if exact else bundle.manifest.backbone.weights_dtype, dtype)
+    if stated is not None and stated.verification is not None:
+        allowed, reference = allowed.at_least(stated.verification.changed_tolerance), stated.verification.reference
     depth = 0
     card = _card(facts.get("edgepeft.card", "{}"), where)
     if card.get("head_reads") != "text":
@@ -183,9 +188,15 @@ def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool
 
 @contextlib.contextmanager
 def _held(bundle: Bundle) -> Iterator[None]:
-    """Lock the bundle against other writers, and read its manifest anew."""
+    """Lock the bundle against other writers, and read its manifest anew.
+
+    Raises:
+        BundleError: another backbone was put there since the bundle was opened.
+    """
     with locked(bundle.folder):
-        bundle.manifest = Manifest.read(bundle.folder)
+        before, bundle.manifest = bundle.manifest, Manifest.read(bundle.folder)
+        if bundle.manifest.backbone != before.backbone:
+            raise BundleError(f"{bundle.folder} was replaced by one of another backbone meanwhile; repeat with that.")
         yield
 
 
@@ -294,7 +305,7 @@ def _card(content: str, where: Path) -> dict[str, Any]:
 def _kind(card: Mapping[str, Any], where: Path) -> Kind:
     try:
         chosen = card.get("chosen") or {}
-        return stated(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
+        return stated_kind(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
     except (ValueError, TypeError) as error:
         raise BundleError(f"{where}: its card is damaged: {error}.") from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from platform import machine
 from typing import Any
@@ -54,6 +54,10 @@ class Tolerance:
 
     difference: float | None
     changed: float = 0.0
+
+    def at_least(self, changed: float) -> Tolerance:
+        """The same, where it does not allow as many decisions to change."""
+        return replace(self, changed=max(self.changed, changed))
 
 
 REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}

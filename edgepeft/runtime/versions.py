@@ -33,6 +33,7 @@ __all__ = [
     "keep",
     "locate",
     "put",
+    "read_version",
     "settle",
 ]
 
@@ -78,6 +79,12 @@ def content_of(folder: Path, task: str, entry: TaskEntry) -> dict[str, Content]:
             raise BundleError(f"{path} is missing or altered; that version of task {task} is lost.")
         content[suffix] = path if suffix == WEIGHTS else path.read_bytes()
     return content
+
+
+def read_version(entry: TaskEntry, files: Mapping[str, Path]) -> dict[str, Content]:
+    """The files of a version, by suffix; ``files`` says where each SHA-256's lies."""
+    found = {suffix: files[sha256] for suffix, sha256 in hashes(entry).items()}
+    return {suffix: path if suffix == WEIGHTS else path.read_bytes() for suffix, path in found.items()}
 
 
 def keep(folder: Path, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> None:

@@ -24,6 +24,8 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.exporting.bundle import add_deltas, export_bundle
+from edgepeft.fleet.publish import publish, withdraw
+from edgepeft.fleet.pull import pull
 from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle
@@ -240,3 +242,13 @@ def test_info_fit_and_signatures_know_the_file(bundle: Path):
     assert fit.finetune is None and fit.untunable == by_name["whole"]["untunable"]
     assert fit.disk["of it, tasks"] > weights_of(bundle).stat().st_size
     assert uncovered(bundle) == ["README.md"]
+
+
+def test_a_board_pulls_the_file_too(made: Path, tmp_path: Path) -> None:
+    publish(made, tmp_path / "repository", tmp_path / "keys")
+    root = tmp_path / "repository" / "metadata" / "1.root.json"
+    assert pull(str(tmp_path / "repository"), tmp_path / "board", root=root).taken == ("said", "whole")
+    assert logits_of(tmp_path / "board", "whole").tobytes() == logits_of(made, "whole").tobytes()
+    withdraw(tmp_path / "repository", tmp_path / "keys", ["whole"])
+    assert pull(str(tmp_path / "repository"), tmp_path / "board").removed == ("whole",)
+    assert not [*(tmp_path / "board" / "tasks").glob("whole.*")]

@@ -1,0 +1,94 @@
+"""``edgepeft publish``: a bundle's tasks for every board that pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgepeft.cli._output import messages
+from edgepeft.errors import UsageError, requiring
+
+__all__ = ["command"]
+
+
+def command(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="[BUNDLE] REPOSITORY", help="The bundle, and the folder to publish it in.")
+    ],
+    keys: Annotated[Path, typer.Option(help="The folder of the private keys, outside of the repository; made if new.")],
+    channel: Annotated[str, typer.Option(help="Which boards it is for.")] = "stable",
+    task: Annotated[list[str] | None, typer.Option(help="A task to publish; may repeat. Default: all.")] = None,
+    withdraw: Annotated[list[str] | None, typer.Option(metavar="TASK", help="Take a task out of the channel.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Sign the timestamp anew, before it expires.")] = False,
+    rotate: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="Replace a role's keys by new ones.")] = None,
+    to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Bring the repository to the Hugging Face Hub, too.")
+    ] = None,
+    license_id: Annotated[str | None, typer.Option("--license", help="Of the model card on the Hub.")] = None,
+    days: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=DAYS", help="Until what is signed now expires. timestamp=7.")
+    ] = None,
+    threshold: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=KEYS", help="Keys that sign a role, in a new repository.")
+    ] = None,
+) -> None:
+    """Publish a bundle as static files that boards pull and verify (The Update Framework); or keep that repository."""
+    with requiring("fleet", "publishing"):
+        from edgepeft.fleet import publish as fleet
+    if len(folders) > 2:
+        raise UsageError(f"BUNDLE and REPOSITORY are two folders; found {len(folders)}.")
+    *bundle, repository = folders
+    lasting, at = _numbers("--days", days), str(repository)
+    if not (bundle or withdraw or refresh or rotate):
+        raise UsageError(f"give a bundle to publish in {at}, or --refresh, --withdraw TASK or --rotate ROLE.")
+    if not bundle and (task or threshold):
+        raise UsageError("--task and --threshold are of a bundle that is published; give BUNDLE REPOSITORY.")
+    for role in rotate or ():
+        fleet.rotate(repository, keys, role, days=lasting)
+        messages().print(f"the keys of {role} were replaced; the old ones lie in {keys}/retired", markup=False)
+    if bundle:
+        done = fleet.publish(
+            bundle[0],
+            repository,
+            keys,
+            channel=channel,
+            tasks=task,
+            days=lasting,
+            thresholds=_numbers("--threshold", threshold),
+        )
+        if done.keys_made:
+            messages().print(
+                f"new keys lie in {keys}: keep root.pem where no network reaches it. Boards trust "
+                f"{repository}/metadata/1.root.json; give it to them by another way than the repository.",
+                markup=False,
+            )
+        _say(done.channel, "published", done.new)
+    if withdraw:
+        _say(channel, "withdrawn", fleet.withdraw(repository, keys, withdraw, channel=channel, days=lasting).gone)
+    if refresh:
+        messages().print(f"signed anew: {', '.join(fleet.refresh(repository, keys, days=lasting))}", markup=False)
+    if to_hub is not None:
+        from edgepeft.fleet.hub import upload
+
+        at = upload(repository, to_hub, fleet.published_in(repository, keys, channel), license_id)
+        messages().print(f"on the Hub: {at}", markup=False, soft_wrap=True)
+
+
+def _say(channel: str, what: str, places: Iterable[str]) -> None:
+    messages().print(f"{what} in {channel}: {', '.join(places) or 'nothing new'}", markup=False)
+
+
+def _numbers(option: str, given: list[str] | None) -> dict[str, int]:
+    """``ROLE=NUMBER`` as a dictionary."""
+    from edgepeft.fleet.keys import ROLES
+
+    found = {}
+    for each in given or ():
+        role, _, number = each.partition("=")
+        if role not in ROLES or not number.isdigit() or not 0 < int(number) < 10_000:
+            raise UsageError(f"{option} is ROLE=NUMBER, the role one of {', '.join(ROLES)}; found {each!r}.")
+        found[role] = int(number)
+    return found

@@ -1,0 +1,88 @@
+"""``edgepeft pull``: what was published, on this board."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgepeft.cli._output import json_text, messages
+from edgepeft.cli._progress import no_longer, stages
+from edgepeft.errors import EdgepeftError, UsageError, VerificationFailed, requiring
+
+if TYPE_CHECKING:
+    from edgepeft.fleet.pull import Pulled
+
+__all__ = ["command"]
+
+
+def command(
+    repository: Annotated[str, typer.Argument(help="The repository's URL or folder.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle's folder; made if new.")],
+    channel: Annotated[str, typer.Option(help="Which of the repository's channels.")] = "stable",
+    root: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The publisher's 1.root.json, to be trusted from first use on.")
+    ] = None,
+    from_hub: Annotated[
+        bool,
+        typer.Option("--from-hub", help="REPOSITORY is OWNER/NAME or OWNER/NAME@REVISION on the Hugging Face Hub."),
+    ] = False,
+    every: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Go on, at random moments once each 30m, 1h or 1d.")
+    ] = None,
+    replace_tuned: Annotated[
+        bool,
+        typer.Option("--replace-tuned/--keep-tuned", help="Replace what this board has tuned, or keep it and say so."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON, a document a line.")] = False,
+) -> None:
+    """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
+    with requiring("fleet", "pulling"):
+        from edgepeft.fleet.hub import hub_address
+        from edgepeft.fleet.pull import pull
+        from edgepeft.fleet.rhythm import moments, seconds_of
+
+    address = hub_address(repository) if from_hub else repository
+
+    def once() -> Pulled:
+        with stages(None) as stage:
+            done = pull(address, bundle, channel=channel, root=root, replace_tuned=replace_tuned, stage=stage)
+        _say(done, bundle, as_json)
+        return done
+
+    if every is None:
+        done = once()
+        if done.refused:
+            raise VerificationFailed("; ".join(f"{task}: {why}" for task, why in done.refused.items()))
+        return
+    period = seconds_of(every)
+    no_longer()
+    first = True
+    for _ in moments(period, lambda wait: messages().print(f"the next pull is in {wait:.0f} s", markup=False)):
+        try:
+            once()
+        except EdgepeftError as error:
+            if first and isinstance(error, UsageError):  # the command, not what it met
+                raise
+            messages().print(f"error: {error}", markup=False, soft_wrap=True)
+        first = False
+
+
+def _say(done: Pulled, bundle: Path, as_json: bool) -> None:
+    if as_json:
+        from dataclasses import asdict
+
+        typer.echo(json_text(asdict(done)))
+        return
+    lines = {"taken up": done.taken, "withdrawn": done.removed}
+    for what, tasks in lines.items():
+        if tasks:
+            messages().print(f"{what}: {', '.join(tasks)}", markup=False, soft_wrap=True)
+    for task, why in done.kept.items():
+        messages().print(f"{task} stays: {why} (--replace-tuned takes what is published)", markup=False, soft_wrap=True)
+    for task, why in done.refused.items():
+        messages().print(f"{task} is not taken up: {why}", markup=False, soft_wrap=True)
+    if not (done.taken or done.removed or done.whole):
+        messages().print(f"nothing changed in {bundle}", markup=False, soft_wrap=True)
+    messages().print(f"{done.requests} requests, {done.n_bytes:,} bytes", markup=False)

@@ -1,0 +1,263 @@
+"""The publisher's side: a bundle's tasks into a channel, out of it, signatures renewed, keys replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuf.api.metadata import TargetFile
+
+from edgepeft.backbones.emit import BUNDLE_FILES
+from edgepeft.errors import UnknownName, UsageError, VerificationFailed
+from edgepeft.fleet.keys import ROLES, Keys
+from edgepeft.fleet.layout import (
+    METADATA,
+    TARGETS,
+    Published,
+    check_channel,
+    customs,
+    places,
+    same_base,
+    without_training,
+)
+from edgepeft.fleet.repository import DAYS, FolderRepository
+from edgepeft.resources import locked, replacing, sha256_of
+from edgepeft.runtime.audit import audit
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
+from edgepeft.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
+
+__all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "withdraw"]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a call changed: places of files that are new or replaced, those that went, and whether keys were made."""
+
+    channel: str
+    new: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    keys_made: bool = False
+
+
+def publish(
+    folder: Path,
+    repository: Path,
+    keys: Path,
+    *,
+    channel: str = "stable",
+    tasks: Collection[str] | None = None,
+    days: Mapping[str, int] = DAYS,
+    thresholds: Mapping[str, int] | None = None,
+) -> Publication:
+    """Put a bundle's backbone and tasks into a channel; tasks of the channel that the bundle lacks stay.
+
+    Args:
+        folder: the bundle's.
+        repository: the folder to publish in; made where it is not there, with new keys.
+        keys: the folder of the private keys, outside of ``repository``.
+        channel: which boards get it.
+        tasks: those to publish; None is all.
+        days: until what is signed now expires, by role.
+        thresholds: how many keys sign a role, in a new repository; 1 where none is said.
+
+    Raises:
+        UsageError: no bundle, no such task, a key is missing; the channel has tasks of another backbone.
+        VerificationFailed: something in the bundle is not what its manifest says.
+        BundleError: the repository is damaged.
+    """
+    check_channel(channel)
+    if repository.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(f"the repository {repository} lies in the bundle {folder}; choose a folder outside of it.")
+    offered = _offered(folder, tasks)
+    with _opened(repository, keys, days, new=True, thresholds=thresholds or {}) as (found, made):
+        before = _published(found, channel)
+        wanted = offered if before is None else _merged(before.manifest, offered, channel)
+        bundle, targets = Bundle(folder), {} if before is None else dict(before.targets)
+        for place in places(offered):
+            targets[place] = _stored(_file(bundle, place), repository, f"{channel}/{place}")
+        targets = {place: targets[place] for place in places(wanted)}
+        for place, custom in customs(wanted).items():
+            targets[place].unrecognized_fields["custom"] = custom
+        return _put(found, channel, targets, before, made)
+
+
+def withdraw(
+    repository: Path, keys: Path, tasks: Collection[str], *, channel: str = "stable", days: Mapping[str, int] = DAYS
+) -> Publication:
+    """Take tasks out of a channel; boards that have them as published drop them.
+
+    Raises:
+        UnknownName: the channel has no such task, or there is no such channel.
+        UsageError, BundleError: as ``publish``.
+    """
+    with _opened(repository, keys, days) as (found, _):
+        before = published_in(repository, keys, channel)
+        for task in tasks:
+            if task not in before.manifest.tasks:
+                raise UnknownName(f"task of the channel {channel}", task, before.manifest.tasks)
+        out = {f"{TASKS_FOLDER}/{task}{suffix}" for task in tasks for suffix in SUFFIXES}
+        return _put(found, channel, {p: t for p, t in before.targets.items() if p not in out}, before, False)
+
+
+def refresh(repository: Path, keys: Path, *, days: Mapping[str, int] = DAYS) -> tuple[str, ...]:
+    """Sign the timestamp anew, and whatever else has half of its days behind it and its key at hand; which roles.
+
+    Raises:
+        UsageError, BundleError: as ``publish``.
+    """
+    with _opened(repository, keys, days) as (found, _):
+        due = [role for role in ("root", "targets", *found.channels, "snapshot") if found.is_due(role)]
+        for role in due:
+            if role != "snapshot":
+                found.sign_anew(role)
+        found.put_in_force(snapshot="snapshot" in due)
+        return (*due, "timestamp")
+
+
+def rotate(repository: Path, keys: Path, role: str, *, days: Mapping[str, int] = DAYS) -> None:
+    """Replace a role's keys by as many new ones as sign it; what the old ones sign from then on is worth nothing.
+
+    Raises:
+        UsageError, BundleError: as ``publish``; no such role.
+    """
+    if role not in ROLES:
+        raise UnknownName("role of a repository", role, ROLES)
+    with _opened(repository, keys, days) as (found, _):
+        old = found.keys.paths(role)
+        with found.edit_root() as root:
+            new = found.keys.make(role, root.roles[role].threshold)
+            for key_id in list(root.roles[role].keyids):
+                root.revoke_key(key_id, role)
+            for signer in new:
+                root.add_key(signer.public_key, role)
+        found.put_in_force()
+        found.keys.retire(old)
+
+
+def published_in(repository: Path, keys: Path, channel: str) -> Published:
+    """What a channel holds.
+
+    Raises:
+        UnknownName: there is no such channel.
+    """
+    found = FolderRepository(repository, Keys(keys, repository))
+    if (published := _published(found, channel)) is None:
+        raise UnknownName("channel of this repository", channel, found.channels)
+    return published
+
+
+@contextlib.contextmanager
+def _opened(
+    folder: Path, keys: Path, days: Mapping[str, int], *, new: bool = False, thresholds: Mapping[str, int] | None = None
+) -> Iterator[tuple[FolderRepository, bool]]:
+    """The repository, held against other publishers; and whether its keys were made for it."""
+    if not (folder / METADATA).is_dir() and not new:
+        raise UsageError(
+            f"{folder} is no repository: it has no {METADATA}. Make one with: edgepeft publish BUNDLE {folder}."
+        )
+    if (folder / MANIFEST_FILE).exists():
+        raise UsageError(f"{folder} is a bundle; the repository is another folder, which boards can read.")
+    held = Keys(keys, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        found, made = FolderRepository(folder, held, days), False
+        if not found.found("root"):
+            made = _begin(found, thresholds or {})
+        yield found, made
+
+
+def _begin(found: FolderRepository, thresholds: Mapping[str, int]) -> bool:
+    """The first root, of the keys that are there, and of new ones."""
+    made = False
+    with found.edit_root() as root:
+        root.consistent_snapshot = True
+        for role in ROLES:
+            signers, wanted = found.keys.signers(role), thresholds.get(role, 1)
+            if len(signers) < wanted:
+                signers, made = [*signers, *found.keys.make(role, wanted - len(signers))], True
+            for signer in signers:
+                root.add_key(signer.public_key, role)
+            root.roles[role].threshold = wanted
+    return made
+
+
+def _offered(folder: Path, tasks: Collection[str] | None) -> Manifest:
+    """What a bundle offers, after a check of all of it."""
+    manifest = Manifest.read(folder)
+    for task in tasks or ():
+        manifest.task(task)
+    if wrong := next((finding for finding in audit(folder) if finding.problem), None):
+        raise VerificationFailed(f"{folder} is not published: {wrong.subject}: {wrong.problem}")
+    files = manifest.files or {name: sha256_of(folder / name) for name in BUNDLE_FILES if (folder / name).is_file()}
+    chosen = {name: entry for name, entry in manifest.tasks.items() if tasks is None or name in tasks}
+    return without_training(manifest.model_copy(update={"tasks": chosen, "files": files}))
+
+
+def _merged(before: Manifest, offered: Manifest, channel: str) -> Manifest:
+    """The channel's tasks with those offered."""
+    stay = [name for name in before.tasks if name not in offered.tasks]
+    if stay and not same_base(before.model_copy(update={"templates": offered.templates}), offered):
+        raise UsageError(
+            f"the channel {channel} has the tasks {', '.join(stay)} on another backbone than this bundle's. Add them "
+            f"to the bundle, or take them out first: {' '.join(f'--withdraw {name}' for name in stay)}."
+        )
+    return offered.model_copy(update={"tasks": {**before.tasks, **offered.tasks}})
+
+
+def _file(bundle: Bundle, place: str) -> Path:
+    """Where a published file lies in the bundle; a task's may lie beside its usual place."""
+    folder, _, name = place.rpartition("/")
+    if folder != TASKS_FOLDER:
+        return bundle.folder / place
+    suffix = next(each for each in (CHECK, WEIGHTS, GRAPH) if name.endswith(each))
+    return bundle.current(name.removesuffix(suffix), suffix)
+
+
+def _stored(path: Path, repository: Path, name: str) -> TargetFile:
+    """The target of that name, its file copied to where boards look for it."""
+    target = TargetFile.from_file(name, str(path), ["sha256"])
+    _store(path, repository / TARGETS, name, target.hashes["sha256"])
+    return target
+
+
+def _store(path: Path, targets: Path, name: str, sha256: str) -> None:
+    """Copy a file to where boards look for it, or link it to the same file of another channel."""
+    parent, _, base = name.rpartition("/")
+    home = targets / parent / f"{sha256}.{base}"
+    if home.is_file() and sha256_of(home) == sha256:
+        return
+    others = targets.glob("/".join(["*", *parent.split("/")[1:], f"{sha256}.{base}"]))
+    with replacing(home) as temporary:
+        for other in others:
+            with contextlib.suppress(OSError):  # a file system without links
+                os.link(other, temporary)
+                break
+        if not temporary.exists():
+            shutil.copyfile(path, temporary)
+        if sha256_of(temporary) != sha256:
+            raise VerificationFailed(f"{path} was changed while it was read; repeat when nothing writes to it.")
+
+
+def _put(
+    found: FolderRepository, channel: str, targets: Mapping[str, TargetFile], before: Published | None, made: bool
+) -> Publication:
+    """Sign a channel's targets, and put them in force."""
+    old = {} if before is None else dict(before.targets)
+    wanted = {f"{channel}/{place}": target for place, target in sorted(targets.items())}
+    new = tuple(place for place, target in sorted(targets.items()) if old.get(place) != target)
+    gone = tuple(sorted(set(old) - set(targets)))
+    if new or gone:
+        with found.edit_targets(channel) as signed:
+            signed.targets = wanted
+    found.put_in_force(channel)
+    return Publication(channel, new, gone, made)
+
+
+def _published(found: FolderRepository, channel: str) -> Published | None:
+    """What the channel holds; None before its first publication."""
+    return Published.read(channel, found.targets(channel).targets) if channel in found.channels else None

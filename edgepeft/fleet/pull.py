@@ -1,0 +1,238 @@
+"""The board's side: what changed in a channel, verified, replayed on this processor, and put in force in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tuf.api.metadata import TargetFile
+
+from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.fleet.decision import Decision, decide
+from edgepeft.fleet.layout import METADATA, same_base
+from edgepeft.fleet.remote import Remote
+from edgepeft.fleet.replay import replayed
+from edgepeft.fleet.state import WORK, State, held
+from edgepeft.fleet.whole import Replacement, Stage
+from edgepeft.resources import drop_leftovers
+from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
+from edgepeft.runtime.tasks import PreparedTask, commit_tasks, remove_task
+from edgepeft.runtime.tuning.claim import claim
+from edgepeft.runtime.versions import hashes, read_version
+
+__all__ = ["Pulled", "pull"]
+
+_SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What changed, and what did not and why; ``whole`` where the backbone was replaced too."""
+
+    taken: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    whole: bool = False
+    requests: int = 0
+    n_bytes: int = 0
+
+
+def pull(
+    address: str,
+    folder: Path,
+    *,
+    channel: str = "stable",
+    root: Path | None = None,
+    replace_tuned: bool = False,
+    stage: Stage = nullcontext,
+) -> Pulled:
+    """Bring a bundle to what a channel holds.
+
+    Args:
+        address: the repository's URL or folder.
+        folder: the bundle's; made where it is not there.
+        channel: which of the repository.
+        root: a file with the root to trust, on first use.
+        replace_tuned: also replace what this board has tuned, added, rolled back or removed.
+        stage: entered around each file's download and each replay, with its name.
+
+    Raises:
+        UsageError: no root to trust; another pull is under way; the repository is of another bundle; no such channel.
+        VerificationFailed: the repository is not what its keys signed, or expired.
+        EdgepeftError: it cannot be read, there is no room, the bundle cannot be written.
+    """
+    work, new = folder / WORK, not folder.exists()
+    if not new and not (folder / MANIFEST_FILE).is_file() and any(path.name != WORK for path in folder.iterdir()):
+        raise UsageError(f"{folder} is not a bundle, and not empty. Give a bundle's folder, or a new one.")
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        with held(work, folder):
+            drop_leftovers(folder.resolve())
+            return _Pull(Remote(address, work, channel, root), folder, replace_tuned, stage).run()
+    finally:
+        if not (work / METADATA).is_dir():  # nothing is trusted: leave no trace
+            shutil.rmtree(work, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if new:
+                    folder.rmdir()
+
+
+def _graphs(manifest: Manifest) -> dict[str, str]:
+    """SHA-256 of graphs, by task."""
+    return {task: entry.sha256 for task, entry in manifest.tasks.items()}
+
+
+class _Pull:
+    """One pull into a bundle that no other pulls into."""
+
+    def __init__(self, remote: Remote, folder: Path, replace: bool, stage: Stage) -> None:
+        self.remote, self.folder, self.replace, self.stage = remote, folder, replace, stage
+        self.work = folder / WORK
+        with stage("what is published"):
+            self.published = remote.published()
+        self.offered = _graphs(self.published.manifest)
+
+    def run(self) -> Pulled:
+        """Do what is to be done."""
+        if not (self.folder / MANIFEST_FILE).is_file():
+            taken = self._replacement(None, ()).put(State(under=_here()))
+            return self._pulled(taken=tuple(taken), whole=True)
+        here = Manifest.read(self.folder)
+        if not State.exists(self.work):
+            self._check_same_bundle(here)
+        state = State.read(self.work, _graphs(here))
+        before = state.model_copy(deep=True)
+        state.judge_anew_elsewhere(_here())
+        decision = self._decision(here, state)
+        if not same_base(here, self.published.manifest):
+            stay = [task for task in here.tasks if task in decision.keep or task not in self.offered]
+            own = [task for task in stay if task not in decision.remove]
+            taken = [task for task in self._replacement(here, own).put(state) if task in decision.take]
+            return self._pulled(taken=tuple(taken), removed=decision.remove, kept=decision.keep, whole=True)
+        return self._tasks(decision, state, before)
+
+    def _pulled(
+        self,
+        taken: tuple[str, ...],
+        removed: tuple[str, ...] = (),
+        kept: Mapping[str, str] | None = None,
+        refused: Mapping[str, str] | None = None,
+        whole: bool = False,
+    ) -> Pulled:
+        fetcher = self.remote.fetcher
+        return Pulled(taken, removed, kept or {}, refused or {}, whole, fetcher.requests, fetcher.n_bytes)
+
+    def _check_same_bundle(self, here: Manifest) -> None:
+        ours, theirs = here.backbone, self.published.manifest.backbone
+        if ours.identity != theirs.identity:
+            shutil.rmtree(self.work / METADATA)
+            raise UsageError(
+                f"{self.remote.address} is of another bundle: its backbone is {theirs.source} (weights "
+                f"{theirs.identity[:12]}), that of {self.folder} is {ours.source} ({ours.identity[:12]}). Pull into "
+                "another folder."
+            )
+
+    def _decision(self, here: Manifest, state: State) -> Decision:
+        return decide(self.offered, _graphs(here), state, replace=self.replace)
+
+    def _replacement(self, here: Manifest | None, own: Iterable[str]) -> Replacement:
+        """The way of a new backbone, config, tokenizer or template: a whole folder in the place of the old one."""
+        return Replacement(self.folder, self.published, here, tuple(own), self._fetched, self.stage)
+
+    def _tasks(self, decision: Decision, state: State, before: State) -> Pulled:
+        """The way of everything else: tasks verified one by one, and committed together as the next versions."""
+        refused = {task: why for task in decision.take if (why := state.refused.get(self.offered[task]))}
+        prepared = self._prepared([task for task in decision.take if task not in refused], refused, state)
+        state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}
+        done = self._commit(prepared, decision, state)
+        if state != before:
+            state.write(self.work)
+        _drop_all_but(self.remote.files, ())
+        kept = {task: why for task, why in done.keep.items() if task not in refused}
+        return self._pulled(done.take, done.remove, kept, refused)
+
+    def _prepared(self, tasks: Iterable[str], refused: dict[str, str], state: State) -> dict[str, PreparedTask]:
+        """Tasks that passed here; of the others, the reason goes to ``refused`` and to the state."""
+        entries = {task: self.published.manifest.tasks[task] for task in tasks}
+        places = [f"{TASKS_FOLDER}/{task}{suffix}" for task, entry in entries.items() for suffix in hashes(entry)]
+        files = self._fetched(self.published.targets[place] for place in places)
+        bundle, prepared = Bundle(self.folder), {}
+        for task, entry in entries.items():
+            with self.stage(f"{task}: replaying its check"):
+                try:
+                    prepared[task] = replayed(bundle, task, entry, read_version(entry, files))
+                except EdgepeftError as error:
+                    refused[task] = state.refused[entry.sha256] = str(error)
+        return prepared
+
+    def _commit(self, prepared: Mapping[str, PreparedTask], before: Decision, state: State) -> Decision:
+        """Put tasks in force that nobody tunes meanwhile; decided anew, for a tuning may have ended since."""
+        busy, bundle = {}, Bundle(self.folder)
+        with contextlib.ExitStack() as claims:
+            for task in (*prepared, *before.remove):
+                try:
+                    claims.enter_context(claim(self.folder, task))
+                except UsageError:
+                    busy[task] = "being tuned on this board"
+            now = self._decision(Manifest.read(self.folder), state)
+            taken = [task for task in now.take if task in prepared and task not in busy]
+            gone = [task for task in now.remove if task in before.remove and task not in busy]
+            if taken or gone:
+                state.note({task: self.offered[task] for task in taken})
+                state.write(self.work)
+            if taken:
+                commit_tasks(bundle, [prepared[task] for task in taken], replace=True)
+            for task in gone:
+                remove_task(self.folder, task)
+        here = _graphs(Manifest.read(self.folder))
+        # Also those that were the same before this board ever pulled.
+        state.confirm({task: sha256 for task, sha256 in here.items() if self.offered.get(task) == sha256}, set(gone))
+        return Decision(tuple(taken), tuple(gone), {**now.keep, **busy})
+
+    def _fetched(self, targets: Iterable[TargetFile]) -> dict[str, Path]:
+        """The files of targets, by SHA-256; others that lie about go.
+
+        Raises:
+            EdgepeftError: there is no room for them.
+        """
+        by_hash = {target.hashes["sha256"]: target for target in targets}
+        _drop_all_but(self.remote.files, by_hash)
+        absent = {sha256: each for sha256, each in by_hash.items() if not (self.remote.files / sha256).is_file()}
+        # A download is copied once it is whole; a commit writes the files, and those that they replace, once more each.
+        need = 3 * sum(target.length for target in absent.values()) + _SPARE_BYTES if absent else 0
+        if (free := shutil.disk_usage(self.folder).free) < need:
+            raise EdgepeftError(
+                f"{self.folder} has {free:,} bytes of room, and this needs {need:,} for {len(absent)} files. Free some "
+                "space, then repeat. Nothing was changed."
+            )
+        found = {}
+        for sha256, target in by_hash.items():
+            with self.stage(f"{target.path} ({target.length:,} bytes)"):
+                found[sha256] = self.remote.fetch(target)
+        return found
+
+
+def _drop_all_but(files: Path, sha256s: Iterable[str]) -> None:
+    wanted = set(sha256s)
+    for path in files.iterdir() if files.is_dir() else ():
+        if path.name.partition(".")[0] not in wanted:
+            path.unlink()
+
+
+def _here() -> str:
+    """What a check's result depends on: this processor, this ONNX Runtime, this edgepeft."""
+    from importlib import metadata
+    from platform import machine
+
+    import edgepeft
+    from edgepeft.host.machine import isa_flags
+
+    facts = (edgepeft.__version__, metadata.version("onnxruntime"), machine(), *isa_flags())
+    return hashlib.sha256(" ".join(facts).encode()).hexdigest()

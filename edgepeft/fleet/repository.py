@@ -1,0 +1,174 @@
+"""A TUF repository as a folder of static files: versions and signatures, by python-tuf's ``Repository``.
+
+The version in force is what ``timestamp.json`` leads to.  It is written last, so a publisher that was killed has
+published nothing, and its leftovers are written over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from tuf.api.exceptions import RepositoryError
+from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
+from tuf.repository import Repository
+
+from edgepeft.errors import BundleError, UsageError
+from edgepeft.fleet.keys import ROLES, Keys
+from edgepeft.fleet.layout import METADATA
+from edgepeft.resources import write_atomically
+
+__all__ = ["DAYS", "FolderRepository"]
+
+# Until a role's metadata expires: an attacker can hold back what is new for as long as the timestamp's.
+DAYS: Mapping[str, int] = {"root": 365, "targets": 365, "snapshot": 90, "timestamp": 7}
+
+
+class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # without tuf it is Any
+    """The metadata in ``folder``, to be read and, with ``keys``, edited; ``days`` until what is signed now expires."""
+
+    def __init__(self, folder: Path, keys: Keys, days: Mapping[str, int] = DAYS) -> None:
+        self.folder, self.keys, self.days = folder / METADATA, keys, {**DAYS, **days}
+        self._infos: dict[str, MetaFile] = {}
+        self._snapshot: MetaFile | None = None
+        if self.exists:
+            self._snapshot = self.timestamp().snapshot_meta
+            self._infos = dict(self.snapshot().meta)
+
+    @property
+    def exists(self) -> bool:
+        """Whether something was published here."""
+        return (self.folder / "timestamp.json").is_file()
+
+    @property
+    def targets_infos(self) -> dict[str, MetaFile]:
+        """As ``Repository``'s: of the targets and of each channel."""
+        return self._infos
+
+    @property
+    def snapshot_info(self) -> MetaFile:
+        """As ``Repository``'s; there is a snapshot."""
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def found(self, role: str) -> bool:
+        """Whether the role has metadata in force, or such as was signed just now."""
+        return self._path(role) is not None
+
+    def open(self, role: str) -> Metadata[Any]:
+        """A role's metadata in force; new ones where there are none.
+
+        Raises:
+            BundleError: the file is damaged.
+        """
+        path = self._path(role)
+        if path is None:
+            kinds: dict[str, Any] = {"root": Root, "snapshot": Snapshot, "timestamp": Timestamp}
+            fresh: Signed = kinds.get(role, Targets)()
+            fresh.version = 0  # close() makes it 1
+            return Metadata(fresh)
+        try:
+            return Metadata.from_file(str(path))
+        except (RepositoryError, OSError) as error:
+            raise BundleError(
+                f"{path} is missing or damaged ({error}); put the repository's last backup in place."
+            ) from error
+
+    def close(self, role: str, md: Metadata[Any]) -> None:
+        """Sign and write a role's next version.
+
+        Raises:
+            UsageError: the keys' folder has too few of the role's keys.
+        """
+        md.signed.version += 1
+        days = self.days[role if role in ROLES else "targets"]
+        md.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        before = self.open(role).signed if role == "root" and self.found(role) else None
+        root = md.signed if isinstance(md.signed, Root) else self.root()
+        self._sign(md, role, [root] if before is None else [before, root])
+        number = "" if role == "timestamp" else f"{md.signed.version}."
+        write_atomically(self.folder / f"{number}{role}.json", md.to_bytes())
+        if role == "snapshot":
+            self._snapshot = MetaFile(md.signed.version)
+        elif role not in ("root", "timestamp"):
+            self._infos[f"{role}.json"] = MetaFile(md.signed.version)
+
+    def _sign(self, md: Metadata[Any], role: str, roots: list[Root]) -> None:
+        """Sign by every key at hand of those that each of ``roots`` asks for; a new root also by the old one's."""
+        md.signatures.clear()
+        for root in roots:
+            asked = self._asked(role, root)
+            held = self.keys.signers(role if role in ROLES else "targets")
+            by_id = {signer.public_key.keyid: signer for signer in held}
+            signers = [by_id[key] for key in asked.keyids if key in by_id]
+            if len(signers) < asked.threshold:
+                raise UsageError(
+                    f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
+                    f"{len(signers)} of them. Put {role if role in ROLES else 'targets'}.pem there."
+                )
+            for signer in signers:
+                md.sign(signer, append=True)
+
+    def _asked(self, role: str, root: Root) -> Any:
+        """The keys and the threshold of a role: of a channel, those that signed ``targets``."""
+        return root.roles[role if role in ROLES else "targets"]
+
+    def _path(self, role: str) -> Path | None:
+        """Where the role's version lies that was last signed here, or else is in force."""
+        if role == "root":
+            versions = [int(m[1]) for p in self.folder.glob("*.root.json") if (m := re.match(r"(\d+)\.", p.name))]
+            return self.folder / f"{max(versions)}.root.json" if versions else None
+        if role == "timestamp":
+            return self.folder / "timestamp.json" if self.exists else None
+        info = self._snapshot if role == "snapshot" else self._infos.get(f"{role}.json")
+        return None if info is None else self.folder / f"{info.version}.{role}.json"
+
+    @property
+    def channels(self) -> list[str]:
+        """Those that something was published in."""
+        delegations = self.targets().delegations if self.found("targets") else None
+        return sorted(delegations.roles or {}) if delegations is not None else []
+
+    def put_in_force(self, *more: str, snapshot: bool = False) -> None:
+        """Make boards find what was signed, also in the channels ``more``; sign anew what replaced keys had signed."""
+        root = self.root()
+        role = root.roles["targets"]
+        keys = {key: root.keys[key] for key in role.keyids}
+        delegated = {
+            name: DelegatedRole(name, list(keys), role.threshold, True, [f"{name}/*", f"{name}/*/*"])
+            for name in sorted({*self.channels, *more})
+        }
+        wanted = Delegations(keys, delegated)
+        if not self._is_signed("targets") or self.targets().delegations != wanted:
+            with self.edit_targets() as targets:
+                targets.delegations = wanted
+        for name in delegated:
+            if not self._is_signed(name):
+                self.sign_anew(name)
+        self.do_snapshot(force=snapshot)
+        self.do_timestamp(force=True)
+
+    def sign_anew(self, role: str) -> None:
+        """The next version of a role's metadata, with the same content."""
+        with self.edit(role):
+            pass
+
+    def is_due(self, role: str) -> bool:
+        """Whether half of a role's days are over, and its key is at hand."""
+        kind = role if role in ROLES else "targets"
+        left = self.open(role).signed.expires - datetime.now(UTC)
+        return bool(left < timedelta(days=self.days[kind] / 2) and self.keys.paths(kind))
+
+    def _is_signed(self, role: str) -> bool:
+        """Whether a role's metadata are signed by the keys of today."""
+        if not self.found(role):
+            return False
+        md, by = self.open(role), self.root() if role in ROLES else self.targets()
+        try:
+            by.verify_delegate(role, md.signed_bytes, md.signatures)
+        except RepositoryError:
+            return False
+        return True

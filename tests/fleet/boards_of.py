@@ -1,0 +1,33 @@
+"""What a board answers, and what lies in its folder."""
+
+from __future__ import annotations
+
+import hashlib
+
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.tasks import commit_tasks, prepare_exported
+
+TEXTS = ["w5 w6 w7", "w9", "w20 w21 w22 w23"]
+
+
+def answers(folder, task="mood"):
+    with Runtime(folder, cache=False, threads=1) as runtime:
+        return [(each.label, round(each.score, 5)) for each in runtime.predict(task, TEXTS)]
+
+
+def tree(folder, but=".fleet"):
+    """The hash of every file that answers may depend on."""
+    files = [path for path in folder.rglob("*") if path.is_file() and but not in path.parts]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def tuned(board, source, task="mood"):
+    """The board's own version of a task, in the way ``edgepeft tune`` puts it in force."""
+    bundle = Bundle(board)
+    commit_tasks(bundle, [prepare_exported(bundle, source / "tasks" / f"{task}.onnx")], replace=True)
+
+
+def downloads(board):
+    """What lies in the board's folder of downloads."""
+    return sorted(path.name for path in (board / ".fleet" / "files").glob("*"))
