@@ -15,7 +15,7 @@ import edgepeft
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 FUNCTIONS = {"export", "train", "tune"}
-CLASSES = {"Bundle", "Runtime", "TrainOptions", "TuneOptions"}
+CLASSES = {"Bundle", "LocalTuner", "Runtime", "TrainOptions", "TuneOptions"}
 
 
 def run(code, **more):

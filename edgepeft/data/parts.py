@@ -179,8 +179,7 @@ def task_data(
         DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
     """
     asked = kind_asked(kind, regression=regression)
-    seen = asked.labels_of(train)
-    known = asked(labels or seen).seen(train)
+    known = asked(labels or asked.labels_of(train)).seen(train)  # some of a head's labels may lack here
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     if labels:
         _require_known([row for rows in given for row in rows], known)

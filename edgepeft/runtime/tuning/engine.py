@@ -73,6 +73,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._trained: Arrays = subject.tensors()
         self._given: Arrays | None = None
         self._checked = False
+        self.proximal: tuple[float, Arrays] | None = None
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
         """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
@@ -93,7 +94,8 @@ class OnnxRuntimeEngine(TrainingEngine):
         return_free_memory()  # the lower layers' weights
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
-        """Gradients, clip, AdamW."""
+        """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients have mu (w - w_t) besides, and the loss has
+        not."""
         self._given = None
         kind, train = self._subject.facts.kind, self._rows["train"]
         read = train.token_rows(chosen)
@@ -104,6 +106,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         ]
         result = self.gradients(chosen, drawn)
         self._check(chosen, drawn, result)
+        if self.proximal is not None:
+            mu, start = self.proximal
+            for name in result.gradients:
+                result.gradients[name] += np.float32(mu) * (self.trained[name] - start[name])
         norm = clip(result.gradients, self._options.clip_norm)
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
@@ -227,8 +233,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         return {**named, "steps": np.array(self._optimizer.steps)}
 
     def load_state(self, state: Arrays) -> None:
-        """Put tensors and AdamW where they were."""
+        """Put tensors and AdamW where they were: where the state has no moments, there were none."""
         self._given = None
+        self._optimizer.first.clear()
+        self._optimizer.second.clear()
         parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
         for key, values in state.items():
             part, _, name = key.partition(":")

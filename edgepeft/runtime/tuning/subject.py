@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ class TuningSubject:
         for initializer in model.graph.initializer:
             if initializer.name in tensors:
                 initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))
-        count = sum(tensor.size for tensor in tensors.values())
+        whole = training_facts(self.delta).trained  # frozen ones of this run too
+        count = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.name in whole)
         update = {**account, "trainable_parameters": count}
         for entry in model.metadata_props:
             if entry.key == "edgepeft.card":
