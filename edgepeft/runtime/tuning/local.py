@@ -57,7 +57,7 @@ class LocalTuner:
 
     def __init__(
         self,
-        folder: Path | str,
+        bundle: Path | str,
         task: str,
         files: Files | Path | str,
         options: TuneOptions | None = None,
@@ -69,26 +69,27 @@ class LocalTuner:
         """Read task and rows; open no session yet.
 
         Args:
-            folder: the bundle's.
+            bundle: the bundle's.
             task: one of the bundle.
             files: as of ``tune``; rows held out for ``eval`` and ``test`` never train.
             options: of the whole course: its length is what the rate's warm-up and decay go by.
             freeze: names of tensors, ``*`` for any part, that stay as the bundle has them: they are not in
                 ``tensors`` and take no gradient.  ``*/A`` is FFA-LoRA (Sun et al., 2024, arXiv:2403.12313).
-            work: a folder for hidden states that memory has no room for; None is the system's for temporary files.
+            work: a folder of this board and task alone, where hidden states of its rows stay, so that each process
+                reads what the first computed; None keeps them in this one.
             threads: at most as many as the host allows; None takes those.
 
         Raises:
             UsageError: no such task, options that do not fit it, a name to freeze that it lacks, or nothing is left.
             DataError: the rows cannot be used, such as a label that the task lacks.
         """
-        self._folder, self._task = Path(folder), task
+        self._folder, self._task = Path(bundle), task
         options = options or TuneOptions()
         files = files if isinstance(files, Files) else Files(Path(files))
         self._bundle = Bundle(self._folder)
         subject = _frozen(from_task(self._bundle, task, files, options), freeze)
-        work = work or Path(tempfile.gettempdir())
-        self._run = TuningRun(self._bundle, subject, options, work, threads=threads)
+        folder = work or Path(tempfile.gettempdir())
+        self._run = TuningRun(self._bundle, subject, options, folder, threads=threads, keep=work is not None)
 
     @property
     def tensors(self) -> Arrays:

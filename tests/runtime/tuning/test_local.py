@@ -14,6 +14,8 @@ from edgepeft.errors import DataError, UsageError
 from edgepeft.resources import sha256_of
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.session import open_session
+from edgepeft.runtime.tuning import hidden
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files
 from edgepeft.runtime.tuning.tune import tune
@@ -111,6 +113,25 @@ def test_frozen_tensors_are_neither_given_nor_moved_and_the_others_move_as_they_
     after = tuner(bundle, moods).tensors
     assert all(np.array_equal(after[name], whole[name]) for name in kept)
     assert result.entry.trainable_parameters == sum(tensor.size for tensor in whole.values())
+
+
+@pytest.mark.parametrize("damage", [None, "short"])
+def test_what_lies_below_is_computed_by_the_first_process_alone(bundle, moods, tmp_path, monkeypatch, damage):
+    work = tmp_path / "work"
+    expected = tuner(bundle, moods).steps(tuner(bundle, moods).tensors, 3)
+    first = tuner(bundle, moods, work=work)
+    first.steps(first.tensors, 1)
+    (train, held) = sorted(work.iterdir(), key=lambda path: -path.stat().st_size)
+    if damage:  # such as a power cut of a file system without order: it is computed anew
+        train.write_bytes(train.read_bytes()[:-4])
+    opened = []
+    monkeypatch.setattr(hidden, "open_session", lambda *args: opened.append(args) or open_session(*args))
+    second = tuner(bundle, moods, work=work)
+    assert same(second.steps(second.tensors, 3).tensors, expected.tensors)
+    assert len(opened) == (1 if damage else 0) and {*work.iterdir()} == {train, held}
+    other = tuner(bundle, write_moods(tmp_path / "other.jsonl", seed=1), work=work)
+    other.steps(other.tensors, 1)
+    assert len(list(work.iterdir())) == 2 and not {*work.iterdir()} & {train, held}
 
 
 def wrong(tensors, name, value):
