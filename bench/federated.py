@@ -35,6 +35,7 @@ import numpy as np
 import psutil
 
 from edgepeft import Bundle, LocalTuner, TuneOptions
+from edgepeft.runtime.audit import audit
 from edgepeft.runtime.tuning.subject import Files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -263,6 +264,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             "rows": counts, "before": before, "federated": score(work / "bundle", args.task, args.server, args.test),
             "seconds": round(seconds), "peak_bytes": peaks,
             "tensor_bytes": sum(tensor.nbytes for tensor in tuner.tensors.values()), "config": config,
+            "problems": [finding.problem for finding in audit(work / "bundle") if finding.problem],
             "account": entry.training.get("federated"), "lost": re.findall(r"round \d+: of the mean .*", printed),
             "refused": re.findall(r"left out of the round: .*", printed),
         }  # fmt: skip
