@@ -87,9 +87,11 @@ class LocalTuner:
         options = options or TuneOptions()
         files = files if isinstance(files, Files) else Files(Path(files))
         self._bundle = Bundle(self._folder)
-        subject = _frozen(from_task(self._bundle, task, files, options), freeze)
+        subject = from_task(self._bundle, task, files, options, partial=True)  # other boards have the other labels
         folder = work or Path(tempfile.gettempdir())
-        self._run = TuningRun(self._bundle, subject, options, folder, threads=threads, keep=work is not None)
+        self._run = TuningRun(
+            self._bundle, _frozen(subject, freeze), options, folder, threads=threads, keep=work is not None
+        )
 
     @property
     def tensors(self) -> Arrays:

@@ -167,9 +167,11 @@ class Files:
         options: TuneOptions,
         kind: type[Kind],
         promised: Promise | None = None,
+        *,
+        partial: bool = False,
     ) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
-        answers keep already.
+        """Read them; ``labels`` are those that the head has, None takes the data's, and ``partial`` rows may have one
+        of them alone; ``promised`` is what the task's answers keep already.
 
         Raises:
             UsageError: such a task has no classes to balance, or cannot keep what is promised.
@@ -186,14 +188,15 @@ class Files:
             few_shot=options.few_shot,
             seed=options.seed,
             labels=labels,
+            partial=partial,
         )
         data = dataclasses.replace(data, promise=options.promise or promised or {})
         _ = data.task_kind  # which keeps it, or says why not
         return data
 
 
-def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
-    """Go on from a task of the bundle.
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, partial: bool = False) -> TuningSubject:
+    """Go on from a task of the bundle; ``partial`` rows may have one of its labels alone.
 
     Raises:
         UnknownName: no such task.
@@ -204,7 +207,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> 
     if entry.source is not None:
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
-    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
+    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise, partial=partial)
     data = dataclasses.replace(data, stride=entry.task_kind.chosen.get("stride"))
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
