@@ -33,7 +33,7 @@ def rounds(boards: list[LocalTuner], n: int, steps: int, *, product: bool) -> tu
         done = [board.steps(tensors, steps, first=number * steps) for board in boards]
         weights = np.array([each.n_rows for each in done]) / sum(each.n_rows for each in done)
         tensors = {
-            name: np.float32(sum(w * each.tensors[name] for w, each in zip(weights, done, strict=True)))
+            name: np.average([each.tensors[name] for each in done], axis=0, weights=weights).astype(np.float32)
             for name in tensors
         }
         if product:

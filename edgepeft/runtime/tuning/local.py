@@ -87,7 +87,8 @@ class LocalTuner:
         options = options or TuneOptions()
         files = files if isinstance(files, Files) else Files(Path(files))
         self._bundle = Bundle(self._folder)
-        subject = from_task(self._bundle, task, files, options, partial=True)  # other boards have the other labels
+        files = dataclasses.replace(files, partial=True)  # other boards may have the other labels
+        subject = from_task(self._bundle, task, files, options)
         folder = work or Path(tempfile.gettempdir())
         self._run = TuningRun(
             self._bundle, _frozen(subject, freeze), options, folder, threads=threads, keep=work is not None

@@ -154,12 +154,14 @@ def deployed_graph(
 
 @dataclass(frozen=True)
 class Files:
-    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given."""
+    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given.
+    ``partial`` ones may have one of the task's labels alone."""
 
     train: Path
     eval: Given = None
     test: Given = None
     columns: Columns = SENTENCES
+    partial: bool = False
 
     def load(
         self,
@@ -167,11 +169,9 @@ class Files:
         options: TuneOptions,
         kind: type[Kind],
         promised: Promise | None = None,
-        *,
-        partial: bool = False,
     ) -> TaskData:
-        """Read them; ``labels`` are those that the head has, None takes the data's, and ``partial`` rows may have one
-        of them alone; ``promised`` is what the task's answers keep already.
+        """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
+        answers keep already.
 
         Raises:
             UsageError: such a task has no classes to balance, or cannot keep what is promised.
@@ -188,7 +188,7 @@ class Files:
             few_shot=options.few_shot,
             seed=options.seed,
             labels=labels,
-            partial=partial,
+            partial=self.partial,
         )
         data = dataclasses.replace(data, promise=options.promise or promised or {})
         _ = data.task_kind  # which keeps it, or says why not
@@ -196,7 +196,7 @@ class Files:
 
 
 def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, partial: bool = False) -> TuningSubject:
-    """Go on from a task of the bundle; ``partial`` rows may have one of its labels alone.
+    """Go on from a task of the bundle.
 
     Raises:
         UnknownName: no such task.
@@ -207,7 +207,7 @@ def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, 
     if entry.source is not None:
         columns = of_source(files.columns, entry.source, entry.step, entry.target)
         files = dataclasses.replace(files, columns=columns)
-    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise, partial=partial)
+    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
     data = dataclasses.replace(data, stride=entry.task_kind.chosen.get("stride"))
     if data.pairs != entry.pairs:
         kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
