@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING
 from edgepeft.errors import requiring
 
 __version__ = "0.1.0"
-__all__ = ["Bundle", "Runtime", "TrainOptions", "TuneOptions", "__version__", "export", "train", "tune"]
+__all__ = ["Bundle", "LocalTuner", "Runtime", "TrainOptions", "TuneOptions", "__version__", "export", "train", "tune"]
 
 if TYPE_CHECKING:
     from edgepeft.cli._functions import export, train
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.runtime import Runtime
+    from edgepeft.runtime.tuning.local import LocalTuner
     from edgepeft.runtime.tuning.options import TuneOptions
     from edgepeft.runtime.tuning.tune import tune
     from edgepeft.training.options import TrainOptions
 else:
     _HOMES = {
         "Bundle": "edgepeft.runtime.bundle:Bundle",
+        "LocalTuner": "edgepeft.runtime.tuning.local:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.training.options:TrainOptions",
         "TuneOptions": "edgepeft.runtime.tuning.options:TuneOptions",

@@ -15,7 +15,7 @@ import edgepeft
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 FUNCTIONS = {"export", "train", "tune"}
-CLASSES = {"Bundle", "Runtime", "TrainOptions", "TuneOptions"}
+CLASSES = {"Bundle", "LocalTuner", "Runtime", "TrainOptions", "TuneOptions"}
 
 
 def run(code, **more):
@@ -35,7 +35,7 @@ def test_importing_loads_nothing_that_takes_time():
 
 
 def test_what_a_board_needs_loads_no_torch():
-    done = run("import sys; from edgepeft import Bundle, Runtime, TuneOptions, tune; print(*sys.modules)")
+    done = run("import sys; from edgepeft import Bundle, LocalTuner, Runtime, TuneOptions, tune; print(*sys.modules)")
     loaded = {*done.stdout.split()}
     assert "onnxruntime" in loaded and not {"torch", "transformers"} & loaded, done.stderr
 

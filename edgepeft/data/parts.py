@@ -110,13 +110,14 @@ class TaskData:
 
 class Division(TypedDict, total=False):
     """How rows are divided: ``few_shot`` rows are drawn by ``seed``; ``labels`` are those that a head has already;
-    ``kind`` is of the task, for which ``regression`` is short."""
+    ``kind`` is of the task, for which ``regression`` is short; ``partial`` rows may have one of the labels alone."""
 
     kind: str | None
     regression: bool
     few_shot: int | None
     seed: int
     labels: tuple[str, ...] | None
+    partial: bool
 
 
 class _Source(NamedTuple):
@@ -171,6 +172,7 @@ def task_data(
     few_shot: int | None = None,
     seed: int = 0,
     labels: tuple[str, ...] | None = None,
+    partial: bool = False,
 ) -> TaskData:
     """The same from rows in memory; a number is a share of ``train`` to hold out, None a tenth.
 
@@ -179,7 +181,7 @@ def task_data(
         DataError: too few rows, a single label, an unseen label, a label that is no number, pairs and single texts.
     """
     asked = kind_asked(kind, regression=regression)
-    seen = asked.labels_of(train)
+    seen = labels if partial and labels else asked.labels_of(train)
     known = asked(labels or seen).seen(train)
     given = [rows for rows in (train, eval, test) if rows is not None and not isinstance(rows, float)]
     if labels:

@@ -8,7 +8,7 @@ else that moves is in the checkpoint, so a resumed run ends as an uninterrupted 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -175,14 +175,19 @@ class Course:
             if self.scores_start:
                 self.evaluate()
             self.save()
+        for chosen in self.batches():
+            self.step(chosen)
+        return self.result()
+
+    def batches(self) -> Iterator[list[int]]:
+        """The rows of each step that is left, in order; ``position`` moves between one and the next."""
         while not self.over:
             epoch, first = divmod(self.position.step, self.per_epoch)
             lengths = self.rows["train"].lengths
             for chosen in epoch_batches(lengths, self.batch_size, self.options.seed, epoch)[first:]:
                 if self.over:
                     break
-                self.step(chosen)
-        return self.result()
+                yield chosen
 
     @property
     def over(self) -> bool:

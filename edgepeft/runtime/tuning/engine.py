@@ -23,7 +23,7 @@ from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
 from edgepeft.runtime.tuning.expansion import Expansion
-from edgepeft.runtime.tuning.hidden import HiddenStates
+from edgepeft.runtime.tuning.hidden import HiddenStates, hidden_states
 from edgepeft.runtime.tuning.memory import StepLayout
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.slope import wrong_slope
@@ -50,6 +50,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         optimizer: AdamW,
         options: TuneOptions,
         threads: int | None = None,
+        keep: bool = False,
     ) -> None:
         """Open nothing yet.
 
@@ -62,10 +63,11 @@ class OnnxRuntimeEngine(TrainingEngine):
             optimizer: with a rate for each tensor.
             options: the largest norm of all gradients together, and whether the head's dropout is on.
             threads: at most as many as the host allows; None takes those.
+            keep: leave hidden states in ``work``, and read what is there; those of other rows are removed.
         """
         self._bundle, self._subject, self._rows, self._threads = bundle, subject, rows, threads
         self._micro_batch, self._training, self._split = layout.micro_batch, layout.training, layout.split
-        self._folder = work if layout.in_file else None
+        self._folder, self._kept = work if layout.in_file else None, work if keep else None
         self._hidden: dict[str, HiddenStates] = {}
         self._optimizer, self._options = optimizer, options
         self._weights = subject.data.row_weights(balanced=options.balanced)
@@ -73,6 +75,7 @@ class OnnxRuntimeEngine(TrainingEngine):
         self._trained: Arrays = subject.tensors()
         self._given: Arrays | None = None
         self._checked = False
+        self.proximal: tuple[float, Arrays] | None = None
 
     def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
         """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
@@ -84,7 +87,8 @@ class OnnxRuntimeEngine(TrainingEngine):
             return
         parts = {part: self._rows[part] for part in ("train", "eval")}
         total, done = sum(len(rows.targets) for rows in parts.values()), 0
-        filled = {part: HiddenStates(self._split.states, rows, self._folder) for part, rows in parts.items()}
+        weights = self._bundle.manifest.backbone.sha256.weights
+        filled = hidden_states(self._split, parts, weights, folder=self._folder, kept=self._kept)
         for part, states in filled.items():
             for n in states.fill(self._split.below, self._bundle.folder, parts[part], self._threads):
                 done += n
@@ -93,7 +97,8 @@ class OnnxRuntimeEngine(TrainingEngine):
         return_free_memory()  # the lower layers' weights
 
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
-        """Gradients, clip, AdamW."""
+        """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients have mu (w - w_t) besides, and the loss has
+        not."""
         self._given = None
         kind, train = self._subject.facts.kind, self._rows["train"]
         read = train.token_rows(chosen)
@@ -104,6 +109,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         ]
         result = self.gradients(chosen, drawn)
         self._check(chosen, drawn, result)
+        if self.proximal is not None:
+            mu, start = self.proximal
+            for name in result.gradients:
+                result.gradients[name] += np.float32(mu) * (self.trained[name] - start[name])
         norm = clip(result.gradients, self._options.clip_norm)
         if math.isfinite(result.loss) and math.isfinite(norm):
             self._optimizer.update(self.trained, result.gradients, factor)
@@ -227,8 +236,10 @@ class OnnxRuntimeEngine(TrainingEngine):
         return {**named, "steps": np.array(self._optimizer.steps)}
 
     def load_state(self, state: Arrays) -> None:
-        """Put tensors and AdamW where they were."""
+        """Put tensors and AdamW where they were: where the state has no moments, there were none."""
         self._given = None
+        self._optimizer.first.clear()
+        self._optimizer.second.clear()
         parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
         for key, values in state.items():
             part, _, name = key.partition(":")

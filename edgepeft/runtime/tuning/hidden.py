@@ -1,14 +1,15 @@
 """The hidden states below what is trained: computed once for each row by the deployed graph, read in every epoch.
 
 They are stored without padding, in memory or in a file that has no name, so that nothing is left of it when the run
-is killed.
+is killed; or, where a process does few steps and the next goes on, in a file that all of them read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -29,10 +30,13 @@ from edgepeft.graph.gradient.samples import measured
 from edgepeft.graph.gradient.training import with_gradients, with_loss
 from edgepeft.graph.sound import check_standard
 from edgepeft.graph.training import TrainingFacts
+from edgepeft.resources import replacing
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
 
-__all__ = ["HiddenState", "HiddenStates", "SplitGraphs", "training_graph"]
+__all__ = ["HiddenState", "HiddenStates", "SplitGraphs", "hidden_states", "training_graph"]
+
+_KEPT = ".hidden"
 
 _FLOAT_BYTES = 4
 
@@ -110,14 +114,21 @@ def _several_a_row(counts: Sequence[int], rows: Sequence[int]) -> bool:
 
 
 class HiddenStates:
-    """Those of some token rows; ``folder`` is where the file lies, None keeps them in memory."""
+    """Those of some token rows; ``folder`` is where the file lies, None keeps them in memory; ``kept`` is the file that
+    is read where it is whole, and written else."""
 
-    def __init__(self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None) -> None:
+    def __init__(
+        self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None, kept: Path | None = None
+    ) -> None:
         self._states, self._lengths = states, rows.token_lengths
         self._starts = [0, *accumulate(self._lengths)]
         counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
         sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
-        stored = _room(sum(sizes), folder)
+        whole = kept is not None and kept.is_file() and kept.stat().st_size == _FLOAT_BYTES * sum(sizes) > 0
+        self._kept = None if whole else kept  # to be written
+        self._there = whole
+        stored = np.memmap(kept, np.float32, "r") if whole and kept is not None else _room(sum(sizes), folder)
+        self._stored = stored
         ends = [0, *accumulate(sizes)]
         self._values = [
             stored[begin:end].reshape(count, state.width)
@@ -125,7 +136,15 @@ class HiddenStates:
         ]
 
     def fill(self, model: onnx.ModelProto, bundle: Path, rows: Encoded, threads: int | None) -> Iterator[int]:
-        """Compute them, packed, with ``below`` of the split; yields the number of rows after each batch."""
+        """Compute them, packed, with ``below`` of the split, unless they were read; yields the number of rows after
+        each batch.
+
+        Raises:
+            EdgepeftError: the disk has no room for the file that is kept.
+        """
+        if self._there:
+            yield len(rows.targets)
+            return
         session = open_session(model, bundle, threads)
         known, outputs = [value.name for value in session.get_inputs()], [state.name for state in self._states]
         for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
@@ -138,6 +157,9 @@ class HiddenStates:
                 for state, values, packed in zip(self._states, self._values, computed, strict=True):
                     values[np.r_[*(slice(*span) for span in self._spans(state, of))]] = packed
             yield len(chosen)
+        if self._kept is not None:
+            with replacing(self._kept) as temporary:
+                self._stored.tofile(temporary)
 
     def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
         """[tokens, width], or [token rows, width] of what a token row has one of."""
@@ -150,6 +172,29 @@ class HiddenStates:
         if state.by_row:
             return [(i, i + 1) for i in chosen]
         return [(self._starts[i], self._starts[i + 1]) for i in chosen]
+
+
+def hidden_states(
+    split: SplitGraphs, parts: Mapping[str, Encoded], weights_sha256: str, *, folder: Path | None, kept: Path | None
+) -> dict[str, HiddenStates]:
+    """Those of each part's rows, to be filled; in the folder ``kept`` no file stays that is of others."""
+    if kept is None:
+        return {part: HiddenStates(split.states, rows, folder) for part, rows in parts.items()}
+    files = {part: kept / _kept_name(split.below, weights_sha256, rows) for part, rows in parts.items()}
+    for old in {*kept.glob(f"*{_KEPT}")} - {*files.values()}:
+        old.unlink(missing_ok=True)
+    return {part: HiddenStates(split.states, rows, folder, files[part]) for part, rows in parts.items()}
+
+
+def _kept_name(below: onnx.ModelProto, weights_sha256: str, rows: Encoded) -> str:
+    """A file's, of the states that this graph over these weights gives for these rows, and of no other."""
+    digest = hashlib.sha256(below.SerializeToString(deterministic=True))
+    digest.update(weights_sha256.encode())
+    for name, column in sorted(rows.columns.items()):
+        digest.update(name.encode())
+        for values in column:
+            digest.update(np.asarray(values, "<i8").tobytes() + b"|")
+    return f"{digest.hexdigest()[:32]}{_KEPT}"
 
 
 def _room(size: int, folder: Path | None) -> NDArray[np.float32]:

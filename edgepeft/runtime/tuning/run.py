@@ -39,12 +39,14 @@ class TuningRun:
         work: Path,
         *,
         threads: int | None = None,
+        keep: bool = False,
         watch: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Lay the run out and open nothing yet; ``layout.notes`` say for people how steps will be computed.
 
-        ``work`` is the folder of checkpoints, and of hidden states that memory has no room for.
+        ``work`` is the folder of checkpoints, and of hidden states that memory has no room for; with ``keep`` they stay
+        there for the next run on these rows.
         """
         self.subject, self.options, data = subject, options, subject.data
         data.task_kind.metric_or_default(options.metric)  # a wrong one is refused before rows are tokenized
@@ -62,7 +64,15 @@ class TuningRun:
         self.layout = lay_out(bundle, subject, options, rows, self.batch_size)
         engine = OnnxRuntimeEngine if subject.writing is None else WritingEngine
         self.engine = engine(
-            bundle, subject, rows, self.layout, work, optimizer=self._optimizer(), options=options, threads=threads
+            bundle,
+            subject,
+            rows,
+            self.layout,
+            work,
+            optimizer=self._optimizer(),
+            options=options,
+            threads=threads,
+            keep=keep,
         )
         entry = {"task": subject.task, "template": subject.template, "data": data.sha256}
         self.course = Course(

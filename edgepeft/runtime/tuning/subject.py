@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ class TuningSubject:
         for initializer in model.graph.initializer:
             if initializer.name in tensors:
                 initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))
-        count = sum(tensor.size for tensor in tensors.values())
+        whole = training_facts(self.delta).trained  # frozen ones of this run too
+        count = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.name in whole)
         update = {**account, "trainable_parameters": count}
         for entry in model.metadata_props:
             if entry.key == "edgepeft.card":
@@ -153,12 +155,14 @@ def deployed_graph(
 
 @dataclass(frozen=True)
 class Files:
-    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given."""
+    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given.
+    ``partial`` ones may have one of the task's labels alone."""
 
     train: Path
     eval: Given = None
     test: Given = None
     columns: Columns = SENTENCES
+    partial: bool = False
 
     def load(
         self,
@@ -185,13 +189,14 @@ class Files:
             few_shot=options.few_shot,
             seed=options.seed,
             labels=labels,
+            partial=self.partial,
         )
         data = dataclasses.replace(data, promise=options.promise or promised or {})
         _ = data.task_kind  # which keeps it, or says why not
         return data
 
 
-def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions) -> TuningSubject:
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, partial: bool = False) -> TuningSubject:
     """Go on from a task of the bundle.
 
     Raises:

@@ -18,7 +18,7 @@ from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.task_name import check_task_name
 
-__all__ = ["TuneResult", "tune"]
+__all__ = ["TuneResult", "put_in_force", "tune"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def tune(
         tuned = run.finish()
         check = run.engine.check()
         del run  # with its sessions
-        entry = _replace(bundle, subject, tuned, check, watch) if tuned.improved else None
+        entry = put_in_force(bundle, subject, tuned, check, watch) if tuned.improved else None
         discard(work)
     return TuneResult(tuned, entry)
 
@@ -112,9 +112,18 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
     return interrupted
 
 
-def _replace(
-    bundle: Bundle, subject: TuningSubject, tuned: CourseResult, check: bytes, watch: Callable[[Progress], None]
+def put_in_force(
+    bundle: Bundle,
+    subject: TuningSubject,
+    tuned: CourseResult,
+    check: bytes,
+    watch: Callable[[Progress], None] = lambda _: None,
 ) -> TaskEntry:
+    """Make a run's result the task's version, once it answers as ``check`` says; ``watch`` gets the phase commit.
+
+    Raises:
+        EdgepeftError: it does not, or the bundle cannot be written.
+    """
     account = {name: getattr(tuned, name) for name in ("metrics", "training")}
     kind = subject.facts.kind
     begun = {name: kind.chosen[name] for name in kind.begun(0) if name in kind.chosen}
