@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.rows import SENTENCES, Row
+from edgepeft.data.several import LOWEST
 from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._correlations import CORRELATIONS, ranks
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
@@ -276,10 +277,11 @@ class Embedding(Kind):
         self, task: str, logits: NDArray[np.float32], notes: Sequence[str], read: Sequence[Any] = ()
     ) -> list[Prediction]:
         """The vectors; of a pair, which is two token rows, that of its first text."""
-        rows = logits.reshape(len(logits), -1)
+        rows = logits.reshape(len(logits), -1, self.n_outputs)
+        own = [row[row[:, 0] > LOWEST].ravel() for row in rows]  # a text alone has no second vector beside pairs
         return [
             VectorPrediction(task, None, math.nan, {}, tuple(map(float, row)), note, dims=self.n_outputs)
-            for row, note in zip(rows, notes, strict=True)
+            for row, note in zip(own, notes, strict=True)
         ]
 
     def agreement(self, reference: NDArray[Any], logits: NDArray[Any], tolerance: float | None) -> Agreement:

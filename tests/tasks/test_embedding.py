@@ -12,6 +12,7 @@ from scipy import stats
 
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.several import grouped, places_of
 from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks import _pairs
 from edgepeft.tasks.base import stated
@@ -55,6 +56,13 @@ def test_losses_and_their_slopes_are_sentence_transformers(name):
     assert by_torch.item() == pytest.approx(loss, rel=1e-12)
     by_torch.backward()
     np.testing.assert_allclose(slopes, tensor.grad.numpy(), atol=1e-12)
+
+
+def test_a_text_beside_a_pair_is_answered_by_its_own_vector_alone():
+    logits = grouped(np.eye(3, dtype=np.float32), places_of([1, 2]))
+    alone, pair = SCORED.predictions("near", logits, ["", ""])
+    assert (alone.logits, pair.logits) == ((1, 0, 0), (0, 1, 0, 0, 0, 1))
+    assert "cosine" not in alone.as_json() and pair.as_json()["cosine"] == 0
 
 
 def test_a_batch_without_an_order_costs_nothing():
