@@ -47,6 +47,8 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
         return "writes text, which takes a decoder's loop"
     if entry.source is not None:
         return "is posed as text of a row's columns"
+    if entry.weights_sha256 is not None:
+        return "has more tensors of its own than a graph can hold"
     if kind.stitches:
         return "stitches the windows of long texts (--long windows)"
     if kind.per_token and not places:

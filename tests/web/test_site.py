@@ -167,6 +167,15 @@ def test_what_a_page_cannot_answer_is_refused_by_name(bundle, modules, tmp_path,
     manifest["tasks"]["mood"]["source"] = None
     manifest["tasks"]["pair"]["chosen"] = {}
     (bundle / "edgepeft.json").write_text(json.dumps(manifest))
+    manifest["tasks"]["score"] |= {
+        "head_reads": "mean",
+        "kind": "regression",
+        "regression": True,
+        "weights_sha256": "0" * 64,
+    }
+    (bundle / "edgepeft.json").write_text(json.dumps(manifest))
+    with pytest.raises(UsageError, match="score has more tensors of its own"):
+        write_site(Bundle(bundle), tmp_path / "site", tasks=["score"], libraries=modules)
     monkeypatch.setattr(web_site, "_is_word_piece", lambda _: False)
     with pytest.raises(UsageError, match=r"pair answers with places.*--task mood\.$"):
         write_site(Bundle(bundle), tmp_path / "site", libraries=modules)
