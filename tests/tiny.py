@@ -102,9 +102,8 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 # Whose attention tests compare with.  ModernBERT's eager one has its softmax in float32 whatever the model is in, where
-# a mask of float64 is infinite, and a row of padding whose window is padding has no number.  DistilBERT's eager one has as
-# many keys as tokens, and so no prefix.
-REFERENCES = {"modernbert": "sdpa", "distilbert": "sdpa"}
+# a mask of float64 is infinite, and a row of padding whose window is padding has no number.
+REFERENCES = {"modernbert": "sdpa"}
 # Labels that a decoder writes, of several words too: the last of the vocabulary.
 WORDS = {56: "no", 57: "perhaps", 58: "yes", 59: "not"}
 

@@ -50,7 +50,8 @@ def exact_logits(delta: Any, model: torch.nn.Module, rows: Mapping[str, Any]) ->
 def error_beside(bundle: Path) -> float:
     """How far two float32 computations of a logit may lie apart, of any task whose delta lies beside a bundle of tests."""
     backbone = open_backbone(str(bundle))  # a bundle holds its backbone's checkpoint as it was
-    model, inputs = load_model(backbone, "eager"), backbone.encoder().encode(TEXTS[:8], 40).inputs
+    model = load_model(backbone, backbone.architecture.reference)
+    inputs = backbone.encoder().encode(TEXTS[:8], 40).inputs
     deltas = [Delta.load(card.parent, backbone) for card in sorted(bundle.parent.glob("*/delta.json"))]
     errors = [exact_logits(delta, model, inputs).error for delta in deltas]
     return 2 * max(errors)

@@ -50,6 +50,7 @@ class ModelLayout:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
     masked: str = ""  # the module whose second argument is the mask, if its code attends to more keys than tokens
+    reference: str = "eager"  # the attention that ours is compared with
     fixed: Mapping[str, Any] = field(default_factory=dict)  # of these keys no other value is supported
 
 
@@ -146,7 +147,8 @@ LAYOUTS = {
         ffn_norm="output_layer_norm",
         layer_end="output_layer_norm",
         token_types=False,
-        masked="transformer",  # in its fast attention: the eager one has as many keys as tokens
+        masked="transformer",
+        reference="sdpa",  # the eager one has as many keys as tokens, and so no prefix
         head="distilbert",
         keys={
             "hidden_size": "dim",

@@ -215,7 +215,7 @@ class Architecture:
     is each layer's, empty where all see everything and learn positions otherwise, ``distances`` what attention is
     disentangled by.  ``foreign_head`` is what
     transformers' classifier has where no head of ours does.  ``aliases`` are tensors that a file may hold under
-    another's name alone.
+    another's name alone.  ``reference`` is the attention of transformers that exports are compared with.
     """
 
     family: str
@@ -243,6 +243,7 @@ class Architecture:
     attention: tuple[Attention, ...] = ()
     distances: Distances | None = None
     foreign_head: str = ""
+    reference: str = "eager"
 
     @property
     def placeholder_token_id(self) -> int:

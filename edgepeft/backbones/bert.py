@@ -74,6 +74,7 @@ class Bert(Family):
             norms=tuple(module for module, shape in modules_of(layout, sizes) if len(shape) == 1),
             inputs=("input_ids", "attention_mask", *token_types),
             head=layout.head,
+            reference=layout.reference,
         )
 
     def neighbours(self, site: Site) -> dict[str, str]:

@@ -226,7 +226,7 @@ class _Exporter:
 
     @cached_property
     def model(self) -> nn.Module:
-        return load_model(self.backbone, "eager")
+        return load_model(self.backbone, self.backbone.architecture.reference)
 
     def prepare(self, deltas: Sequence[Path], stage: Stage) -> list[PreparedTask]:
         prepared = []

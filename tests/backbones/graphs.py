@@ -41,7 +41,8 @@ class Both:
     def __init__(self, folder: Path) -> None:
         self.backbone = open_backbone(str(folder))
         self.session = session(build(self.backbone), self.backbone.folder)
-        self.model = load_model(self.backbone, REFERENCES.get(self.backbone.architecture.model_type, "eager"))
+        architecture = self.backbone.architecture
+        self.model = load_model(self.backbone, REFERENCES.get(architecture.model_type, architecture.reference))
 
     def ours(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = [output.name for output in self.session.get_outputs()]

@@ -85,9 +85,10 @@ def test_split_keys_and_values_positions_and_the_mask_are_transformers(tiny: Cal
         module, name = both.model.get_submodule(site.module), site.name
         if site.enters:
             module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
-        elif site.keyword:
+        elif site.argument:
             module.register_forward_pre_hook(
-                lambda _, __, given, site=site: seen.update({site.name: given[site.keyword]}), with_kwargs=True
+                lambda _, args, given, site=site: seen.update({site.name: [*args, *given.values()][site.argument]}),
+                with_kwargs=True,
             )
         else:
             module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output}))

@@ -7,11 +7,14 @@ import dataclasses
 import functools
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
+import pytest
 import torch
 from onnx import numpy_helper
 from tiny import REFERENCES, ragged
@@ -60,7 +63,7 @@ class Case:
 
     @functools.cached_property
     def model(self) -> nn.Module:
-        return load_model(self.backbone, REFERENCES.get(self.architecture.model_type, "eager"))
+        return load_model(self.backbone, REFERENCES.get(self.architecture.model_type, self.architecture.reference))
 
     @functools.cached_property
     def moved(self) -> Delta:
@@ -107,6 +110,12 @@ class Case:
                 return edge_logits(self.model, rows, self.moved.trie)
             hidden = self.model(**rows).last_hidden_state
         return pool(hidden, rows["attention_mask"], self.moved.card.pooling)
+
+
+def first_quick(instances: Sequence[tuple[str, Method]]) -> list[Any]:
+    """The number of each method's instance; those of a method's further ones are slow."""
+    names = [name for name, _ in instances]
+    return [pytest.param(i, marks=[] if names.index(name) == i else [pytest.mark.slow]) for i, name in enumerate(names)]
 
 
 def conforms(case: Case, folder: Path) -> None:

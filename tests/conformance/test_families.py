@@ -55,12 +55,12 @@ def case(tiny: Callable[..., Path], request: pytest.FixtureRequest) -> suite.Cas
     return suite.Case(example, open_backbone(str(tiny(family))))
 
 
-@pytest.mark.parametrize("case", cases(quick=2), indirect=True)
+@pytest.mark.parametrize("case", cases(quick=4), indirect=True)
 def test_it_conforms(case: suite.Case, tmp_path: Path):
     suite.conforms(case, tmp_path / "delta")
 
 
-@pytest.mark.parametrize("case", cases(quick=4), indirect=True)
+@pytest.mark.parametrize("case", cases(quick=8), indirect=True)
 def test_its_gradients_are_pytorchs(case: suite.Case):
     tuned = Tuned(case)
     for batch, length in suite.SHAPES[1:]:

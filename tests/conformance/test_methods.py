@@ -27,6 +27,9 @@ RELATIVES: list[tuple[str, dict[str, Any]]] = [
 ]
 INSTANCES = [(name, example) for name, method in methods().items() for example in method.examples()]
 NUMBERS = range(len(INSTANCES))
+FIRST = pytest.mark.parametrize(
+    "case", suite.first_quick(INSTANCES), indirect=True, ids=lambda i: f"{INSTANCES[i][0]}-{i}"
+)
 
 
 def relative_of(i: int) -> tuple[str, dict[str, Any]]:
@@ -40,14 +43,8 @@ def relatives() -> list[Any]:
     """Each instance's; those of a method's further instances are slow."""
     return [
         pytest.param(i, id=f"{INSTANCES[i][0]}-{i}-{relative_of(i)[0]}", marks=parameter.marks)
-        for i, parameter in enumerate(of_first_instances())
+        for i, parameter in enumerate(suite.first_quick(INSTANCES))
     ]
-
-
-def of_first_instances() -> list[Any]:
-    """Each instance; those of a method's further ones are slow."""
-    first = {name: i for i, (name, _) in reversed(list(enumerate(INSTANCES)))}
-    return [pytest.param(i, marks=[] if first[INSTANCES[i][0]] == i else [pytest.mark.slow]) for i in NUMBERS]
 
 
 @pytest.fixture(scope="module", params=NUMBERS, ids=lambda i: f"{INSTANCES[i][0]}-{i}")
@@ -85,15 +82,17 @@ def test_it_survives_the_disk(case: suite.Case, tmp_path: Path):
     suite.survives_disk(case, tmp_path / "delta")
 
 
+@FIRST
 def test_torch_with_hooks_equals_the_spliced_graph(case: suite.Case):
     suite.torch_equals_onnxruntime(case)
 
 
+@FIRST
 def test_the_delta_graph_holds_no_weight_of_the_backbone(case: suite.Case):
     suite.graph_is_plain_and_its_own(case)
 
 
-@pytest.mark.parametrize("case", of_first_instances(), indirect=True, ids=lambda i: f"{INSTANCES[i][0]}-{i}")
+@FIRST
 def test_exporting_twice_gives_the_same_bytes(case: suite.Case):
     suite.export_is_deterministic(case)
 

@@ -271,7 +271,8 @@ def test_other_methods_and_other_heads_are_refused_by_name(tiny, tmp_path):
     roomy = open_backbone(str(tiny("bert")))
     backbone = open_backbone(str(GOLDEN / "bert"))
     with pytest.raises(
-        UsageError, match=r"no form for bitfit.* what can be written: dora, ia3, layernorm, lora, prefix, prompt-r"
+        UsageError,
+        match=r"no form for bitfit.* what can be written: dora, ia3, layernorm, loha, lora, prefix, prompt-r",
     ):
         write_peft(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
     with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear .*Train it with --head"):

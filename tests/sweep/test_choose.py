@@ -7,8 +7,9 @@ import pytest
 from verbs import edgepeft
 
 from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.profiles.loader import load_profile
 from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
-from edgepeft.sweep.costs import MethodCosts
+from edgepeft.sweep.costs import MethodCosts, costs_of
 
 
 def planted(sweep, right, costs):
@@ -67,18 +68,25 @@ def test_a_data_set_that_is_not_there_is_refused_with_those_that_are(done):
         candidates(done, "mood")
 
 
-def test_the_command_counts_what_tasks_share(done):
-    def costs(tasks):
-        called = edgepeft("choose", done.folder, "--profile", "rpi4", "--tasks", tasks, "--json")
-        assert called.returncode == 0, called.stderr
-        return {each["method"]: each for each in json.loads(called.stdout)["methods"]}
-
-    one, eight = costs(1), costs(8)
+def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
+    monkeypatch.setattr("edgepeft.sweep.costs._base", lambda: 50_000_000)  # of a process, which is never the same twice
+    cards = [each.arms[0].cards[0] for each in candidates(done)]
+    how = {"backbone": done.cells[0].options["backbone"], "profile": load_profile("rpi4"), "length": None}
+    found = [costs_of(cards, **how, tasks=n, work=made(tmp_path / f"of-{n}")) for n in (1, 8)]
+    (linear, eight_linear), (lora, eight_lora) = zip(*found, strict=True)
     # Linear heads are one run of the backbone; what LoRA changes from the first layer on is a run each.
-    assert eight["linear"]["shared_layers"] == 2 and eight["linear"]["per_minute"] > one["linear"]["per_minute"] / 2
-    lora = eight["lora:rank=2"], one["lora:rank=2"]
-    assert lora[0]["shared_layers"] == 0 and lora[0]["per_minute"] == pytest.approx(lora[1]["per_minute"] / 8)
-    assert lora[0]["disk"] == 8 * lora[1]["disk"] and lora[0]["memory"] > lora[1]["memory"]
+    assert eight_linear.shared_layers == 2 and eight_linear.per_minute > linear.per_minute / 2
+    assert eight_lora.shared_layers == 0 and eight_lora.per_minute == pytest.approx(lora.per_minute / 8)
+    assert eight_lora.disk == 8 * lora.disk and 0 < eight_lora.memory - lora.memory <= 8 * lora.disk
+    called = edgepeft("choose", done.folder, "--profile", "rpi4", "--tasks", 8, "--json")
+    assert called.returncode == 0, called.stderr
+    (shown,) = (each for each in json.loads(called.stdout)["methods"] if each["method"] == "lora:rank=2")
+    assert (shown["per_minute"], shown["disk"]) == (pytest.approx(eight_lora.per_minute), eight_lora.disk)
+
+
+def made(folder):
+    folder.mkdir()
+    return folder
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_peak_of_answering_is_predicted_within_15_percent(heavy, batch, leng
 
 
 @linux
-@pytest.mark.parametrize("task", ["lora", "full", "said"])
+@pytest.mark.parametrize("task", ["lora", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full", "said"))])
 def test_the_peak_of_fine_tuning_is_predicted_and_by_no_more_than_15_percent_too_low(heavy, tmp_path, task):
     """Of a LoRA, of all tensors with their moments, and of as many with what makes them."""
     heavy = shutil.copytree(heavy, tmp_path / "heavy")
