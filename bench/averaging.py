@@ -1,6 +1,6 @@
 """What averaging LoRA's B and A apart costs: rounds in one process, without Flower, beside alone and all in one place.
 
-    python bench/averaging.py BUNDLE --task mood --data train.jsonl --test test.jsonl [--rows 450] [--skew 0.5]
+    python -m bench.averaging BUNDLE --task mood --data train.jsonl --test test.jsonl [--rows 450] [--skew 0.5]
 
 Three ways from the same start on the same boards: the mean of each factor, the mean of their product (by a singular
 value decomposition), and A frozen as FFA-LoRA has it.  All scores are of --test.
@@ -19,6 +19,8 @@ import numpy as np
 from bench.federated import split
 from edgepeft import LocalTuner, TuneOptions
 from edgepeft.data.course.engine import Arrays
+from edgepeft.errors import EdgepeftError
+from edgepeft.host.machine import host_facts
 from edgepeft.runtime.tuning.low_rank import average_products
 from edgepeft.runtime.tuning.subject import Files
 
@@ -83,7 +85,11 @@ def main() -> None:
     for name, default in (("boards", 3), ("rows", 450), ("rounds", 3), ("steps", 15), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--skew", type=float, help="of the Dirichlet distribution; left out: even")
-    print(json.dumps(measure(parser.parse_args()), indent=1))
+    try:
+        found = measure(parser.parse_args())
+    except EdgepeftError as error:
+        parser.error(str(error))
+    print(json.dumps({"host": host_facts(), **found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Federated tuning over loopback, with TLS and node authentication, beside boards alone and all rows in one place.
 
-    python bench/federated.py BUNDLE --task mood --data train.jsonl --server server.jsonl --test test.jsonl \\
+    python -m bench.federated BUNDLE --task mood --data train.jsonl --server server.jsonl --test test.jsonl \\
         --flower VENV/bin [--boards 3] [--rows 1500] [--skew 0.5] [--config 'aggregate="product"'] [--fault nan]
 
 A SuperLink and a SuperNode a board, started anew, each with a key of its own, run exports/flower.  Boards alone take as
@@ -35,6 +35,8 @@ import numpy as np
 import psutil
 
 from edgepeft import Bundle, LocalTuner, TuneOptions
+from edgepeft.errors import EdgepeftError
+from edgepeft.host.machine import host_facts
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.tuning.subject import Files
 
@@ -289,7 +291,11 @@ def main() -> None:
     parser.add_argument("--fault", choices=["nan", "shape", "kill"])
     parser.add_argument("--alone", action="store_true", help="measure what it is compared with too")
     parser.add_argument("--config", action="append", default=[], help="a line of the run's configuration")
-    print(json.dumps(measure(parser.parse_args()), indent=1))
+    try:
+        found = measure(parser.parse_args())
+    except EdgepeftError as error:
+        parser.error(str(error))
+    print(json.dumps({"host": host_facts(), "threads": 1, **found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -25,10 +25,11 @@ from pathlib import Path
 from statistics import median
 
 from bench.static_server import Served, serving
-from edgepeft.errors import UsageError
+from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.fleet.publish import publish, refresh
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.rhythm import moments
+from edgepeft.host.machine import host_facts
 from edgepeft.resources import write_json
 from edgepeft.runtime.manifest import Manifest
 
@@ -156,12 +157,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="every board's figures")
     options = parser.parse_args(arguments)
-    if len(Manifest.read(options.bundle).tasks) < 2 or not 0 < options.first <= options.boards:
-        raise UsageError("a bundle with two tasks or more is needed, and --first is at most --boards.")
-    rounds = simulate(options.bundle, options.boards, options.first, options.period, options.seed)
+    try:
+        if len(Manifest.read(options.bundle).tasks) < 2 or not 0 < options.first <= options.boards:
+            raise UsageError("a bundle with two tasks or more is needed, and --first is at most --boards.")
+        rounds = simulate(options.bundle, options.boards, options.first, options.period, options.seed)
+    except EdgepeftError as error:
+        parser.error(str(error))
+    host = host_facts()
     print(table(rounds))
+    print(f"host: {host['cpu']}, without limits; the server and the boards, {_THREADS} threads, are both on it")
     if options.json is not None:
-        write_json(options.json, [asdict(each) for each in rounds])
+        write_json(options.json, {"host": host, "threads": _THREADS, "rounds": [asdict(each) for each in rounds]})
     return 0
 
 

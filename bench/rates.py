@@ -22,6 +22,7 @@ from typing import Annotated
 
 import typer
 
+from edgepeft.cli._main import main
 from edgepeft.methods.base import method_of
 from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.table import Column, columns
@@ -30,6 +31,10 @@ Scores = Mapping[float, Mapping[str, float]]
 """By rate, then by data set."""
 
 
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
 def table(
     sweep: Annotated[Path, typer.Argument(help="A folder of edgepeft sweep, of one backbone and size.")],
 ) -> None:
@@ -85,4 +90,4 @@ def can_be_learnt(column: Column) -> bool:
 
 
 if __name__ == "__main__":
-    typer.run(table)
+    main(app)

@@ -13,13 +13,12 @@ from typing import Annotated, Literal
 
 import onnx
 from onnx import numpy_helper
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgepeft.drawn import MOST_DRAWN, SEEDS, drawn
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import without_prefix
-from edgepeft.graph.protos import properties
-from edgepeft.mistakes import in_words
+from edgepeft.graph.recipe import recipe_of
 
 __all__ = ["DRAWN", "drawn_tensors"]
 
@@ -44,12 +43,7 @@ def drawn_tensors(delta: onnx.ModelProto, bound: Mapping[str, str]) -> Iterator[
     wanted = {without_prefix(name)[1]: name for name in bound if without_prefix(name)[0] == "drawn"}
     if not wanted:
         return
-    try:
-        recipe = _Recipe.model_validate_json(properties(delta).get(DRAWN, ""))
-    except ValidationError as error:
-        raise BundleError(
-            f"the delta graph's {DRAWN} is not a recipe that this version knows: {in_words(error)}."
-        ) from error
+    recipe = recipe_of(delta, DRAWN, _Recipe)
     read = {i.name: tuple(d.dim_value for d in i.type.tensor_type.shape.dim) for i in delta.graph.input}
     odd = [name for name, value in wanted.items() if recipe.shapes.get(name) != read[value]]
     if odd or sum(map(math.prod, recipe.shapes.values())) > MOST_DRAWN:

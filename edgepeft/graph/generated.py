@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
@@ -31,8 +31,8 @@ from edgepeft.fastfood import Fastfood, ahead
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties
+from edgepeft.graph.recipe import recipe_of
 from edgepeft.host.cores import thread_count
-from edgepeft.mistakes import in_words
 
 __all__ = ["RECIPE", "Generator", "add_generated", "generator_of", "made_tensor"]
 
@@ -136,12 +136,7 @@ def generator_of(delta: onnx.ModelProto) -> Generator:
     Raises:
         BundleError: nothing that this version understands.
     """
-    try:
-        recipe = _Recipe.model_validate_json(properties(delta).get(RECIPE, ""))
-    except ValidationError as error:
-        raise BundleError(
-            f"the delta graph's {RECIPE} is not a recipe that this version knows: {in_words(error)}."
-        ) from error
+    recipe = recipe_of(delta, RECIPE, _Recipe)
     streams = {generated(name): stream for stream, name in enumerate(recipe.tensors)}
     return Generator(recipe.seed, of_loader(recipe.vector), of_loader(recipe.scales), streams)
 

@@ -5,6 +5,7 @@ Source: peft 0.21.2, ``tuners/tuners_utils.py`` (``check_target_module_exists``)
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -57,9 +58,9 @@ class RankedConfig(LayeredConfig):
     alpha_pattern: dict[str, FiniteFloat] | None = None
 
     @property
+    @abstractmethod
     def usual_alpha(self) -> float:
         """The scale's numerator where no pattern says another."""
-        raise NotImplementedError
 
     def rank_at(self, module: str) -> int:
         """r at that module."""
