@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--skew", type=float, help="of the Dirichlet distribution; left out: even")
     try:
         found = measure(parser.parse_args())
-    except EdgepeftError as error:
+    except (EdgepeftError, OSError, ValueError) as error:
         parser.error(str(error))
     print(json.dumps({"host": host_facts(), **found}, indent=1))
 

@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--config", action="append", default=[], help="a line of the run's configuration")
     try:
         found = measure(parser.parse_args())
-    except EdgepeftError as error:
+    except (EdgepeftError, OSError, ValueError) as error:
         parser.error(str(error))
     print(json.dumps({"host": host_facts(), "threads": 1, **found}, indent=1))
 
