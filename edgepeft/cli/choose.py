@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgepeft.cli._bench_options import MaxSeconds
+from edgepeft.cli._bench_options import Mode as BenchMode
 from edgepeft.cli._options import Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._progress import say, stages
-from edgepeft.errors import UsageError, requiring
+from edgepeft.cli._progress import say, shown_steps, stages
+from edgepeft.errors import DoesNotFit, UnknownName, UsageError, requiring
 
 if TYPE_CHECKING:
     from edgepeft.profiles.schema import Profile
+    from edgepeft.runtime.bundle import Bundle
     from edgepeft.sweep.choice import Budget, Candidate, Choice
+    from edgepeft.sweep.costs import Seconds
     from edgepeft.sweep.folder import Sweep
 
 __all__ = ["command"]
@@ -26,6 +30,11 @@ __all__ = ["command"]
 # Of a small sweep, the cheapest first: what its time does not allow is left out.
 SMALL = ("linear", "bitfit", "lora", "pfeiffer", "compacter", "houlsby", "spartan")
 _MINUTES = 20.0
+_SAID = {
+    "predicted": "costs are predicted, nothing ran",
+    "limits": "texts/min are measured under its cores and memory, at this host's speed; memory is predicted",
+    "calibrated": "texts/min are measured at its speed, emulated; memory is predicted",
+}
 _Amount = Annotated[str | None, typer.Option(metavar="SIZE", help="At most so much, such as 500MB.")]
 
 
@@ -44,6 +53,8 @@ def command(
         str | None, typer.Option(metavar="SIZE", help="Of the tasks' files together, at most so much, such as 2MB.")
     ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens of a text. Default: 128, or what runs were given.")] = None,
+    mode: BenchMode = "predicted",
+    max_seconds: MaxSeconds = None,
     data: Annotated[
         str | None, typer.Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")
     ] = None,
@@ -53,14 +64,18 @@ def command(
     set_: Variant = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
-    """Name the cheapest method that fits a budget and is not worse than the best beyond chance. Costs are predicted."""
+    """Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
-        from edgepeft.sweep.costs import costs_of
+        from edgepeft.sweep.costs import costs_of, exported
         from edgepeft.sweep.folder import open_sweep
     from edgepeft.profiles.loader import load_profile, with_settings
     from edgepeft.runtime.tuning.memory import amount_of
 
+    if mode not in _SAID:
+        raise UnknownName("mode", mode, _SAID)
+    if mode == "predicted" and max_seconds is not None:
+        raise UsageError("--max-seconds bounds what is measured, and --mode predicted runs nothing; leave one out.")
     device = with_settings(load_profile(profile), set_ or ())
     budget = Budget(
         None if throughput is None else _rate(throughput),
@@ -76,16 +91,21 @@ def command(
     else:
         opened, named = open_sweep(sweep), (data, backbone)
     found = candidates(opened, *(named or ()))
-    with stages(1) as stage, stage("exporting each method once"), tempfile.TemporaryDirectory() as work:
-        source = found[0].arms[0].cells[0].options["backbone"]
-        cards = [each.arms[0].cards[0] for each in found]
-        costs = costs_of(cards, source, device, tasks=tasks, length=length, work=Path(work))
-    found = [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs, strict=True)]
+    with tempfile.TemporaryDirectory() as work:
+        with stages(1) as stage, stage("exporting each method once"):
+            source = found[0].arms[0].cells[0].options["backbone"]
+            bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work))
+        measured = None
+        if mode != "predicted":
+            variant = f"{profile}{',' if ':' in profile else ':'}{','.join(set_)}" if set_ else profile
+            measured = _measured(bundle, variant, mode, length, max_seconds)
+        costs = costs_of(bundle, device, tasks=tasks, length=length, measured=measured)
+    found = [Candidate(each.method, each.arms, cost) for each, cost in zip(found, costs.values(), strict=True)]
     chosen = choose(found, budget)
     if as_json:
-        print_json(_document(found, chosen, device, tasks))
+        print_json(_document(found, chosen, device, tasks, mode))
         return
-    _show(found, chosen, budget, device, tasks)
+    _show(found, chosen, budget, device, tasks, mode)
     say(_reason(chosen, tasks))
     say(_export(opened, chosen))
 
@@ -96,6 +116,41 @@ def _rate(text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--throughput {text!r}: give texts a minute, a second or an hour, such as 60/min.")
     return float(match[1]) * {"s": 60.0, "h": 1 / 60}.get(match[2], 1.0)
+
+
+def _measured(
+    bundle: Bundle, profile: str, mode: str, length: int | None, max_seconds: float | None
+) -> dict[str, Seconds]:
+    """Seconds of one text by task, of `edgepeft bench`'s interleaved rounds under the profile's limits.
+
+    Raises:
+        DoesNotFit: a method's process took more memory than the profile has.
+    """
+    from edgepeft.bench.run import BenchRequest, run_benchmark
+    from edgepeft.runtime.cost import checked_length
+    from edgepeft.sweep.costs import Seconds
+
+    tasks = bundle.manifest.tasks.items()
+    length = min(checked_length(bundle, name, 1, length, entry.max_length) for name, entry in tasks)
+    request = BenchRequest(
+        profile=profile,
+        bundle=bundle.folder,
+        engines=("onnxruntime",),
+        workloads=("infer",),
+        batch_size=1,
+        length=length,
+        max_seconds=max_seconds,
+        mode=mode,
+    )
+    with shown_steps() as progress:
+        outcome = run_benchmark(request, progress=progress, say=say)
+    if outcome.failures:
+        raise DoesNotFit("; ".join(map(str, outcome.failures)))
+    found = {}
+    for row in outcome.result.results:
+        if row.task is not None and row.statistics is not None and (median := row.statistics.median_s) is not None:
+            found[row.task] = Seconds(median, row.statistics.interval_s or (median, median))
+    return found
 
 
 def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, out: Path | None) -> Sweep:
@@ -132,9 +187,9 @@ def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, 
     return sweep
 
 
-def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, tasks: int) -> None:
+def _show(found: Sequence[Candidate], chosen: Choice, budget: Budget, device: Profile, tasks: int, mode: str) -> None:
     numbers = ("score, %", "texts/min", "interval", "memory, MB", f"{tasks} tasks, kB" if tasks > 1 else "task, kB")
-    title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; costs are predicted, nothing ran"
+    title = f"{tasks} task{'s' * (tasks > 1)} on {device.title}; {_SAID[mode]}"
     table = plain_table("method", "", numbers=numbers, title=title)
     for each in sorted(found, key=lambda each: -each.score):
         assert each.costs is not None
@@ -177,12 +232,13 @@ def _export(sweep: Sweep, choice: Choice) -> str:
     return f"edgepeft export --backbone {backbone} {' '.join(folders)} --out BUNDLE{note}"
 
 
-def _document(found: Sequence[Candidate], choice: Choice, device: Profile, tasks: int) -> dict[str, Any]:
+def _document(found: Sequence[Candidate], choice: Choice, device: Profile, tasks: int, mode: str) -> dict[str, Any]:
     return {
         "schema": "edgepeft.choice/1",
         "profile": device.name,
         "tasks": tasks,
-        "predicted": True,
+        "predicted": mode == "predicted",
+        "mode": mode,
         "chosen": choice.chosen.method,
         "best": choice.best.method,
         "not_worse_share": choice.p,

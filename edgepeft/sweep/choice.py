@@ -128,7 +128,7 @@ def _nearest(found: Sequence[Candidate], budget: Budget) -> str:
     said = []
     if budget.per_minute is not None:
         rates = [costs.per_minute for costs in known if costs.per_minute is not None]
-        most = f"at most {max(rates):,.0f} texts a minute are predicted" if rates else "no rate can be predicted there"
+        most = f"at most {max(rates):,.0f} texts a minute are answered" if rates else "no rate can be predicted there"
         said.append(f"{most}, {budget.per_minute:g} are asked for")
     if budget.memory is not None:
         least = min(costs.memory for costs in known)

@@ -1,16 +1,16 @@
-"""What N tasks of a method cost on a device, predicted: time of a text, peak memory, bytes.
+"""What N tasks of a method cost on a device: time of a text, predicted or measured, peak memory, bytes.
 
-Each method is exported once, untrained, for what a graph costs does not depend on its values; nothing is run.
+Each method is exported once, untrained, for what a graph costs does not depend on its values.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,10 +28,17 @@ from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import checked_length, example_inputs
 from edgepeft.runtime.fit import bundle_fit
 
-__all__ = ["MethodCosts", "costs_of"]
+__all__ = ["MethodCosts", "Seconds", "costs_of", "exported"]
 
 _POSED = ("source", "target", "targets", "step", "max_target_length")
 _BASE = "import os; import edgepeft.runtime.runtime, psutil; print(psutil.Process().memory_info().rss)"
+
+
+class Seconds(NamedTuple):
+    """Of one text by one task, and the 95 % interval of the median."""
+
+    median: float
+    interval: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -50,21 +57,16 @@ class MethodCosts:
     shared_layers: int
 
 
-def costs_of(
-    cards: Sequence[DeltaCard], backbone: str, profile: Profile, *, tasks: int, length: int | None, work: Path
-) -> list[MethodCosts]:
-    """The costs of tasks with each of these cards.
+def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
+    """A bundle with an untrained task t0, t1, ... for each card, of runs that are done.
 
     Args:
-        cards: one a method, of runs that are done.
+        cards: one a method.
         backbone: a folder or Hub name.
-        profile: the device.
-        tasks: how many tasks of one method answer each text.
-        length: of a text in tokens; None takes 128, or as many as the tasks were trained on.
         work: an empty folder, which is written to.
 
     Raises:
-        UsageError: a length that the backbone does not take; a task that writes text.
+        UsageError: a backbone or method that cannot be exported.
     """
     opened, folders = open_backbone(backbone), []
     for n, card in enumerate(cards):
@@ -86,9 +88,32 @@ def costs_of(
         delta.write(folder)
         folders.append(folder)
     export_bundle(opened, folders, work / "bundle")
-    bundle, base = Bundle(work / "bundle"), _base()
+    return Bundle(work / "bundle")
+
+
+def costs_of(
+    bundle: Bundle,
+    profile: Profile,
+    *,
+    tasks: int,
+    length: int | None,
+    measured: Mapping[str, Seconds] | None = None,
+) -> dict[str, MethodCosts]:
+    """The costs of ``tasks`` tasks like each of the bundle's, by its name.
+
+    Args:
+        bundle: of ``exported``.
+        profile: the device.
+        tasks: how many tasks of one method answer each text.
+        length: of a text in tokens; None takes 128, or as many as the tasks were trained on.
+        measured: the time of a text by task; None predicts it.
+
+    Raises:
+        UsageError: a length that the backbone does not take; a task that writes text.
+    """
+    base = _base()
     how: dict[str, Any] = {"tasks": tasks, "length": length, "base": base}
-    return [_costs(bundle, f"t{n}", profile, **how) for n in range(len(cards))]
+    return {name: _costs(bundle, name, profile, (measured or {}).get(name), **how) for name in bundle.manifest.tasks}
 
 
 def _base() -> int:
@@ -97,21 +122,27 @@ def _base() -> int:
     return int(done.stdout)
 
 
-def _costs(bundle: Bundle, task: str, profile: Profile, *, tasks: int, length: int | None, base: int) -> MethodCosts:
+def _costs(
+    bundle: Bundle, task: str, profile: Profile, measured: Seconds | None, *, tasks: int, length: int | None, base: int
+) -> MethodCosts:
     entry = bundle.entry(task)
     length = checked_length(bundle, task, 1, length, entry.max_length)
     need = bundle_fit(bundle, profile, task, base=base, batch_size=1, length=length, finetune=False).inference
     memory, disk = need.peak_bytes + (tasks - 1) * need.task_bytes, tasks * entry.n_bytes
     depth, inputs = entry.shared_layers, example_inputs(bundle, task, 1, length)
     alone = predict_seconds(count_run(bundle.graph(task), inputs).works, profile)
-    if alone.seconds is None:
-        return MethodCosts(None, None, memory, disk, depth)
     once = _lower(bundle, depth, length, profile)
-    shared = 0.0 if once is None or once.seconds is None else once.seconds
-    seconds = alone.seconds + (tasks - 1) * max(0.0, alone.seconds - shared)
-    low, high = alone.interval or (alone.seconds, alone.seconds)
-    scale = alone.seconds / seconds * 60
-    return MethodCosts(60 / seconds, (scale / high, scale / low), memory, disk, depth)
+    # Of a measured time the lower layers have the share that the prediction gives them.
+    shared = once.seconds / alone.seconds if once and once.seconds and alone.seconds else 0.0
+    if measured is None and alone.seconds is not None:
+        measured = Seconds(alone.seconds, alone.interval or (alone.seconds, alone.seconds))
+    if measured is None:
+        return MethodCosts(None, None, memory, disk, depth)
+    passes = 1 + (tasks - 1) * max(0.0, 1 - shared)
+    low, high = measured.interval
+    return MethodCosts(
+        60 / (passes * measured.median), (60 / (passes * high), 60 / (passes * low)), memory, disk, depth
+    )
 
 
 def _lower(bundle: Bundle, depth: int, length: int, profile: Profile) -> Predicted | None:

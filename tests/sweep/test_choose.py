@@ -9,7 +9,7 @@ from verbs import edgepeft
 from edgepeft.errors import DoesNotFit, UsageError
 from edgepeft.profiles.loader import load_profile
 from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
-from edgepeft.sweep.costs import MethodCosts, costs_of
+from edgepeft.sweep.costs import MethodCosts, Seconds, costs_of, exported
 
 
 def planted(sweep, right, costs):
@@ -52,7 +52,7 @@ def test_the_cheapest_within_the_budget_that_is_not_worse_beyond_chance_is_taken
 def test_a_budget_that_nothing_keeps_is_refused_with_the_nearest(done):
     found = planted(done, (300, 340), (FAST, SLOW))
     with pytest.raises(
-        DoesNotFit, match=r"at most 100 texts a minute are predicted, 500 are asked for; .*50 MB .*10 MB"
+        DoesNotFit, match=r"at most 100 texts a minute are answered, 500 are asked for; .*50 MB .*10 MB"
     ):
         choose(found, Budget(per_minute=500, memory=10_000_000))
 
@@ -71,22 +71,35 @@ def test_a_data_set_that_is_not_there_is_refused_with_those_that_are(done):
 def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
     monkeypatch.setattr("edgepeft.sweep.costs._base", lambda: 50_000_000)  # of a process, which is never the same twice
     cards = [each.arms[0].cards[0] for each in candidates(done)]
-    how = {"backbone": done.cells[0].options["backbone"], "profile": load_profile("rpi4"), "length": None}
-    found = [costs_of(cards, **how, tasks=n, work=made(tmp_path / f"of-{n}")) for n in (1, 8)]
+    bundle = exported(cards, done.cells[0].options["backbone"], tmp_path)
+    how = {"bundle": bundle, "profile": load_profile("rpi4"), "length": None}
+    found = [costs_of(**how, tasks=n).values() for n in (1, 8)]
     (linear, eight_linear), (lora, eight_lora) = zip(*found, strict=True)
     # Linear heads are one run of the backbone; what LoRA changes from the first layer on is a run each.
     assert eight_linear.shared_layers == 2 and eight_linear.per_minute > linear.per_minute / 2
     assert eight_lora.shared_layers == 0 and eight_lora.per_minute == pytest.approx(lora.per_minute / 8)
     assert eight_lora.disk == 8 * lora.disk and 0 < eight_lora.memory - lora.memory <= 8 * lora.disk
+    # A measured time takes the prediction's place; what linear heads share of it stays shared.
+    times = {"t0": Seconds(0.1, (0.05, 0.2)), "t1": Seconds(0.1, (0.05, 0.2))}
+    timed, timed_lora = costs_of(**how, tasks=8, measured=times).values()
+    share = eight_linear.per_minute / linear.per_minute
+    assert (timed_lora.per_minute, timed_lora.interval) == (pytest.approx(75), pytest.approx((37.5, 150)))
+    assert (timed.per_minute, timed.memory) == (pytest.approx(600 * share), eight_linear.memory)
     called = edgepeft("choose", done.folder, "--profile", "rpi4", "--tasks", 8, "--json")
     assert called.returncode == 0, called.stderr
     (shown,) = (each for each in json.loads(called.stdout)["methods"] if each["method"] == "lora:rank=2")
     assert (shown["per_minute"], shown["disk"]) == (pytest.approx(eight_lora.per_minute), eight_lora.disk)
 
 
-def made(folder):
-    folder.mkdir()
-    return folder
+@pytest.mark.slow
+def test_the_command_measures_under_the_limits_where_that_is_asked(done):
+    asked = ["choose", done.folder, "--profile", "rpi4", "--mode", "limits", "--max-seconds", "30"]
+    shown = edgepeft(*asked, "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
+    assert (found["predicted"], found["mode"]) == (False, "limits")
+    assert all(low <= each["per_minute"] <= high for each in found["methods"] for low, high in [each["interval"]])
+    assert "at this host's speed" in edgepeft(*asked).stdout
 
 
 @pytest.mark.parametrize(
@@ -95,6 +108,8 @@ def made(folder):
         (["--throughput", "fast"], "--throughput 'fast': give texts a minute"),
         (["--throughput", "0/min"], "--throughput '0/min'"),
         (["--memory", "much"], "--memory 'much' is no amount of memory"),
+        (["--mode", "quick"], "'quick'"),
+        (["--max-seconds", "3"], "--max-seconds bounds what is measured"),
         (["--minutes", "3"], "--minutes and --out are of a small sweep"),
     ],
 )
