@@ -25,12 +25,12 @@ from pathlib import Path
 from statistics import median
 
 from bench.static_server import Served, serving
+from edgepeft.atomic import write_json
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.fleet.publish import publish, refresh
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.rhythm import moments
 from edgepeft.host.machine import host_facts
-from edgepeft.resources import write_json
 from edgepeft.runtime.manifest import Manifest
 
 __all__ = ["Board", "Round", "main", "play"]

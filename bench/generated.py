@@ -15,10 +15,10 @@ from pathlib import Path
 from bench import methods
 from bench.floors import floors_picture
 from bench.suites._result import SuiteResult
+from edgepeft.atomic import write_atomically
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.report.quickstart import QuickstartSummary
-from edgepeft.resources import write_atomically
 
 __all__ = ["generated_files", "main"]
 

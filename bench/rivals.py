@@ -25,11 +25,11 @@ from typing import Annotated
 import typer
 from tokenizers import Tokenizer
 
+from edgepeft.atomic import write_json
 from edgepeft.cli._main import main
 from edgepeft.data.rows import read_rows
 from edgepeft.errors import UsageError
 from edgepeft.host.machine import host_facts
-from edgepeft.resources import write_json
 
 METHODS = ("linear", "lora", "full")
 THREADS = 2

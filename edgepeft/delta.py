@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from edgepeft.atomic import new_folder, write_json
 from edgepeft.backbones.base import Architecture, Pooling
 from edgepeft.backbones.hooks import attached, edge_logits, needs, pool, prompted, tied
 from edgepeft.backbones.source import Backbone
@@ -30,7 +31,6 @@ from edgepeft.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read
 from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Folding, Method, method_named, weight_at
-from edgepeft.resources import new_folder, write_json
 from edgepeft.tasks.base import Kind, kind_named, stated
 
 __all__ = ["Delta", "new_delta", "pretrained", "write_tensors"]

@@ -22,7 +22,7 @@ from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from edgepeft.resources import write_atomically
+from edgepeft.atomic import write_atomically
 
 __all__ = ["BLUE", "RED", "Panel", "cell_inches", "heat_map", "one", "panels", "save", "save_as", "styled", "title"]
 

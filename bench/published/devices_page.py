@@ -9,10 +9,10 @@ from typing import Any
 from bench.published.encoders import encoder
 from bench.published.validation import Checked, LeftOut, check_predictions, error_range, mean_error, summaries
 from bench.suites._table import check_picture
+from edgepeft.atomic import write_atomically
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.prediction.roofline import Predicted, predict_seconds
 from edgepeft.profiles.schema import Profile
-from edgepeft.resources import write_atomically
 
 __all__ = ["PAGE", "PICTURE", "check_devices", "devices_page", "draw_devices", "write_devices"]
 

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from edgepeft.atomic import write_atomically
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.bench.planning.subject import fresh_delta, manifest_of, write_task
 from edgepeft.graph.half import store_in_half
-from edgepeft.resources import sha256_of, write_atomically
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER
 from edgepeft.runtime.manifest import DeltaDtype, Hashes, TaskEntry, TextHashes, WeightsDtype
 

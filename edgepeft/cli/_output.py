@@ -126,7 +126,7 @@ def result_file(json: str | None) -> Path | None:
     Raises:
         UsageError: it is a folder, or cannot be written; found before minutes of measuring.
     """
-    from edgepeft.resources import check_target
+    from edgepeft.atomic import check_target
 
     if json is None or json == _STDOUT:
         return None
@@ -138,7 +138,7 @@ def result_file(json: str | None) -> Path | None:
 
 def show_result(result: _Result, json: str | None, table: Callable[[_Result], RenderableType]) -> None:
     """Print the result as JSON alone where ``json`` is standard output; else write it there, and print its table."""
-    from edgepeft.resources import write_json
+    from edgepeft.atomic import write_json
 
     if json == _STDOUT:
         print_json(result.to_json())

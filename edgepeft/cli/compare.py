@@ -37,12 +37,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
+    from edgepeft.atomic import write_atomically, write_json
     from edgepeft.bench.gate.compare import compare_results
     from edgepeft.bench.result.result_file import ResultFile
     from edgepeft.cli._options import share_of
     from edgepeft.report import ci
     from edgepeft.report.tables import comparison_table
-    from edgepeft.resources import write_atomically, write_json
 
     allowed = share_of("--max-regression", max_regression)
     fresh = ResultFile.open(new)

@@ -67,9 +67,9 @@ def command(
 
 
 def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) -> Path:
+    from edgepeft.atomic import write_atomically
     from edgepeft.bench.board_profile import measured_profile
     from edgepeft.profiles.loader import toml_of
-    from edgepeft.resources import write_atomically
 
     if name is None or not measure:
         raise UsageError("give the new profile's name and --measure: edgepeft profiles new my-board --measure.")

@@ -100,8 +100,8 @@ def _export(backbone: Backbone, out: Path) -> Manifest:
 
 
 def _measure(out: Path) -> BenchResult:
+    from edgepeft.atomic import write_json
     from edgepeft.bench.run import BenchRequest, run_benchmark
-    from edgepeft.resources import write_json
 
     request = BenchRequest(
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
@@ -118,9 +118,9 @@ def _measure(out: Path) -> BenchResult:
 
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
+    from edgepeft.atomic import write_json
     from edgepeft.cli._quickstart import TASKS
     from edgepeft.report.quickstart import quickstart_summary, quickstart_table
-    from edgepeft.resources import write_json
 
     described = [(task.name, task.corpus) for task in TASKS]
     data = [{"name": name, "title": of.title, "source": of.source, "licence": of.licence} for name, of in described]

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from torch import nn
 
 from edgepeft import __version__
+from edgepeft.atomic import new_folder
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.backbones.hooks import load_model
@@ -31,7 +32,7 @@ from edgepeft.exporting.template import write_template
 from edgepeft.exporting.weights import write_weights
 from edgepeft.graph.sound import check_standard
 from edgepeft.methods.base import Method, method_of
-from edgepeft.resources import new_folder, sha256_of
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
 from edgepeft.runtime.manifest import (
     BackboneEntry,

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from securesystemslib.signer import CryptoSigner
 
+from edgepeft.atomic import write_atomically
 from edgepeft.errors import UsageError
-from edgepeft.resources import private_folder, write_atomically
+from edgepeft.resources import private_folder
 from edgepeft.runtime.signature import read_private_key
 
 __all__ = ["ROLES", "Keys"]

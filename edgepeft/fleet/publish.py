@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
+from edgepeft.atomic import replacing
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import UnknownName, UsageError, VerificationFailed
 from edgepeft.fleet.keys import ROLES, Keys
@@ -25,7 +26,8 @@ from edgepeft.fleet.layout import (
     without_training,
 )
 from edgepeft.fleet.repository import DAYS, FolderRepository
-from edgepeft.resources import locked, replacing, sha256_of
+from edgepeft.locks import locked
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest

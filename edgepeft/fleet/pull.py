@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
+from edgepeft.atomic import drop_leftovers
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.fleet.decision import Decision, decide
 from edgepeft.fleet.layout import METADATA, same_base
@@ -19,7 +20,6 @@ from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State, held
 from edgepeft.fleet.whole import Replacement, Stage
-from edgepeft.resources import drop_leftovers
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks, remove_task

@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from edgepeft.atomic import write_json
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.resources import write_json
 from edgepeft.runtime.manifest import FileHash
 
 __all__ = ["WORK", "State", "held"]

@@ -15,12 +15,14 @@ from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
+from edgepeft.atomic import new_folder, refuse_mount_point
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.fleet.layout import METADATA, Published, places
 from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State
-from edgepeft.resources import locked, new_folder, refuse_mount_point, sha256_of
+from edgepeft.locks import locked
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.tasks import PreparedTask, commit_tasks

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from edgepeft.atomic import new_folder, write_json
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone
 from edgepeft.card import DeltaCard
@@ -25,7 +26,6 @@ from edgepeft.errors import DataError, UsageError
 from edgepeft.inspection.base import Inspection, InspectionSubject, inspections
 from edgepeft.inspection.sharing import untouched_stages
 from edgepeft.methods.base import PerLayer, methods
-from edgepeft.resources import new_folder, write_json
 
 __all__ = ["DOCUMENT", "INSPECTION_SCHEMA", "LIMIT", "Inspected", "WatchInspection", "inspect_delta"]
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from edgepeft.atomic import new_folder, write_json
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, write_tensors
@@ -29,7 +30,6 @@ from edgepeft.methods.lora import LoRA
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
 from edgepeft.methods.prompt_r import PromptR
-from edgepeft.resources import new_folder, write_json
 
 __all__ = ["write_adapterhub"]
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from edgepeft import __version__
+from edgepeft.atomic import new_folder, write_json
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.delta import Delta, write_tensors
@@ -29,7 +30,6 @@ from edgepeft.interop.peft_methods.base import (
     read_peft_config,
     task_types,
 )
-from edgepeft.resources import new_folder, write_json
 
 __all__ = ["IMPORTER", "Peft", "write_peft"]
 

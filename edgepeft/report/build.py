@@ -6,12 +6,12 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgepeft.atomic import new_folder
 from edgepeft.errors import DataError, MissingPackage
 from edgepeft.report.inputs import ReportInputs, read_inputs
 from edgepeft.report.page import page
 from edgepeft.report.pictures import Cell, Section, plain_svg
 from edgepeft.report.sections import sections
-from edgepeft.resources import new_folder
 
 __all__ = ["build_report"]
 

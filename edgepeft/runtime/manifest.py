@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from edgepeft.atomic import write_json
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.errors import BundleError, UnknownName, UsageError
 from edgepeft.mistakes import in_words
-from edgepeft.resources import write_json
 from edgepeft.runtime.bounds import check_folder
 from edgepeft.task_name import check_task_names
 from edgepeft.tasks.base import Kind, stated

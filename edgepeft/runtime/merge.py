@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from onnx import helper
 from tokenizers import Tokenizer
 
+from edgepeft.atomic import new_folder, write_json
 from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
 from edgepeft.graph.outside import outside, outside_values, store_outside, within
-from edgepeft.resources import new_folder, write_json
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.files import expect_hash
 from edgepeft.runtime.inputs import Inputs

@@ -12,10 +12,10 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from edgepeft.atomic import write_json
 from edgepeft.backbones.text import LOGITS
 from edgepeft.graph.outside import store_outside
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
-from edgepeft.resources import write_json
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.files import expect_hash

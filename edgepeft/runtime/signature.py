@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from edgepeft.atomic import write_json
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.errors import BundleError, EdgepeftError, MissingPackage, UsageError, VerificationFailed
-from edgepeft.resources import cache_folder, locked, private_folder, sha256_of, write_json
+from edgepeft.locks import locked
+from edgepeft.resources import cache_folder, private_folder, sha256_of
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
 from edgepeft.runtime.manifest import MANIFEST_FILE, FileHash, Manifest

@@ -14,7 +14,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgepeft.resources import new_folder, private_folder
+from edgepeft.atomic import new_folder
+from edgepeft.resources import private_folder
 
 __all__ = ["Held", "Store"]
 

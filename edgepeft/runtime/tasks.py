@@ -19,13 +19,15 @@ import onnx
 import onnxruntime as ort
 from pydantic import TypeAdapter, ValidationError
 
+from edgepeft.atomic import write_atomically
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice, splice_text
 from edgepeft.graph.unread import drop_unread_rows
+from edgepeft.locks import locked
 from edgepeft.mistakes import in_words
-from edgepeft.resources import locked, sha256_of, write_atomically
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.bounds import check_file
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.files import check_owner, parse_delta

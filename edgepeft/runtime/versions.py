@@ -16,8 +16,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from edgepeft.atomic import replacing, write_atomically
 from edgepeft.errors import BundleError
-from edgepeft.resources import replacing, sha256_of, write_atomically
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.task_name import CHECK, GRAPH, SUFFIXES, TRAINING, WEIGHTS
 

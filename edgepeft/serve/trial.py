@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from edgepeft.atomic import write_json
 from edgepeft.errors import BundleError, EdgepeftError
-from edgepeft.resources import cache_folder, file_identity, private_folder, write_json
+from edgepeft.resources import cache_folder, file_identity, private_folder
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.task_name import GRAPH

@@ -11,7 +11,7 @@ from statistics import mean
 from edgepeft.data.course.checkpoint import best_score
 from edgepeft.data.course.run import Progress
 from edgepeft.errors import UsageError
-from edgepeft.resources import locked
+from edgepeft.locks import locked
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep
 from edgepeft.sweep.local import Ended, Moved
 from edgepeft.sweep.work import Job

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Interrupted, Progress
-from edgepeft.resources import locked
+from edgepeft.locks import locked
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, train
 from edgepeft.training.output import prepare_output

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft import __version__
+from edgepeft.atomic import new_folder
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.card import ERRORS, EVALUATION_FILE
@@ -23,7 +24,6 @@ from edgepeft.data.course.run import Course, CourseResult, Progress
 from edgepeft.data.parts import PARTS, TaskData, load_data
 from edgepeft.delta import Delta, new_delta, write_tensors
 from edgepeft.methods.base import Method, method_of
-from edgepeft.resources import new_folder
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import device_named, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine

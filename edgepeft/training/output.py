@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgepeft.atomic import refuse_mount_point
 from edgepeft.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import UsageError
-from edgepeft.resources import refuse_mount_point
 
 __all__ = ["FOLDER", "prepare_output"]
 

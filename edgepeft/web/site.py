@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from edgepeft import __version__
+from edgepeft.atomic import new_folder, write_json
 from edgepeft.backbones.tokens import Text
-from edgepeft.resources import new_folder, package_data, sha256_of, write_json
+from edgepeft.resources import package_data, sha256_of
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
 from edgepeft.web.pages import write_pages, write_service_worker

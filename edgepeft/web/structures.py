@@ -13,8 +13,9 @@ from typing import Any
 
 from safetensors.numpy import save
 
+from edgepeft.atomic import write_atomically
 from edgepeft.errors import BundleError, UsageError
-from edgepeft.resources import sha256_of, write_atomically
+from edgepeft.resources import sha256_of
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.versions import CHECK
 from edgepeft.runtime.weights import Weights

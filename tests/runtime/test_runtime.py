@@ -19,7 +19,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.delta import Delta
 from edgepeft.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
-from edgepeft.resources import locked
+from edgepeft.locks import locked
 from edgepeft.runtime.audit import audit
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime, in_batches

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 torch = pytest.importorskip("torch", reason="exporting needs pip install edgepeft[train]")
 
-from edgepeft.resources import locked
+from edgepeft.locks import locked
 from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tuning.claim import claim

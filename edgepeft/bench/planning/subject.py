@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgepeft.atomic import write_atomically
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
 from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.errors import MissingPackage, UnknownName, UsageError
-from edgepeft.resources import package_data, sha256_of, write_atomically
+from edgepeft.resources import package_data, sha256_of
 from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
 from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
 from edgepeft.runtime.versions import GRAPH, WEIGHTS

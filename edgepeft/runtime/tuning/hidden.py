@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from edgepeft.atomic import replacing
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.disentangled import LONGER
 from edgepeft.data.batches import Encoded, sorted_batches
@@ -30,7 +31,6 @@ from edgepeft.graph.gradient.samples import measured
 from edgepeft.graph.gradient.training import with_gradients, with_loss
 from edgepeft.graph.sound import check_standard
 from edgepeft.graph.training import TrainingFacts
-from edgepeft.resources import replacing
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import failing_as, open_session
 

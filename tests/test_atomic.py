@@ -12,18 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from edgepeft.atomic import _exchanged, check_target, new_folder, write_atomically, write_json
 from edgepeft.errors import EdgepeftError, UsageError, VerificationFailed
-from edgepeft.resources import (
-    LOCK_FILE,
-    _exchanged,
-    cache_folder,
-    check_target,
-    locked,
-    new_folder,
-    private_folder,
-    write_atomically,
-    write_json,
-)
+from edgepeft.locks import LOCK_FILE, locked
+from edgepeft.resources import cache_folder, private_folder
 
 
 def fill(folder, failure=None, *, force=False):
@@ -67,7 +59,7 @@ def test_an_old_folder_and_the_new_one_change_places(tmp_path, monkeypatch, in_o
         shutil.rmtree(tmp_path / "other")
         monkeypatch.setattr("pathlib.Path.rename", lambda *_: pytest.fail("for a moment there is no folder"))
     else:
-        monkeypatch.setattr("edgepeft.resources._exchanged", lambda *_: False)
+        monkeypatch.setattr("edgepeft.atomic._exchanged", lambda *_: False)
     fill(tmp_path / "out", force=True)
     assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == ["out", "out/part"]
 
@@ -131,7 +123,7 @@ def test_a_mount_that_shows_at_the_end_only_is_named_too(tmp_path, monkeypatch):
 
     (tmp_path / "volume").mkdir()
     monkeypatch.setattr("pathlib.Path.rename", busy)
-    monkeypatch.setattr("edgepeft.resources._exchanged", lambda *_: False)
+    monkeypatch.setattr("edgepeft.atomic._exchanged", lambda *_: False)
     with pytest.raises(EdgepeftError, match="mounted"):
         fill(tmp_path / "volume")
 
@@ -159,7 +151,7 @@ def test_a_user_without_a_home_hears_what_names_a_cache(tmp_path, monkeypatch):
 
 def held_by_another_process(folder):
     """A process that is in ``locked`` until its standard input ends."""
-    code = f"import sys; from edgepeft.resources import locked; from pathlib import Path\nwith locked(Path({str(folder)!r})):\n"
+    code = f"import sys; from edgepeft.locks import locked; from pathlib import Path\nwith locked(Path({str(folder)!r})):\n"
     code += "    print('held', flush=True); sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
@@ -228,7 +220,7 @@ def test_a_private_folder_is_closed_to_others_and_refused_where_it_is_theirs(tmp
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edgepeft.resources import new_folder
+from edgepeft.atomic import new_folder
 with new_folder(Path(sys.argv[1])) as new:
     (new / "weights").write_bytes(b"much")
     print("inside", flush=True)
