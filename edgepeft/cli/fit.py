@@ -49,7 +49,7 @@ def command(
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.fit import bundle_fit
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
-    from edgepeft.runtime.tuning.memory import amount_of
+    from edgepeft.runtime.tuning.budget import amount_of
 
     base = int(psutil.Process().memory_info().rss)  # what Python and its packages take
     for name in workload or ():

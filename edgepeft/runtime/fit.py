@@ -18,6 +18,7 @@ from edgepeft.data.rows import Row
 from edgepeft.errors import BundleError, UsageError
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import walk
+from edgepeft.graph.stored import matrices_read, packed_bytes, stored_bytes
 from edgepeft.profiles.schema import Profile
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.cost import checked_length, example_inputs, read_as
@@ -25,7 +26,7 @@ from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.text_sizes import written_bytes
-from edgepeft.runtime.tuning.memory import demand_of, matrices_read, most_within, packed_bytes, stored_bytes
+from edgepeft.runtime.tuning.memory import demand_of, most_within
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_task, from_template
 from edgepeft.runtime.versions import GRAPH, WEIGHTS, hashes

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
@@ -16,7 +15,6 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgepeft.data.candidates import CANDIDATES
 from edgepeft.data.pattern import pattern
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.runtime.prediction import Answer
@@ -30,15 +28,15 @@ from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import Json, Refused, explain, fault
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
+from edgepeft.serve.sizes import check_taught, check_texts, deadline_of
 from edgepeft.serve.tuning import Jobs
 from edgepeft.task_name import check_task_name
 
-__all__ = ["ASKED", "DEADLINE_HEADER", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of"]
+__all__ = ["ASKED", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of"]
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
 
-DEADLINE_HEADER = "X-Deadline-Ms"
 _AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
 _MOST_PAUSE_S = 0.1
 FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
@@ -178,48 +176,13 @@ async def answers_of(
     serving = _serving(request)
     if serving.state == "starting":
         raise Refused(503, "starting", "the service is starting.", {"Retry-After": "1"})
-    _check_texts(serving, texts)
+    check_texts(texts, serving.settings.limits)
     begin = monotonic()
     client = None if request.client is None else (request.client.host, request.client.port)
-    answers = await serving.batcher.submit(named, texts, client=client, deadline_s=_deadline(request), **more)
+    answers = await serving.batcher.submit(named, texts, client=client, deadline_s=deadline_of(request), **more)
     good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
     serving.metrics.answered(Counter(good), monotonic() - begin)
     return answers
-
-
-def _check_texts(serving: Serving, texts: Sequence[Readable]) -> None:
-    limits = serving.settings.limits
-    held = sum(map(_rows_of, texts))
-    if held > limits.rows:
-        raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {held}.")
-    for row, text in enumerate(texts):
-        longest = _characters(text)
-        if longest > limits.text_characters:
-            raise Refused(
-                413, "text_too_long", f"row {row}: a text may have {limits.text_characters} characters, not {longest}."
-            )
-
-
-def _rows_of(text: Readable) -> int:
-    """Each candidate is computed as a row."""
-    candidates = text.get(CANDIDATES) if isinstance(text, Mapping) else None
-    return max(1, len(candidates)) if isinstance(candidates, list) else 1
-
-
-def _characters(text: Readable) -> int:
-    """Of its longest part."""
-    if isinstance(text, str):
-        return len(text)
-    return max((len(str(part or "")) for part in (text.values() if isinstance(text, Mapping) else text)), default=0)
-
-
-def _deadline(request: Request) -> float | None:
-    given = request.headers.get(DEADLINE_HEADER)
-    if given is None:
-        return None
-    if not (given.isascii() and given.isdigit() and 0 < len(given) <= 9 and int(given) > 0):
-        raise Refused(400, "invalid", f"{DEADLINE_HEADER} is a number of milliseconds.")
-    return int(given) / 1000
 
 
 async def start_tuning(request: Request) -> Response:
@@ -237,18 +200,8 @@ async def start_tuning(request: Request) -> Response:
             check_task_name(task)
         except UsageError as error:
             raise Refused(422, "invalid", str(error)) from None
-    _check_texts_of_rows(serving, asked)
+    check_taught(asked, serving.settings.limits)
     return Json(await asyncio.to_thread(serving.jobs.start, task, asked), 202)
-
-
-def _check_texts_of_rows(serving: Serving, asked: schemas.TuneRequest) -> None:
-    most, most_rows = serving.settings.limits.text_characters, serving.settings.limits.tuning_rows
-    if len(asked.rows) > most_rows:
-        raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds {len(asked.rows)}.")
-    for row, each in enumerate(asked.rows):
-        numeric = isinstance(each.label, float) and not math.isfinite(each.label)
-        if numeric or max(_characters(each.given), len(str(each.label))) > most:
-            raise Refused(422, "invalid", f"rows.{row}: a text may have {most} characters, and a label is finite.")
 
 
 async def job(request: Request) -> Response:

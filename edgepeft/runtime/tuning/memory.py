@@ -1,4 +1,4 @@
-"""How much memory a run will take, predicted before its first step, and how much it may take.
+"""How much memory a run will take, predicted before its first step.
 
 Counted are what the process has now, hidden states, each session's weights (the training graph reads them from the
 mapped file, each once; the others pack a matrix once for each product that reads it), the values that are alive at
@@ -7,9 +7,8 @@ once, what AdamW keeps, and tensors that are generated from what is trained.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -24,39 +23,23 @@ from edgepeft.data.batches import Encoded, Writing
 from edgepeft.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.liveness import peak_bytes
-from edgepeft.graph.protos import followed, writers
-from edgepeft.graph.shapes import Spec
 from edgepeft.graph.splice import splice_text
+from edgepeft.graph.stored import mapped_bytes, packed_bytes
 from edgepeft.host.cores import thread_count
 from edgepeft.host.machine import memory_bytes
-from edgepeft.profiles.loader import load_profile
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
 from edgepeft.runtime.text_sizes import written_bytes
+from edgepeft.runtime.tuning.budget import MemoryBudget, allowed_memory
 from edgepeft.runtime.tuning.hidden import SplitGraphs, training_graph
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
 
-__all__ = [
-    "Demand",
-    "MemoryBudget",
-    "StepLayout",
-    "allowed_memory",
-    "amount_of",
-    "demand_of",
-    "lay_out",
-    "mapped_bytes",
-    "matrices_read",
-    "most_within",
-    "packed_bytes",
-    "stored_bytes",
-]
+__all__ = ["Demand", "StepLayout", "demand_of", "lay_out"]
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_PRODUCTS, _SAME = {"Gemm", "MatMul", "MatMulInteger"}, {"Identity", "Transpose", "Cast"}
 # Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
 # open session 10 to 20 MB besides weights.
 _ARENA = 1.1
@@ -66,40 +49,6 @@ _FLOAT_BYTES = 4
 # (MiniLM's shape, 86 MiB of tensors: 355 MiB.)
 _GENERATED_COPIES = 4
 _LOGITS = 3  # of a product, past its shape, and as they are given
-
-
-@dataclass(frozen=True)
-class MemoryBudget:
-    """So many bytes, and who says so."""
-
-    n_bytes: int
-    by: str
-
-
-def allowed_memory(profile: str | None, asked: str | None) -> MemoryBudget:
-    """The least of what the profile has, what was asked for, and what host and control groups give.
-
-    Raises:
-        UsageError: no such profile, or no amount of memory.
-    """
-    budgets = [MemoryBudget(memory_bytes(), "this host or its control group")]
-    if profile is not None:
-        budgets.append(MemoryBudget(load_profile(profile).memory_bytes, f"profile {profile}"))
-    if asked is not None:
-        budgets.append(MemoryBudget(amount_of(asked), "--memory"))
-    return min(budgets, key=lambda each: each.n_bytes)
-
-
-def amount_of(text: str, option: str = "--memory") -> int:
-    """``"1.5GiB"`` in bytes.
-
-    Raises:
-        UsageError: it is no amount of memory.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text, re.IGNORECASE | re.ASCII)
-    if match is None or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise UsageError(f"{option} {text!r} is no amount of memory; give one such as 800MB or 1.5GiB.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 class Demand:
@@ -183,36 +132,6 @@ def most_within(need: Callable[[int], int], limit: int, at_most: int) -> int:
     if guess and need(guess) <= limit < need(guess + 1):
         return guess
     return bisect_left(range(1, at_most), True, key=lambda rows: need(rows) > limit)
-
-
-def packed_bytes(graph: onnx.GraphProto) -> int:
-    """Of the matrices of the weights file, once for each product that reads them."""
-    stored = stored_bytes(graph)
-    return sum(stored.get(name, 0) for name in matrices_read(graph))
-
-
-def mapped_bytes(graph: onnx.GraphProto) -> int:
-    """Of the matrices of the weights file that some product reads, each once."""
-    stored = stored_bytes(graph)
-    return sum(stored.get(name, 0) for name in set(matrices_read(graph)))
-
-
-def stored_bytes(graph: onnx.GraphProto) -> dict[str, int]:
-    """Of each tensor of the weights file that the graph names."""
-    return {
-        tensor.name: Spec(tensor.data_type, tuple(tensor.dims)).n_bytes
-        for tensor in graph.initializer
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-    }
-
-
-def matrices_read(graph: onnx.GraphProto) -> Iterator[str]:
-    """What products read, by name: once for each of them, whatever it is transposed by."""
-    writer = writers(graph)
-    for node in graph.node:
-        if node.op_type in _PRODUCTS:
-            for operand in node.input[:2]:
-                yield followed(operand, writer, _SAME)[-1]
 
 
 def _pass_bytes(architecture: Architecture, longest: int) -> int:

@@ -21,10 +21,11 @@ from edgepeft.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import sized
+from edgepeft.graph.stored import packed_bytes
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tuning import memory
-from edgepeft.runtime.tuning.memory import allowed_memory, packed_bytes
+from edgepeft.runtime.tuning import budget, memory
+from edgepeft.runtime.tuning.budget import allowed_memory
 from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.run import TuningRun
 from edgepeft.runtime.tuning.subject import Files, from_task
@@ -92,12 +93,12 @@ def test_a_matrix_counts_once_for_each_product_that_reads_it():
 
 
 def test_the_least_of_all_limits_counts_and_is_named(monkeypatch):
-    monkeypatch.setattr(memory, "memory_bytes", lambda: 10 * 2**30)
+    monkeypatch.setattr(budget, "memory_bytes", lambda: 10 * 2**30)
     assert allowed_memory(None, None).by == "this host or its control group"
-    assert allowed_memory("rpi4", None) == memory.MemoryBudget(8 * 2**30, "profile rpi4")
-    assert allowed_memory("rpi4", "1.5GiB") == memory.MemoryBudget(3 * 2**29, "--memory")
+    assert allowed_memory("rpi4", None) == budget.MemoryBudget(8 * 2**30, "profile rpi4")
+    assert allowed_memory("rpi4", "1.5GiB") == budget.MemoryBudget(3 * 2**29, "--memory")
     assert allowed_memory("rpi4", "9 gb").by == "profile rpi4"
-    monkeypatch.setattr(memory, "memory_bytes", lambda: 2**30)
+    monkeypatch.setattr(budget, "memory_bytes", lambda: 2**30)
     assert allowed_memory("rpi4", "2GB").n_bytes == 2**30
     for wrong in ("much", "-1GB", "0", "1,5GB", "5 parsecs", "²GB", "nan"):
         with pytest.raises(UsageError, match="is no amount of memory"):
