@@ -213,7 +213,10 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     return [
         *before(Role.ATTENTION_NORM, layout.attention_norm),
         *(at(role, module, module) for role, module in projections.items()),
-        *(Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split) for role, module in heads.items()),
+        *(
+            Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
+            for role, module in heads.items()
+        ),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
         *before(Role.FFN_NORM, layout.ffn_norm),
         at(Role.FFN_UP, layout.up, layout.up, outputs=f),

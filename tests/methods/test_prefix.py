@@ -131,8 +131,10 @@ def test_a_bundle_from_before_its_sites_says_that_it_must_be_exported_again(tiny
         splice(older, graph, bindings, backbone.checkpoint)
 
 
-@pytest.mark.parametrize("model_type", ["albert", "modernbert", "deberta-v2", "t5"])
+@pytest.mark.parametrize("model_type", ["roformer", "modernbert", "deberta-v2", "t5"])
 def test_a_backbone_whose_attention_cannot_be_lengthened_refuses_it_by_name(tiny, model_type):
     backbone = open_backbone(str(tiny(model_type)))
-    with pytest.raises(UsageError, match=rf"a {model_type} cannot here; BERT, .* prompt-r"):
-        new_delta(backbone, PrefixTuning(length=2), "task", ("no", "yes"))
+    for method in (PrefixTuning(length=2), MAM(length=2)):
+        said = rf"{method.name} .* a {model_type} cannot here: its attention tells keys apart by .* prompt-r"
+        with pytest.raises(UsageError, match=said):
+            new_delta(backbone, method, "task", ("no", "yes"))
