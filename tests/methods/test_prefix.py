@@ -3,8 +3,10 @@
 import numpy as np
 import onnxruntime as ort
 import pytest
+import suite
 import torch
 from deltas import random_delta
+from tiny import PRE_NORM, SAME_BUT_FOR_NAMES
 from tolerance import exactly
 
 from edgepeft.backbones.hooks import load_model
@@ -77,6 +79,21 @@ def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, model_typ
     for out in projections[3:]:
         expected = expected @ weights[f"{out}.weight"].T + weights[f"{out}.bias"]
     np.testing.assert_allclose(found["y"].value[mask == 1], expected[mask == 1], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    [
+        *((name, "eager") for name in (*SAME_BUT_FOR_NAMES, *PRE_NORM, "albert")),
+        ("xlm-roberta-xl", "sdpa"),
+        ("albert", "sdpa"),
+    ],
+)
+def test_a_relatives_own_attention_takes_as_many_keys_as_the_graphs(tiny, model_type, attention):
+    case = suite.Case(MAM(length=LENGTH, bottleneck=4, text="follows"), open_backbone(str(tiny(model_type))))
+    case.model = load_model(case.backbone, attention)
+    suite.torch_equals_onnxruntime(case)
 
 
 @pytest.mark.parametrize(
