@@ -53,10 +53,11 @@ class Sizes:
 
 
 def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
-    if config.get("position_embedding_type", "absolute") != "absolute":
-        raise UsageError("relative position embeddings are not supported; use a checkpoint with absolute ones.")
-    if config.get("is_decoder") or config.get("add_cross_attention"):
-        raise UsageError("the config describes a decoder; edgepeft runs encoders.")
+    if (positions := config.get("position_embedding_type", "absolute")) != "absolute":
+        raise UsageError(f"the config's position_embedding_type is {positions!r}; supported: absolute.")
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.get(key):
+            raise UsageError(f"the config's {key} is {config[key]!r}, of a decoder; supported: false.")
     for name, value in layout.fixed.items():
         if config.get(name, value) != value:
             raise UsageError(f"the config's {name} is {config[name]!r}; {config['model_type']} has {value}.")
@@ -67,7 +68,10 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         read, otherwise = _read_by_some(config, layout, values).get(name, (True, None))
         values[name] = checked(key, config.get(key, defaults.get(name)), kind) if read else otherwise
     if values["hidden_size"] % values["num_attention_heads"]:
-        raise UsageError("the config's hidden size is not a multiple of its number of heads.")
+        raise UsageError(
+            f"the config's hidden_size is {values['hidden_size']}, not a multiple of its "
+            f"{values['num_attention_heads']} num_attention_heads."
+        )
     if values["num_hidden_layers"] > MOST_LAYERS:
         raise UsageError(f"the config asks for {values['num_hidden_layers']} layers; at most {MOST_LAYERS} are built.")
     if values["num_hidden_groups"] > values["num_hidden_layers"]:
@@ -77,7 +81,10 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
         )
     offset = values["pad_token_id"] + 1 if layout.counted_positions else 0
     if values["max_position_embeddings"] <= offset or values["pad_token_id"] >= values["vocab_size"]:
-        raise UsageError("the config's pad_token_id lies beyond its vocabulary or its position embeddings.")
+        raise UsageError(
+            f"the config's pad_token_id is {values['pad_token_id']}, which lies beyond its vocabulary of "
+            f"{values['vocab_size']} or its {values['max_position_embeddings']} position embeddings."
+        )
     if values["hidden_act"] not in ACTIVATION_NODES:
         known = ", ".join(ACTIVATION_NODES)
         raise UsageError(f"the config's activation is {values['hidden_act']!r}; supported: {known}.")
@@ -206,7 +213,10 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     return [
         *before(Role.ATTENTION_NORM, layout.attention_norm),
         *(at(role, module, module) for role, module in projections.items()),
-        *(Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split) for role, module in heads.items()),
+        *(
+            Site(f"layer.{i}.{role}", role, i, d, d, layer + module, shape=split, call=call)
+            for role, module in heads.items()
+        ),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
         *before(Role.FFN_NORM, layout.ffn_norm),
         at(Role.FFN_UP, layout.up, layout.up, outputs=f),

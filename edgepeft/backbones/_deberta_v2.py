@@ -24,6 +24,7 @@ LAYOUT = ModelLayout(
     value="attention.self.value_proj",
     positions=False,
     token_types=False,
+    masked="",  # attention has a product for each distance
     head="deberta",
     defaults={"layer_norm_eps": 1e-7},
 )

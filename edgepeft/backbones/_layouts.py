@@ -49,16 +49,14 @@ class ModelLayout:
     head: str = "linear"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # our name -> the config's
-    masked: str = ""  # the module whose second argument is the mask, if its code attends to more keys than tokens
+    masked: str = "encoder"  # the module whose second argument is the mask; none if keys must be as many as tokens
     reference: str = "eager"  # the attention that ours is compared with
     fixed: Mapping[str, Any] = field(default_factory=dict)  # of these keys no other value is supported
 
 
-_ROBERTA = ModelLayout(
-    prefix="roberta.", counted_positions=True, masked="encoder", head="roberta", defaults={"pad_token_id": 1}
-)
+_ROBERTA = ModelLayout(prefix="roberta.", counted_positions=True, head="roberta", defaults={"pad_token_id": 1})
 LAYOUTS = {
-    "bert": ModelLayout(prefix="bert.", masked="encoder", pooler="pooler.dense", head="bert-pooler"),
+    "bert": ModelLayout(prefix="bert.", pooler="pooler.dense", head="bert-pooler"),
     "ernie": ModelLayout(
         prefix="ernie.",
         task_types=True,
@@ -69,11 +67,10 @@ LAYOUTS = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
-    "data2vec-text": replace(_ROBERTA, prefix="data2vec_text.", masked=""),
+    "data2vec-text": replace(_ROBERTA, prefix="data2vec_text."),
     "electra": ModelLayout(
         prefix="electra.",
         projection="embeddings_project",
-        masked="encoder",
         head="electra",
         defaults={"embedding_size": 128},
     ),
@@ -124,7 +121,6 @@ LAYOUTS = {
         counted_positions=True,
         distances="encoder.relative_attention_bias.weight",
         distances_enter=("attention.attn", 3),
-        masked="encoder",
         head="roberta",
         defaults={"pad_token_id": 1},
         fixed={"pad_token_id": 1, "relative_attention_num_buckets": BUCKETS},

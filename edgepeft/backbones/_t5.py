@@ -103,19 +103,25 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         value = config.get(name)
         values[name] = checked(name, silent.get(name) if value is None else value, kind)
     sizes = Sizes(**values)
-    if max(sizes.num_layers, sizes.num_decoder_layers) > MOST_LAYERS:
-        raise UsageError(f"the config asks for more layers than the {MOST_LAYERS} that are counted.")
+    for key in ("num_layers", "num_decoder_layers"):
+        if getattr(sizes, key) > MOST_LAYERS:
+            raise UsageError(f"the config's {key} is {getattr(sizes, key)}; at most {MOST_LAYERS} are built.")
     if sizes.feed_forward_proj not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise UsageError(f"the config's feed_forward_proj is {sizes.feed_forward_proj!r}; supported: {known}.")
-    if not sizes.relative_attention_num_buckets // 2 < sizes.relative_attention_max_distance <= _FURTHEST:
+    n_buckets, furthest = sizes.relative_attention_num_buckets, sizes.relative_attention_max_distance
+    if not n_buckets // 2 < furthest <= _FURTHEST:
         raise UsageError(
-            f"the config's distances do not fill its buckets, or are more than {_FURTHEST}; it is damaged."
+            f"the config's relative_attention_max_distance is {furthest}; supported with its {n_buckets} "
+            f"relative_attention_num_buckets: more than {n_buckets // 2}, which fill these, and at most {_FURTHEST}."
         )
-    if sizes.relative_attention_num_buckets > _MOST_BUCKETS:
-        raise UsageError(f"the config has more than {_MOST_BUCKETS} buckets of distances, which no T5 has.")
-    if max(sizes.pad_token_id, sizes.eos_token_id, sizes.decoder_start_token_id) >= sizes.vocab_size:
-        raise UsageError("the config has a special token beyond its vocabulary.")
+    if n_buckets > _MOST_BUCKETS:
+        raise UsageError(f"the config's relative_attention_num_buckets is {n_buckets}; at most {_MOST_BUCKETS}.")
+    for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id"):
+        if getattr(sizes, key) >= sizes.vocab_size:
+            raise UsageError(
+                f"the config's {key} is {getattr(sizes, key)}, beyond its vocabulary of {sizes.vocab_size}."
+            )
     return sizes
 
 

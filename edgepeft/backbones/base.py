@@ -313,9 +313,8 @@ class Family(ABC):
             BundleError: not safetensors, truncated, or of another model.
         """
         prefixes = ("", self.checkpoint_prefix(architecture))
-        return (
-            Checkpoint.open(weights).with_aliases(architecture.aliases).with_prefix_for(architecture.tensors, prefixes)
-        )
+        stored = Checkpoint.open(weights).with_aliases(architecture.aliases)
+        return stored.with_prefix_for(architecture.tensors, prefixes, architecture.model_type)
 
     @abstractmethod
     def build_graph(self, architecture: Architecture, checkpoint: Checkpoint) -> onnx.ModelProto:

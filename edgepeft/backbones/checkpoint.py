@@ -119,8 +119,8 @@ class Checkpoint:
         new = {name: replace(self.tensors[other], name=name) for name, other in known.items()}
         return replace(self, tensors={**self.tensors, **new})
 
-    def with_prefix_for(self, canonical: Iterable[str], prefixes: Iterable[str]) -> Checkpoint:
-        """The same index, knowing under which prefix the base model's tensors stand.
+    def with_prefix_for(self, canonical: Iterable[str], prefixes: Iterable[str], model_type: str) -> Checkpoint:
+        """The same index, knowing under which prefix the base model's tensors stand, which is of that type.
 
         Raises:
             BundleError: some of ``canonical`` are under none of ``prefixes``; names the missing ones.
@@ -135,8 +135,8 @@ class Checkpoint:
             fewest = min(fewest, missing, key=len)
         shown = ", ".join(fewest[:3])
         raise BundleError(
-            f"{self.path} lacks {len(fewest)} of the tensors that its config.json asks for ({shown}, ...); "
-            "weights and config do not belong together."
+            f"{self.path} lacks {len(fewest)} of the tensors that its config.json, of model_type {model_type!r}, asks "
+            f"for ({shown}, ...); weights and config do not belong together."
         )
 
     @property

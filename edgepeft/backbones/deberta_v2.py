@@ -41,6 +41,7 @@ class DebertaV2(Family):
     limits: ClassVar[tuple[str, ...]] = (
         "As in published models: content to position and back, shared projections, a normed table.",
         "The convolution of v2-xlarge is refused (conv_kernel_size).",
+        "The methods prefix and mam are refused: attention has a product for each distance, and a prefix has none.",
         "Tasks at queries or keys answer in passes of their own; others share mixed ones.",
     )
 

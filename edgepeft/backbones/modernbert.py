@@ -40,6 +40,7 @@ class ModernBert(Family):
     model_types: ClassVar[tuple[str, ...]] = ("modernbert",)
     limits: ClassVar[tuple[str, ...]] = (
         "Linear layers and norms without biases: attention_bias, mlp_bias and norm_bias are refused.",
+        "The methods prefix and mam are refused: keys are turned by their places and seen in windows.",
         "Rotary positions that are not scaled, of all of a head's numbers.",
         "Deltas neither come from other libraries nor go there: their classifier's head is none of edgepeft's.",
     )

@@ -25,6 +25,7 @@ _LAYOUTS = {
         prefix="roformer.",
         positions=False,
         projection="embeddings_project",
+        masked="",  # each key is turned by its place
         head="electra",  # with GELU in both
         fixed={"rotary_value": False, "hidden_act": "gelu"},
     )
@@ -40,6 +41,7 @@ class RoFormer(Bert):
     limits: ClassVar[tuple[str, ...]] = (
         "Queries and keys are turned, values not: rotary_value is refused.",
         "Sines are computed: a checkpoint's table of them (encoder.embed_positions) is not read; nothing trains it.",
+        "The methods prefix and mam are refused: each key is turned by its place, and a prefix has none.",
         "Encoders alone: is_decoder and add_cross_attention are refused.",
     )
 

@@ -43,7 +43,7 @@ class T5(Family):
     model_types: ClassVar[tuple[str, ...]] = tuple(MODEL_TYPES)
     limits: ClassVar[tuple[str, ...]] = (
         "Labels are scored, or text is written; kinds of task with a head on the encoder alone are refused.",
-        "The methods linear and top-k are refused.",
+        "The methods linear and top-k are refused; prefix and mam too, for attention tells keys apart by distances.",
     )
     own_values: ClassVar[Mapping[str, str]] = {name: name for name in LABEL_VALUES}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 from edgepeft.backbones.base import LINEAR_ROLES, Role
 from edgepeft.methods._cross_attention import CrossAttention, crossed
 from edgepeft.methods.base import ChoosesRoles, require
 
-__all__ = ["LinearUpdates"]
+__all__ = ["LinearUpdates", "RankedUpdates"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,3 +29,21 @@ class LinearUpdates(CrossAttention, ChoosesRoles):
     def attaches_across(self) -> tuple[Role, ...]:
         """The same linear layers as in self-attention, where it is asked for."""
         return crossed(self.attaches_to()) if self.cross_attention else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankedUpdates(LinearUpdates):
+    """Base of those of a rank, which are scaled by ``alpha`` / ``rank``."""
+
+    rank: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
+        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
+        super().__post_init__()
+
+    @property
+    def scale(self) -> float:
+        """What the update is multiplied by."""
+        return self.alpha / self.rank

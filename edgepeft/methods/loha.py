@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.methods._linear_updates import LinearUpdates
-from edgepeft.methods.base import option, require
+from edgepeft.methods._linear_updates import RankedUpdates
+from edgepeft.methods.base import option
 
 __all__ = ["HadamardProduct", "LoHa"]
 
@@ -51,7 +51,7 @@ class HadamardProduct(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoHa(LinearUpdates):
+class LoHa(RankedUpdates):
     """Updates of linear layers by Hadamard products."""
 
     name: ClassVar[str] = "loha"
@@ -59,21 +59,13 @@ class LoHa(LinearUpdates):
     paper: ClassVar[str] = "Hyeon-Woo et al., 2022, arXiv:2108.06098"
     equation: ClassVar[str] = "y + (alpha / r) (X1 Y1^T) o (X2 Y2^T) x"
     learning_rate: ClassVar[float] = 1.5e-3
-    learning_rate_source: ClassVar[str] = "as lora; not measured"
+    learning_rate_source: ClassVar[str] = (
+        "as lora; PEFT's method_comparison/MetaMathQA trains both at one rate; not measured"
+    )
 
     rank: int = option(4, "r of each of the two products")
     alpha: float = option(4.0, "the update is scaled by alpha / r")
     roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
-
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
-        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
-        super().__post_init__()
-
-    @property
-    def scale(self) -> float:
-        """What the update is multiplied by."""
-        return self.alpha / self.rank
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """Four factors a site."""

@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
 from edgepeft.errors import named
-from edgepeft.methods._linear_updates import LinearUpdates
-from edgepeft.methods.base import option, require
+from edgepeft.methods._linear_updates import RankedUpdates
+from edgepeft.methods.base import option
 from edgepeft.methods.bitfit import BitFit
 
 __all__ = ["Factors", "LoRA", "LowRank"]
@@ -48,7 +48,7 @@ class LowRank(Factors):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoRA(LinearUpdates):
+class LoRA(RankedUpdates):
     """Low-rank updates of linear layers."""
 
     name: ClassVar[str] = "lora"
@@ -67,17 +67,12 @@ class LoRA(LinearUpdates):
     )
     whole: tuple[str, ...] = option((), "tensors trained whole besides, by their names: pooler.dense.weight")
 
-    def __post_init__(self) -> None:
-        require(self.rank >= 1, f"{self.name}'s rank must be at least 1; found {self.rank}.")
-        require(math.isfinite(self.alpha), f"{self.name}'s alpha must be a finite number; found {self.alpha}.")
-        super().__post_init__()
-
     module: ClassVar[type[Factors]] = LowRank
 
     @property
     def scale(self) -> float:
         """What B A is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
+        return self.alpha / math.sqrt(self.rank) if self.rank_stabilised else super().scale
 
     def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
         """One pair of factors a site."""

@@ -133,8 +133,9 @@ class PrefixTuning(Method):
         sites = architecture.sites_of(*_PAIRS, *_OPENED, *moved)
         require(
             bool(sites),
-            f"prefix lengthens what tokens attend to, which a {architecture.model_type} cannot here; BERT, RoBERTa, "
-            "XLM-R, ELECTRA, DistilBERT and MPNet can. prompt-r puts vectors in front of the text instead.",
+            f"{self.name} lengthens what tokens attend to, which a {architecture.model_type} cannot here: its "
+            "attention tells keys apart by their places, and a prefix has none. BERT and its relatives with learnt "
+            "positions can, ALBERT and MPNet too. prompt-r puts vectors in front of the text instead.",
         )
         return sites
 

@@ -7,12 +7,17 @@ from contextlib import contextmanager
 
 import torch
 
+from edgepeft.backbones.base import Architecture
 from edgepeft.errors import DoesNotFit, UnknownName, UsageError
+from edgepeft.host.machine import memory_bytes
+from edgepeft.methods.base import Method
 from edgepeft.training.options import TrainOptions
 
-__all__ = ["KINDS", "device_named", "device_of", "fitting"]
+__all__ = ["KINDS", "check_memory", "device_named", "device_of", "fitting"]
 
 KINDS = ("auto", "cpu", "cuda", "mps")
+_FLOAT_BYTES = 4
+_COPIES = 5  # of what is trained: itself, its gradient, two moments, and the tensors that were best
 _FULL = ("out of memory", "can't allocate memory")  # of MPS and the CPU, whose errors have no class of their own
 
 
@@ -40,6 +45,23 @@ def device_of(asked: str) -> torch.device:
 def device_named(device: torch.device) -> str:
     """Its kind, and the model of a GPU of CUDA."""
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+def check_memory(device: torch.device, method: Method, architecture: Architecture) -> None:
+    """See that what does not depend on the rows has room: the model, and what a method trains of it, in float32.
+
+    Raises:
+        DoesNotFit: the CPU's memory is less; what a GPU has, ``fitting`` says.
+    """
+    trained, there = method.n_parameters(architecture), memory_bytes()
+    needed = _FLOAT_BYTES * (architecture.n_parameters + _COPIES * trained)
+    if device.type == "cpu" and needed > there:
+        raise DoesNotFit(
+            f"training {method.name} on this {architecture.model_type} takes {needed / 1e9:.1f} GB at least: the "
+            f"model, and {_COPIES} times the {trained:,} parameters that are trained (these, their gradients, AdamW's "
+            f"two moments, the best so far); this host or its control group has {there / 1e9:.1f} GB. Train fewer, by "
+            "lora or an adapter, or where there is more."
+        )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from edgepeft.data.parts import PARTS, TaskData, load_data
 from edgepeft.delta import Delta, new_delta, write_tensors
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
-from edgepeft.training.devices import device_named, device_of, fitting
+from edgepeft.training.devices import check_memory, device_named, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
@@ -73,7 +73,7 @@ def train(
         BundleError: ``start`` is of another method or number of labels.
         Diverged: the loss or a gradient is not finite, or the losses are far above their start; ``out`` holds the best
             tensors so far where there was an evaluation.
-        DoesNotFit: the device has no memory left.
+        DoesNotFit: the device has no memory left, or not what the method takes whatever the rows are.
         EdgepeftError: no space left on the disk.
         Interrupted: ``stop`` returned True; a checkpoint is in ``out``.
     """
@@ -82,6 +82,7 @@ def train(
     if not isinstance(data, TaskData):
         data = load_data(Path(data), kind=options.kind, seed=options.seed)
     device = device_of(options.device)
+    check_memory(device, method, backbone.architecture)
     data, options = settled(backbone, method, data, options)
     run = _Run(backbone, method, options, device, start, watch, stop)
     with fitting(device, options):

@@ -108,6 +108,30 @@ def test_berts_weights_are_no_roformers(copied: Path):
     assert "embeddings.position_embeddings.weight" in said and "'roformer'" in said
 
 
+# Weights -> a model type that other such weights have, and what it would read that these have not.
+_UNDER = {
+    "modernbert": ("bert", "embeddings.word_embeddings.weight"),
+    "deberta-v2": ("bert", "embeddings.position_embeddings.weight"),
+    "bert": ("deberta-v2", "encoder.layer.0.attention.self.query_proj.weight"),
+    "albert": ("bert", "encoder.layer.0.attention.self.query.weight"),
+    "distilbert": ("bert", "embeddings.token_type_embeddings.weight"),
+    "mpnet": ("roberta", "encoder.layer.0.attention.self.query.weight"),
+    "roberta": ("roberta-prelayernorm", "encoder.layer.0.attention.LayerNorm.weight"),
+    "megatron-bert": ("bert", "encoder.layer.0.attention.output.LayerNorm.weight"),
+}
+
+
+@pytest.mark.parametrize("weights", _UNDER)
+def test_weights_of_another_family_are_refused_under_a_known_model_type(
+    tiny: Callable[..., Path], tmp_path: Path, weights: str
+):
+    model_type, lacks = _UNDER[weights]
+    folder = Path(shutil.copytree(tiny(model_type), tmp_path / "model"))
+    shutil.copyfile(tiny(weights) / "model.safetensors", folder / "model.safetensors")
+    said = refusal(folder)
+    assert f"config.json, of model_type {model_type!r}, asks for" in said and lacks in said
+
+
 def test_a_missing_tensor_is_named(copied: Path):
     path = copied / "model.safetensors"
     tensors = load_file(path)
@@ -135,7 +159,7 @@ CONFIG = {
         ({"hidden_size": True}, "hidden_size"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": -32}, "hidden_size"),
-        ({"hidden_size": 33}, "multiple"),
+        ({"hidden_size": 33}, "hidden_size is 33, not a multiple of its 4 num_attention_heads"),
         ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
         ({"num_hidden_layers": 10**6}, "layers"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
@@ -144,18 +168,23 @@ CONFIG = {
         ({"layer_norm_eps": 0}, "layer_norm_eps"),
         ({"layer_norm_eps": "1e-12"}, "layer_norm_eps"),
         ({"pad_token_id": -1}, "pad_token_id"),
-        ({"pad_token_id": 60}, "pad_token_id"),
+        ({"pad_token_id": 60}, "pad_token_id is 60, which lies beyond its vocabulary of 60"),
         ({"hidden_act": "swiglu"}, "gelu_new"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
-        ({"position_embedding_type": "relative_key"}, "relative"),
-        ({"is_decoder": True}, "decoder"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; supported: absolute"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"model_type": "albert", "inner_group_num": 2}, "inner_group_num is 2; albert has 1"),
         ({"model_type": "albert", "num_hidden_groups": 3}, "num_hidden_groups is 3, more than its 2 layers"),
         ({"model_type": "albert", "num_hidden_groups": 0}, "num_hidden_groups"),
         ({"model_type": "roformer", "rotary_value": True}, "rotary_value is True; roformer has False"),
         ({"model_type": "roformer", "num_attention_heads": 32}, "num_attention_heads is 32, which does not divide"),
         ({"model_type": "roformer", "hidden_act": "relu"}, "hidden_act is 'relu'; roformer has gelu"),
-        ({"model_type": "xlm-roberta-xl", "pad_token_id": 1, "position_embedding_type": "relative_key"}, "relative"),
+        (
+            {"model_type": "xlm-roberta-xl", "pad_token_id": 1, "position_embedding_type": "relative_key"},
+            "'relative_key'",
+        ),
+        ({"model_type": "distilbert", "position_embedding_type": "relative_key"}, "'relative_key'"),
         ({"model_type": "ernie", "use_task_id": True, "task_type_vocab_size": "3"}, "task_type_vocab_size"),
         ({"model_type": "roberta", "pad_token_id": 63}, "pad_token_id"),
         ({"model_type": "mpnet", "pad_token_id": 0}, "pad_token_id is 0; mpnet has 1"),

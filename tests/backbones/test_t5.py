@@ -118,14 +118,17 @@ def test_the_lowest_layers_of_both_stacks_are_skipped():
         ({"d_model": None}, "d_model"),
         ({"d_kv": "64"}, "d_kv"),
         ({"num_layers": 10**12}, "num_layers"),
-        ({"num_layers": 10**6}, "1000"),
-        ({"num_decoder_layers": 10**6}, "1000"),
+        ({"num_layers": 10**6}, "num_layers is 1000000; at most 1000"),
+        ({"num_decoder_layers": 10**6}, "num_decoder_layers is 1000000; at most 1000"),
         ({"feed_forward_proj": 3}, "feed_forward_proj"),
         ({"feed_forward_proj": "gated-silu"}, "supported: relu, gelu, gated-gelu"),
-        ({"relative_attention_max_distance": 3}, "do not fill its buckets"),
-        ({"relative_attention_max_distance": 4000}, "more than 400"),
-        ({"relative_attention_num_buckets": 300, "relative_attention_max_distance": 200}, "more than 256 buckets"),
-        ({"eos_token_id": 60}, "beyond its vocabulary"),
+        ({"relative_attention_max_distance": 3}, "max_distance is 3; supported with its 8 .*: more than 4"),
+        ({"relative_attention_max_distance": 4000}, "max_distance is 4000; .* at most 4"),
+        (
+            {"relative_attention_num_buckets": 300, "relative_attention_max_distance": 200},
+            "num_buckets is 300; at most 256",
+        ),
+        ({"eos_token_id": 60}, "eos_token_id is 60, beyond its vocabulary of 60"),
     ],
 )
 def test_a_damaged_config_is_refused(changed: dict[str, Any], said: str):

@@ -35,8 +35,6 @@ LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
 WITHOUT: dict[str, set[str]] = {
     "modernbert": {"bitfit", "mam", "prefix"},
     "deberta-v2": {"mam", "prefix"},
-    "albert": {"mam", "prefix"},
-    "xlm-roberta-xl": {"mam", "prefix"},
     "roformer": {"mam", "prefix"},
     "t5": {"linear", "mam", "prefix", "top-k"},  # a head that trains nothing, and two stacks of layers
 }

@@ -30,7 +30,7 @@ def fits(method: Method) -> bool:
 
 QUICK = {"full", "lora", "pfeiffer", "prompt-t"}  # a way each to join a backbone: others are slow but for a few
 NEAR_BERT = {
-    "albert": {"full", "lora"},
+    "albert": {"full", "lora", "prefix"},
     "xlm-roberta-xl": {"full", "pfeiffer"},
     "roformer": {"lora"},
 }  # whose graphs have but one thing that is new: all others are slow
@@ -40,7 +40,7 @@ def cases(quick: int) -> list[Any]:
     """Every family and fitting instance; all but the first of ``NEAR_BERT``, or ``QUICK`` and each ``quick``-th, are slow."""
     made = []
     for family in FAMILIES:
-        for turn, name in enumerate(sorted(methods().keys() - suite.WITHOUT[family])):
+        for turn, name in enumerate(sorted(methods().keys() - suite.WITHOUT.get(family, set()))):
             for i, example in enumerate(filter(fits, methods()[name].examples())):
                 few = NEAR_BERT.get(family)
                 is_quick = name in few if few else turn % quick == 0 or name in QUICK

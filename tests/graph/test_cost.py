@@ -17,7 +17,7 @@ from edgepeft.methods.base import method_named, methods
 from edgepeft.operators import OperatorClass, product_flops
 
 # Those whose weights are products of smaller ones: folded when a session opens, computed in every step by torch.
-MADE_OF_PRODUCTS = {"dora", "compacter", "compacter++", "phm", "adapter-lowrank", "intrinsic-said"}
+MADE_OF_PRODUCTS = {"dora", "compacter", "compacter++", "phm", "adapter-lowrank", "intrinsic-said", "lokr"}
 LENGTHENED = {"mam", "prefix"}  # which DistilBERT's fast attention alone has, whose products torch does not count
 
 

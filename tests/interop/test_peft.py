@@ -46,7 +46,10 @@ def test_peft_made_the_golden_checkpoints_of_both_backbones_and_every_kind():
     assert made_by == {versions["peft"]}
     refused = {"roberta-prefix", "roberta-prefix-projected"}  # by peft itself
     assert len(KINDS) >= 22
-    own = {"mpnet-vera-layers", "mpnet-dora-layers"}  # of modules that the others have not
+    own = {name for name in NAMES if name.startswith(("mpnet-", "deberta-"))}  # of modules that the others have not
+    assert {name.split("-")[1] for name in own if "deberta" in name} == {
+        *("lora", "dora", "vera", "loha", "lokr", "ia3", "ln", "prompt")
+    }
     shared = KINDS - {name.partition("-")[2] for name in own}
     assert set(NAMES) == {f"{family}-{kind}" for family in ("bert", "roberta") for kind in shared} - refused | own
 

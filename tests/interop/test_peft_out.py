@@ -41,7 +41,17 @@ def theirs_of(name):
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize(
     "kind",
-    ["lora", "rslora-every-site", "lora-bias-all", "lora-bias-only", "lora-whole-modules", "dora", "vera", "loha"],
+    [
+        "lora",
+        "rslora-every-site",
+        "lora-bias-all",
+        "lora-bias-only",
+        "lora-whole-modules",
+        "dora",
+        "vera",
+        "loha",
+        "lokr",
+    ],
 )
 def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     ours = load_file(back_to_peft(f"{family}-{kind}", tmp_path / "out") / "adapter_model.safetensors")
@@ -54,12 +64,13 @@ def test_what_peft_wrote_comes_back_tensor_by_tensor(family, kind, tmp_path):
     golden = json.loads((GOLDEN / f"{family}-{kind}" / "adapter_config.json").read_text())
     same = ("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "use_dora", "bias", "fan_in_fan_out")
     same += ("init_lora_weights", "projection_prng_key", "save_projection", "d_initial", "alpha")
+    same += ("decompose_both", "decompose_factor")
     assert {name: config.get(name) for name in same} == {name: golden.get(name) for name in same}
     # What PEFT saved whole, by whole names.
     whole = {
         name.removeprefix("base_model.model.").rpartition(".")[0]
         for name in ours
-        if not any(part in name for part in ("ra_", "hada_"))
+        if not any(part in name for part in ("ra_", "hada_", "lokr_"))
     }
     saved = whole - {name for name in whole if name.startswith("classifier.")} if "whole" in kind else {"classifier"}
     assert set(config["modules_to_save"]) == saved | {"classifier"}
@@ -272,7 +283,7 @@ def test_other_methods_and_other_heads_are_refused_by_name(tiny, tmp_path):
     backbone = open_backbone(str(GOLDEN / "bert"))
     with pytest.raises(
         UsageError,
-        match=r"no form for bitfit.* what can be written: dora, ia3, layernorm, loha, lora, prefix, prompt-r",
+        match=r"no form for bitfit.* what can be written: dora, ia3, layernorm, loha, lokr, lora, prefix, prompt-r",
     ):
         write_peft(random_delta(backbone, "bitfit", "mood"), backbone, tmp_path / "out")
     with pytest.raises(UsageError, match=r"bert-pooler over the first token; .* has linear .*Train it with --head"):

@@ -3,8 +3,10 @@
 import numpy as np
 import onnxruntime as ort
 import pytest
+import suite
 import torch
 from deltas import random_delta
+from tiny import PRE_NORM, SAME_BUT_FOR_NAMES
 from tolerance import exactly
 
 from edgepeft.backbones.hooks import load_model
@@ -79,6 +81,21 @@ def test_tokens_attend_to_the_layers_own_pairs_and_to_no_padding(tiny, model_typ
     np.testing.assert_allclose(found["y"].value[mask == 1], expected[mask == 1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    [
+        *((name, "eager") for name in (*SAME_BUT_FOR_NAMES, *PRE_NORM, "albert")),
+        ("xlm-roberta-xl", "sdpa"),
+        ("albert", "sdpa"),
+    ],
+)
+def test_a_relatives_own_attention_takes_as_many_keys_as_the_graphs(tiny, model_type, attention):
+    case = suite.Case(MAM(length=LENGTH, bottleneck=4, text="follows"), open_backbone(str(tiny(model_type))))
+    case.model = load_model(case.backbone, attention)
+    suite.torch_equals_onnxruntime(case)
+
+
 @pytest.mark.parametrize(
     ("settings", "count"),
     # 2 L p d, as PEFT counts; by way of an MLP, Li and Liang's E, W1, b1, W2, b2.
@@ -131,8 +148,10 @@ def test_a_bundle_from_before_its_sites_says_that_it_must_be_exported_again(tiny
         splice(older, graph, bindings, backbone.checkpoint)
 
 
-@pytest.mark.parametrize("model_type", ["albert", "modernbert", "deberta-v2", "t5"])
+@pytest.mark.parametrize("model_type", ["roformer", "modernbert", "deberta-v2", "t5"])
 def test_a_backbone_whose_attention_cannot_be_lengthened_refuses_it_by_name(tiny, model_type):
     backbone = open_backbone(str(tiny(model_type)))
-    with pytest.raises(UsageError, match=rf"a {model_type} cannot here; BERT, .* prompt-r"):
-        new_delta(backbone, PrefixTuning(length=2), "task", ("no", "yes"))
+    for method in (PrefixTuning(length=2), MAM(length=2)):
+        said = rf"{method.name} .* a {model_type} cannot here: its attention tells keys apart by .* prompt-r"
+        with pytest.raises(UsageError, match=said):
+            new_delta(backbone, method, "task", ("no", "yes"))

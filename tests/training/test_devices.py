@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from verbs import edgepeft
 
+from edgepeft.backbones.base import family_of
+from edgepeft.backbones.config import config_of
 from edgepeft.backbones.hooks import load_model
 from edgepeft.data.batches import encode
 from edgepeft.data.course.engine import dropout_mask
@@ -22,7 +24,7 @@ from edgepeft.delta import new_delta
 from edgepeft.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
 from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
-from edgepeft.training.devices import device_of, fitting
+from edgepeft.training.devices import check_memory, device_of, fitting
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.loop import train
 from edgepeft.training.options import TrainOptions
@@ -214,3 +216,28 @@ def test_the_card_of_a_verb_names_the_device(backbone_folder, data_file, tmp_pat
     assert "cpu, bfloat16" in done.stdout
     facts = json.loads((tmp_path / "out" / "delta.json").read_text())["training"]
     assert (facts["device"], facts["precision"]) == ("cpu", "bfloat16") and "bf16" not in facts
+
+
+def test_what_a_method_takes_at_least_is_refused_before_the_work(monkeypatch):
+    """XLM-R-XL's ``full``: weights of 13.9 GB, with a copy that is trained, its gradient, two moments and the best."""
+    config = config_of("xlm-roberta-xl")
+    large, cpu, lora = family_of(config).architecture(config), torch.device("cpu"), methods()["lora"]()
+    n_bytes = 6 * 4 * large.n_parameters
+    assert 83e9 < n_bytes < 84e9
+    full = methods()["full"]()
+    monkeypatch.setattr("edgepeft.training.devices.memory_bytes", lambda: n_bytes)
+    check_memory(cpu, full, large)
+    monkeypatch.setattr("edgepeft.training.devices.memory_bytes", lambda: n_bytes - 1)
+    with pytest.raises(
+        DoesNotFit, match=r"training full on this xlm-roberta-xl takes 83\.\d GB at least: .* has 83\.\d GB"
+    ):
+        check_memory(cpu, full, large)
+    check_memory(cpu, lora, large)
+    check_memory(META, full, large)
+
+
+def test_train_refuses_it_before_it_reads_rows(small, tmp_path, monkeypatch):
+    monkeypatch.setattr("edgepeft.training.devices.memory_bytes", lambda: 1000)
+    with pytest.raises(DoesNotFit, match="training lora on this bert takes"):
+        train(small, "lora", task_data(rows()), OPTIONS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

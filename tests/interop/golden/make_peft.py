@@ -32,8 +32,21 @@ TYPES = {
     "bert": {"pad_token_id": 0, "type_vocab_size": 2},
     "roberta": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "type_vocab_size": 1},
     "mpnet": {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    "deberta": {
+        "pad_token_id": 0,
+        "type_vocab_size": 0,
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_buckets": 8,
+        "max_relative_positions": 24,
+    },
 }
+MODEL_TYPES = {"deberta": "deberta-v2"}  # where the folder's name is another
 EVERY = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
+SHARED = ["query_proj", "key_proj", "value_proj"]  # of DeBERTa
 LORA = {"r": 4, "lora_alpha": 6, "target_modules": ["query", "value"]}
 
 
@@ -50,6 +63,10 @@ def lora(task_type="SEQ_CLS", **more):
 
 def loha(**more):
     return peft.LoHaConfig(task_type="SEQ_CLS", **({"r": 3, "alpha": 5, "target_modules": ["query", "value"]} | more))
+
+
+def lokr(**more):
+    return peft.LoKrConfig(task_type="SEQ_CLS", **({"r": 1, "alpha": 3, "target_modules": ["query", "value"]} | more))
 
 
 # name -> (config, number of labels, safetensors or not)
@@ -116,6 +133,20 @@ CHECKPOINTS = {
         2,
         False,
     ),
+    "lokr": (lokr, 3, True),
+    "lokr-both": (  # layers of several widths, one of them with a rank and a scale of its own
+        lambda: lokr(
+            r=1,
+            alpha=1,
+            decompose_both=True,
+            decompose_factor=8,
+            rank_pattern={"layer.0.*.query": 2},
+            alpha_pattern={"intermediate.dense": 2},
+            target_modules=["query", "key", "intermediate.dense"],
+        ),
+        2,
+        False,
+    ),
     "prompt": (lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
     "prefix": (lambda: peft.PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5), 3, True),
     "prefix-projected": (
@@ -132,6 +163,37 @@ CHECKPOINTS = {
         True,
     ),
     "dora-layers": (lambda: lora(use_dora=True, target_modules=["attn.k", "attn.o", "intermediate.dense"]), 3, True),
+    "lokr-layers": (lambda: lokr(target_modules=["attn.v", "output.dense"]), 2, True),
+    # Of DeBERTa, whose queries and keys are of distances too, and whose pooler PEFT keeps where it is told to.
+    "lora-shared": (lambda: lora(target_modules=SHARED, modules_to_save=["pooler"]), 3, True),
+    "dora-shared": (lambda: lora(target_modules=SHARED, use_dora=True, modules_to_save=["pooler"]), 2, True),
+    "vera-shared": (
+        lambda: peft.VeraConfig(task_type="SEQ_CLS", r=6, target_modules=SHARED, modules_to_save=["pooler"]),
+        3,
+        True,
+    ),
+    "loha-shared": (lambda: loha(target_modules=SHARED, modules_to_save=["pooler"]), 2, True),
+    "lokr-shared": (lambda: lokr(target_modules=SHARED, modules_to_save=["pooler"]), 3, True),
+    "ia3-shared": (
+        lambda: peft.IA3Config(
+            task_type="SEQ_CLS",
+            target_modules=["key_proj", "value_proj", "output.dense"],
+            feedforward_modules=["output.dense"],
+            modules_to_save=["pooler"],
+        ),
+        2,
+        True,
+    ),
+    "ln-tuning-shared": (
+        lambda: peft.LNTuningConfig(task_type="SEQ_CLS", target_modules=["LayerNorm"], modules_to_save=["pooler"]),
+        3,
+        True,
+    ),
+    "prompt-shared": (
+        lambda: peft.PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=5, modules_to_save=["pooler"]),
+        2,
+        True,
+    ),
     "tags-lora": (lambda: lora("TOKEN_CLS", bias="all", target_modules=["query", "dense"]), 5, True),  # no pooler here
     "tags-prompt": (lambda: peft.PromptTuningConfig(task_type="TOKEN_CLS", num_virtual_tokens=4), 3, True),
     "tags-untyped": (lambda: lora(None, modules_to_save=["classifier"]), 3, True),  # the class alone says what it is
@@ -140,19 +202,21 @@ CHECKPOINTS = {
 }
 
 
-OWN = {"mpnet": ("vera-layers", "dora-layers")}  # of one backbone alone, and all that it has
+OWN = {  # of one backbone alone, and all that it has
+    "mpnet": ("vera-layers", "dora-layers", "lokr-layers"),
+    "deberta": tuple(name for name in CHECKPOINTS if name.endswith("-shared")),
+}
 REFUSED = {"roberta": {"prefix", "prefix-projected"}}  # peft 0.21.2 fails in its classifier's ``forward``
 
 
 def write_backbone(folder, model_type):
-    config = transformers.AutoConfig.for_model(model_type, **(SIZES | TYPES[model_type]))
+    config = transformers.AutoConfig.for_model(MODEL_TYPES.get(model_type, model_type), **(SIZES | TYPES[model_type]))
     model = transformers.AutoModel.from_config(config)
     randomise(model).save_pretrained(folder)
     write_tokenizer(folder / "tokenizer.json", config.pad_token_id, config.vocab_size)
     inputs = {name: torch.from_numpy(values) for name, values in ragged(8, 12, config.to_dict()).items()}
-    inputs = (
-        inputs if hasattr(config, "type_vocab_size") else {n: i for n, i in inputs.items() if n != "token_type_ids"}
-    )
+    if not getattr(config, "type_vocab_size", 0):
+        del inputs["token_type_ids"]
     save_file(inputs, folder / "inputs.safetensors")
     return inputs
 
@@ -180,7 +244,7 @@ def write_checkpoint(backbone, name, inputs):
     model = peft.get_peft_model(model_of(backbone, name), config()).eval()
     # What a prompt makes of a row is seen from its own place, which the row's tokens move less.
     strong = ("lora_", "ia3_", "vera_", "hada_", "lokr_", "prompt_encoder") + (
-        ("classifier",) if name == "prompt" else ()
+        ("classifier",) if name.startswith("prompt") else ()
     )
     rows, of_tokens = inputs["attention_mask"] > 0, name.startswith(("tags", "spans"))
     with torch.no_grad():
@@ -197,7 +261,10 @@ def write_checkpoint(backbone, name, inputs):
             base = model.get_base_model()
             fresh = base.base_model(**inputs)
             head = (base.qa_outputs if name.startswith("spans") else base.classifier).modules_to_save["default"]
-            pooled = fresh.last_hidden_state if of_tokens or fresh.pooler_output is None else fresh.pooler_output
+            pooled = fresh.last_hidden_state if of_tokens else getattr(fresh, "pooler_output", None)
+            pooled = fresh.last_hidden_state if pooled is None else pooled
+            if backbone.name == "deberta":
+                pooled = base.pooler.modules_to_save["default"](pooled)
             unmoved = head(pooled)
     moved = logits[:, -rows.shape[1] :][rows] - unmoved[rows] if of_tokens else logits - unmoved
     difference = moved.abs().max()

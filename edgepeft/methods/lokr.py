@@ -1,0 +1,116 @@
+"""LoKr (Yeh et al., 2024, arXiv:2309.14859, section 3.2): y' = y + s (W1 (x) W2) x, s = alpha / r.
+
+(x) is Kronecker's product of W1 [h, m] and W2 [k, n], where out = h k and in = m n.  It is never made: of x as a matrix
+X [m, n] the update is the matrix W1 X W2^T [h, k], row by row.  W2 is a product of two factors of rank r where r is
+less than half of its larger side, and whole otherwise; with ``both`` W1 too.  PEFT and LyCORIS choose so.
+
+What does not depend on x hangs from constants alone in a delta graph, and is computed once when it is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import LINEAR_ROLES, Site
+from edgepeft.methods._linear_updates import RankedUpdates
+from edgepeft.methods.base import option, require
+
+__all__ = ["KroneckerProduct", "LoKr"]
+
+_NEAR_THE_ROOT = -1
+
+
+class KroneckerProduct(nn.Module):
+    """y + s (w1 (x) w2) x; x [..., in], y [..., out].  ``shapes`` are of w1 and w2, or of the factors w1_a and w1_b."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        first, *others = self.parameters()
+        nn.init.zeros_(first)  # so that a fresh delta is the identity
+        for other in others:
+            nn.init.kaiming_uniform_(other, a=math.sqrt(5))  # as PEFT starts them
+
+    def forward(self, y: Tensor, x: Tensor) -> Tensor:
+        """[..., out]."""
+        w1, w2 = self._matrix("w1"), self._matrix("w2")
+        rows = functional.linear(x.reshape(*x.shape[:-1], w1.shape[1], w2.shape[1]), w2)  # (..., m, k)
+        made = functional.linear(rows.transpose(-1, -2), self.scale * w1)  # (..., k, h)
+        return y + made.transpose(-1, -2).flatten(-2)
+
+    def _matrix(self, name: str) -> Tensor:
+        own = dict(self.named_parameters())
+        return own[name] if name in own else own[f"{name}_a"] @ own[f"{name}_b"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoKr(RankedUpdates):
+    """Updates of linear layers by Kronecker products."""
+
+    name: ClassVar[str] = "lokr"
+    title: ClassVar[str] = "LoKr"
+    paper: ClassVar[str] = "Yeh et al., 2024, arXiv:2309.14859"
+    equation: ClassVar[str] = "y + (alpha / r) (W1 (x) W2) x, W2 = W2_a W2_b"
+    learning_rate: ClassVar[float] = 3e-3
+    learning_rate_source: ClassVar[str] = (
+        "PEFT's method_comparison/MetaMathQA (lokr, rank 32, factor 4, Llama-3.2-3B); not measured on encoders"
+    )
+
+    rank: int = option(8, "r of W2")
+    alpha: float = option(8.0, "the update is scaled by alpha / r")
+    roles: tuple[str, ...] = option(("query", "value"), f"linear layers to update, of {', '.join(LINEAR_ROLES)}")
+    both: bool = option(False, "W1 too is a product of rank r, where that is smaller (PEFT's decompose_both)")
+    factor: int = option(
+        _NEAR_THE_ROOT,
+        "W1's sides if they divide the layer's, else what is next below (PEFT's decompose_factor); -1: near the roots",
+    )
+
+    def __post_init__(self) -> None:
+        known = self.factor >= 1 or self.factor == _NEAR_THE_ROOT
+        require(known, f"lokr's factor must be at least 1, or -1 for what is near the roots; found {self.factor}.")
+        super().__post_init__()
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """Two to four matrices a site."""
+        return {site.name: KroneckerProduct(self._shapes_at(site), self.scale) for site in sites}
+
+    def n_at(self, site: Site) -> int:
+        """h m, or r (h + m), and r (k + n), or k n."""
+        return sum(map(math.prod, self._shapes_at(site).values()))
+
+    def _shapes_at(self, site: Site) -> dict[str, tuple[int, int]]:
+        (m, n), (h, k) = (_two_sides(width, self.factor) for width in (site.in_features, site.out_features))
+        return {**self._parts("w1", h, m, parted=self.both), **self._parts("w2", k, n, parted=True)}
+
+    def _parts(self, name: str, rows: int, columns: int, *, parted: bool) -> dict[str, tuple[int, int]]:
+        if parted and 2 * self.rank < max(rows, columns):
+            return {f"{name}_a": (rows, self.rank), f"{name}_b": (self.rank, columns)}
+        return {name: (rows, columns)}
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """One pair of factors, and two with layers of several widths; then whole matrices."""
+        return (
+            cls(rank=2),
+            cls(rank=1, alpha=3.0, both=True, factor=3, roles=("key", "ffn_up", "ffn_output")),
+            cls(rank=8, roles=("attention_output",)),
+        )
+
+
+def _two_sides(width: int, factor: int) -> tuple[int, int]:
+    """Two numbers whose product is ``width``, as PEFT chooses them (``factorization`` of its LoKr)."""
+    if factor > 0 and width % factor == 0:
+        return factor, width // factor
+    root = math.isqrt(width)
+    most = root if factor == _NEAR_THE_ROOT else min(factor, root)
+    side = next(side for side in range(most, 0, -1) if width % side == 0)
+    return side, width // side
