@@ -16,11 +16,13 @@ from typing import Any, NamedTuple
 
 from edgepeft import __version__
 from edgepeft.backbones.tokens import Text
+from edgepeft.errors import UsageError
 from edgepeft.resources import new_folder, package_data, sha256_of, write_json
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.web.graphs import STRUCTURES_FOLDER
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
 from edgepeft.web.pages import write_pages, write_service_worker
-from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, write_task
+from edgepeft.web.structures import require_answerable, write_task
 
 __all__ = ["FORMAT", "SITE_FILE", "Site", "write_site"]
 
@@ -47,6 +49,7 @@ class Site(NamedTuple):
     """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
 
     ``exact_tokens`` is whether the page's tokenizer is ours, whose tokens are Python's, and not the npm library's.
+    ``untunable`` says of tasks that a tunable site has, and cannot tune, why.
     """
 
     tasks: int
@@ -55,6 +58,7 @@ class Site(NamedTuple):
     weights_bytes: int
     values_bytes: int
     exact_tokens: bool
+    untunable: dict[str, str]
 
 
 def write_site(
@@ -64,16 +68,18 @@ def write_site(
     tasks: Sequence[str] = (),
     libraries: Path | None = None,
     title: str = "edgepeft",
+    tunable: bool = False,
     force: bool = False,
     stage: Stage = lambda _: nullcontext(),
 ) -> Site:
     """Write a folder that any web server can serve; it appears whole or not at all.
 
     ``tasks`` are all of the bundle unless some are named, ``libraries`` a ``node_modules``; None takes the cache's.
+    ``tunable`` adds the graphs that classifications are tuned by in the page.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given; a task cannot be answered in a page; the bundle has none;
-            ``libraries`` has not what is needed.
+        UsageError: ``out`` exists and ``force`` is not given; a task cannot be answered in a page, or with ``tunable``
+            none can be tuned; the bundle has none; ``libraries`` has not what is needed.
         UnknownName: there is no such task.
         BundleError: a file is damaged.
     """
@@ -94,10 +100,14 @@ def write_site(
         entries = {}
         for task in chosen:
             with stage(task):
-                entries[task] = write_task(bundle, task, new)
+                entries[task] = write_task(bundle, task, new, tunable=tunable)
+        untunable = {task: entry["untunable"] for task, entry in entries.items() if "untunable" in entry}
+        if len(untunable) == len(entries):
+            listed = "; ".join(f"{task}: {reason}" for task, reason in untunable.items())
+            raise UsageError(f"a page can tune no task of {bundle.folder}. {listed}. Leave --tunable out.")
         with stage("pages"):
             write_json(new / "verify.tokens.json", _token_check(bundle))
-            write_pages(new, html.escape(title))
+            write_pages(new, html.escape(title), tunable=tunable)
             write_json(new / SITE_FILE, _manifest(bundle, new, title, packages, entries))
             write_service_worker(new, SITE_FILE)
         return Site(
@@ -107,6 +117,7 @@ def write_site(
             (new / bundle.weights.name).stat().st_size,
             sum((new / entry["values"]).stat().st_size for entry in entries.values() if entry["values"]),
             exact,
+            untunable,
         )
 
 

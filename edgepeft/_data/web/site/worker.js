@@ -1,11 +1,15 @@
 /** The model, off the page's thread: answers {id, what, given} with {id, result} or {id, error}. */
 import * as ort from "./lib/ort.mjs";
 import { Bundle } from "./module/bundle.js";
+import { Cancelled, packed, putBack, putInForce, tune, unpacked } from "./module/tuning.js";
+import { load, remove, save } from "./store.js";
 
 const MOST_THREADS = 4;
+const STALE = "what was tuned here is of another version of the task or of the model, and is not in force; the examples are still there.";
 
 /** @type {import("../module/bundle.js").Bundle} */
 let bundle;
+let cancelled = false;
 
 /** @type {Record<string, (...given: any[]) => any>} */
 const calls = {
@@ -30,6 +34,44 @@ const calls = {
     return { texts: texts.length, differ };
   },
 };
+
+/** @type {typeof calls} */
+const tuning = {
+  /** What was tuned here comes into force: by task its account, or why it does not. */
+  async tuned() {
+    /** @type {Record<string, {account?: any, stale?: string}>} */
+    const found = {};
+    for (const task of Object.keys(bundle.tasks)) {
+      const bytes = bundle.tasks[task].tuning && (await load("tuned", task).catch(() => null));
+      const tuned = bytes && unpacked(bundle, bytes);
+      if (tuned) await putInForce(bundle, tuned);
+      if (bytes) found[task] = tuned ? { account: tuned.account } : { stale: STALE };
+    }
+    return found;
+  },
+  async tune(task, examples) {
+    cancelled = false;
+    const watch = (/** @type {any} */ told) => self.postMessage({ told });
+    const found = await tune(bundle, task, examples, { watch, stop: () => cancelled }).catch((/** @type {unknown} */ error) => {
+      if (error instanceof Cancelled) return null;
+      throw error;
+    });
+    if (!found) return { cancelled: true };
+    const { account } = found;
+    if (!account.training.best_step) return { account };
+    await putInForce(bundle, found);
+    const bytes = packed(bundle, found);
+    const lost = await save("tuned", task, bytes).then(() => "", (error) => error?.message || "no room");
+    return { account, bytes, lost };
+  },
+  cancel: () => void (cancelled = true),
+  exported: (task) => load("tuned", task),
+  async back(task) {
+    putBack(bundle, task);
+    await remove("tuned", task);
+  },
+};
+Object.assign(calls, tuning);
 
 self.onmessage = async ({ data: { id, what, given } }) => {
   try {
