@@ -42,7 +42,7 @@ export function check(entry, examples) {
     seen.set(key, { n: i + 1, label });
   }
   const used = new Set(examples.map(({ label }) => label));
-  if (used.size < 2) throw new Error(`examples of two labels at least are needed; there are ${examples.length}${used.size ? `, all of them ${[...used][0]}` : ""}.`);
+  if (used.size < 2) throw new Error(`examples of two labels at least are needed; ${used.size ? `all ${examples.length} here are ${[...used][0]}` : "there are none"}.`);
 }
 
 /**

@@ -59,9 +59,14 @@ async function chosen() {
 function settled(text) {
   $("progress").hidden = true;
   $("took").textContent = text;
-  $("go").disabled = false;
-  $("cancel").hidden = true;
-  for (const id of ["task", "put", "paste"]) $(id).disabled = false;
+  busy(false);
+}
+
+/** What runs is what is shown: nothing of it can be changed meanwhile. @param {boolean} running */
+function busy(running) {
+  $("go").disabled = running;
+  $("cancel").hidden = !running;
+  for (const part of document.querySelectorAll("#task, #put, #paste, #examples button")) /** @type {HTMLButtonElement} */ (part).disabled = running;
 }
 
 /** @param {string} [message] what is wrong with an example */
@@ -121,12 +126,10 @@ function line({ text, second, label }, i) {
 
 async function run() {
   $("error").hidden = true;
-  $("go").disabled = true;
-  $("cancel").hidden = false;
+  busy(true);
   $("progress").hidden = false;
   $("progress").value = 0;
   $("took").textContent = "Preparing…";
-  for (const id of ["task", "put", "paste"]) $(id).disabled = true; // what runs is what is shown
   const begin = performance.now();
   try {
     const { account, bytes, lost, cancelled } = await client.call("tune", task(), examples);
