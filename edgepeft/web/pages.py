@@ -25,6 +25,7 @@ _POLICY = (
 _SCRIPTS = {
     "index.html": ("client.js", "page.js"),
     "verify.html": ("client.js", "verify.js"),
+    "bench.html": ("client.js", "bench.js"),
 }
 _TUNING = {"tune.html": ("client.js", "store.js", "tune.js")}  # of a site that tunes
 _STYLES = ("page.css", "site.css")

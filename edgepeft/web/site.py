@@ -14,10 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onnx.parser
+
 from edgepeft import __version__
 from edgepeft.backbones.tokens import Text
 from edgepeft.errors import UsageError
-from edgepeft.resources import new_folder, package_data, sha256_of, write_json
+from edgepeft.resources import new_folder, package_data, sha256_of, write_atomically, write_json
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.web.graphs import STRUCTURES_FOLDER
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
@@ -42,6 +44,9 @@ ODD_TEXTS = (
     "$5 + 3 = 8; a<b>c ^ ~ `quoted` «so» “or” …",
     "",
 )
+# What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/gemm.py.
+_GEMM = """<ir_version: 10, opset_import: ["" : 20]>
+gemm (float[M,K] a, float[K,N] b) => (float[M,N] c) { c = MatMul (a, b) }"""
 Stage = Callable[[str], AbstractContextManager[None]]
 
 
@@ -107,6 +112,7 @@ def write_site(
             raise UsageError(f"a page can tune no task of {bundle.folder}. {listed}. Leave --tunable out.")
         with stage("pages"):
             write_json(new / "verify.tokens.json", _token_check(bundle))
+            write_atomically(new / "gemm.onnx", onnx.parser.parse_model(_GEMM).SerializeToString())
             write_pages(new, html.escape(title), tunable=tunable)
             write_json(new / SITE_FILE, _manifest(bundle, new, title, packages, entries))
             write_service_worker(new, SITE_FILE)
@@ -144,6 +150,13 @@ def _token_check(bundle: Bundle) -> dict[str, Any]:
     return {"maxLength": CHECK_LENGTH, "texts": texts, "ids": [encoding.ids for encoding in encodings]}
 
 
+def _model(bundle: Bundle) -> dict[str, Any]:
+    """What a benchmark says of it."""
+    architecture, name = bundle.architecture, bundle.manifest.backbone.source
+    about = {"family": architecture.family, "model_type": architecture.model_type}
+    return {"name": name, "n_parameters": architecture.n_parameters, **about}
+
+
 def _manifest(
     bundle: Bundle, out: Path, title: str, packages: Sequence[str], entries: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -158,6 +171,7 @@ def _manifest(
         "edgepeft": __version__,
         "libraries": {file.package: file.version for file in library_files(packages)},
         "weights": bundle.weights.name,
+        "model": _model(bundle),
         "padTokenId": bundle.architecture.pad_token_id,
         "tasks": entries,
         "files": files,

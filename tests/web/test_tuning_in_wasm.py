@@ -7,6 +7,7 @@ import pytest
 from node import run_node
 from test_browser import MODULES, pytestmark, served, worded  # noqa: F401
 
+from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.resources import write_json
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
@@ -120,3 +121,14 @@ def test_a_closed_tab_a_full_disk_and_another_version_change_nothing(worded, tmp
     assert (
         "another version of the task" in stale["error"] and stale["result"] == "" and stale["count"].startswith("18:")
     )
+
+
+def test_a_page_measures_itself(worded, tmp_path, served):  # noqa: F811
+    write_site(Bundle(worded), tmp_path / "site", libraries=MODULES)
+    steps = [["open"], ["bench"], ["errors"], ["look", 390, 844, "dark"], ["look", 1280, 900, "light"]]
+    _, found, errors, *looks = served.steps(*steps)
+    assert errors == [] and [look[0] for look in looks] == [True, True]
+    (tmp_path / found["name"]).write_text(found["text"])
+    result = ResultFile.open(tmp_path / found["name"]).document
+    assert {row.task for row in result.results} == {"mood", "pair"} and "Chrom" in result.host.system
+    assert any("memory of the page" in note for note in result.profile.notes) and "WASM SIMD" in found["shown"]

@@ -1,5 +1,6 @@
 /** The model, off the page's thread: answers {id, what, given} with {id, result} or {id, error}. */
 import * as ort from "./lib/ort.mjs";
+import { ROUNDS, WORK, measure, measuredTasks } from "./module/bench.js";
 import { Bundle } from "./module/bundle.js";
 import { Cancelled, packed, putBack, putInForce, tune, unpacked } from "./module/tuning.js";
 import { load, remove, save } from "./store.js";
@@ -10,6 +11,7 @@ const STALE = "what was tuned here is of another version of the task or of the m
 /** @type {import("../module/bundle.js").Bundle} */
 let bundle;
 let cancelled = false;
+let threads = 1;
 
 /** @type {Record<string, (...given: any[]) => any>} */
 const calls = {
@@ -17,7 +19,7 @@ const calls = {
     const site = await (await fetch("site.json")).json();
     const Tokenizer = site.libraries["@huggingface/tokenizers"] && (await import("./lib/tokenizers.mjs")).Tokenizer;
     // More than one only with shared memory, which takes the headers that the service worker adds.
-    const threads = self.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency) : 1;
+    threads = self.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency) : 1;
     const progress = (/** @type {any[]} */ ...of) => self.postMessage({ progress: of });
     bundle = await Bundle.open(new URL("./", self.location.href), { ort, Tokenizer, wasm: "lib/ort.wasm", threads, progress });
     const { tasks, files, weights, title } = bundle.site;
@@ -25,6 +27,12 @@ const calls = {
   },
   predict: (task, rows) => bundle.predict(task, rows),
   verify: (task) => bundle.verify(task),
+  benched: () => ({ tasks: measuredTasks(bundle), work: WORK, rounds: ROUNDS }),
+  bench(userAgent) {
+    const watch = (/** @type {number} */ done, /** @type {number} */ all) => self.postMessage({ told: { done, all } });
+    const used = `WASM SIMD, ${threads} of ${navigator.hardwareConcurrency} threads; WebGPU is not used`;
+    return measure(bundle, { watch, device: { userAgent, threads, cores: navigator.hardwareConcurrency, notes: [used] } });
+  },
   async tokens() {
     const { texts, ids, maxLength } = await bundle.files.json("verify.tokens.json");
     const differ = texts.filter((/** @type {any} */ text, /** @type {number} */ i) => {
