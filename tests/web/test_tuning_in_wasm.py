@@ -83,7 +83,7 @@ def test_a_page_learns_keeps_gives_back_and_says_what_is_wrong(worded, tmp_path,
     labels = Bundle(worded).entry("mood").labels
     row = {"text": "w7 w9 w12"}
     sizes = [["look", *size, scheme] for size in ((1280, 900), (390, 844)) for scheme in ("light", "dark")]
-    steps = [["open", "tune.html"], ["add", "w5 w6", labels[0]], ["tune"], ["add", "w5 w6", labels[1]]]
+    steps = [["open", "tune.html"], ["add", "w3 w4", labels[0]], ["tune"], ["add", "w3 w4", labels[1]]]
     steps += [["add", " ", labels[1]], ["paste", pasted(labels)], ["cancel"], ["tune"], *sizes, ["open", "tune.html"]]
     steps += [["told"], ["open"], ["ask", row], ["errors"]]
     _, first, alone, twice, empty, many, cancelled, done, *looks = served.steps(*steps)

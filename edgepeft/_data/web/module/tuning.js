@@ -42,7 +42,7 @@ export function check(entry, examples) {
     seen.set(key, { n: i + 1, label });
   }
   const used = new Set(examples.map(({ label }) => label));
-  if (used.size < 2) throw new Error(`examples of two labels at least are needed; ${used.size ? `all ${examples.length} here are ${[...used][0]}` : "there are none"}.`);
+  if (used.size < 2) throw new Error(`examples of two labels at least are needed; ${used.size ? `all here are ${[...used][0]}` : "there are none"}.`);
 }
 
 /**
