@@ -71,8 +71,8 @@ def test_a_pages_benchmark_is_read_reported_and_compared(measured, exported, tmp
     assert isinstance(run(_main.app, ["compare", page_file, slower_file]).exception, ThroughputRegression)
     assert "host cpu was Cortex-A72" in str(run(_main.app, ["compare", board_file, page_file]).exception)
     assert run(_main.app, ["compare", "--normalise", board_file, page_file]).exit_code == 0
-    out = tmp_path / "report.html"
+    out = tmp_path / "report"
     done = run(_main.app, ["report", page_file, board_file, "--out", str(out)])
     assert done.exit_code == 0, done.output
-    page = out.read_text()
+    page = (out / "index.html").read_text()
     assert "single-stream" in page and "measured on browser" in page
