@@ -38,6 +38,7 @@ async function run() {
   hidden = document.hidden;
   try {
     const result = await client.call("bench", navigator.userAgent);
+    $("took").textContent = "Asking the browser for the memory, for a minute at most…";
     const memory = await pageMemory();
     const told = memory === null ? "memory of the page: not known; this browser, or a page without isolation, does not tell" : `memory of the page: ${megabytes(memory)} (measureUserAgentSpecificMemory)`;
     result.profile.notes.push(told);
@@ -56,7 +57,7 @@ async function pageMemory() {
   if (!self.crossOriginIsolated || !measure) return null;
   // It may take a browser many seconds: it waits for a collection of garbage.
   const given = measure.call(performance).then((/** @type {any} */ { bytes }) => bytes, () => null);
-  return Promise.race([given, new Promise((resolve) => setTimeout(resolve, 30_000, null))]);
+  return Promise.race([given, new Promise((resolve) => setTimeout(resolve, 60_000, null))]);
 }
 
 /** @param {any} result @param {number | null} memory */
