@@ -29,7 +29,7 @@ __all__ = ["command"]
 
 def command(
     bundle: BundleFolder,
-    delta: Annotated[list[Path], typer.Argument(help="Trained delta folders, or exported <task>.onnx files.")],
+    delta: Annotated[list[Path], typer.Argument(help="Trained deltas, exported <task>.onnx, or a page's tuned tasks.")],
     verify_data: VerifyRows = None,
     text_column: TextColumn = None,
     pair_column: PairColumn = None,
@@ -44,19 +44,24 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace tasks of the same name.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Add tasks to a bundle; the backbone is untouched. Exported tasks need no PyTorch."""
+    """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
+    from edgepeft.runtime.tuning.from_page import SUFFIX, prepare_tuned
     from edgepeft.tasks._certainty import promise_of
 
     note_trainable(trainable)
     promise = promise_of(coverage, risk)
     columns = columns_of(verify_data, text_column, pair_column, label_column)
-    if not promise and all(path.suffix == ".onnx" for path in delta):
+    tuned = [path for path in delta if path.name.endswith(SUFFIX)]
+    exported = [path for path in delta if path.suffix == ".onnx"]
+    if not promise and len(tuned) + len(exported) == len(delta):
         opened = Bundle(bundle)
-        require_addable([path.stem for path in delta], opened.manifest.tasks, replace=force)
-        manifest = commit_tasks(opened, [prepare_exported(opened, path) for path in delta], replace=force)
+        require_addable([path.stem for path in exported], opened.manifest.tasks, replace=force)
+        prepared = [prepare_exported(opened, path) for path in exported]
+        prepared += [prepare_tuned(opened, path, replace=force) for path in tuned]
+        manifest = commit_tasks(opened, prepared, replace=force)
     else:
         try:
             from edgepeft.exporting.bundle import add_deltas

@@ -23,6 +23,9 @@ def command(
         Path | None,
         typer.Option(metavar="NODE_MODULES", help="What `npm ci` made. Default: in the cache, made by npm once."),
     ] = None,
+    tunable: Annotated[
+        bool, typer.Option("--tunable", help="With what the page tunes classifications by, on examples typed there.")
+    ] = False,
     force: Replace = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
@@ -32,7 +35,10 @@ def command(
 
     opened = Bundle(bundle)
     with stages(3 + len(task or opened.manifest.tasks)) as stage:
-        site = write_site(opened, out, tasks=task or (), libraries=libraries, title=title, force=force, stage=stage)
+        options = {"libraries": libraries, "title": title, "tunable": tunable, "force": force, "stage": stage}
+        site = write_site(opened, out, tasks=task or (), **options)  # type: ignore[arg-type]
+    for name, reason in site.untunable.items():
+        messages().print(f"note: the page does not tune {name}: {reason}.", markup=False)
     if not site.exact_tokens:
         messages().print(
             "note: the page's tokenizer is @huggingface/tokenizers', which reads some texts otherwise than Python's; "

@@ -7,7 +7,7 @@ optimiser reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from edgepeft.graph.predicates import all_used, well_formed
 from edgepeft.graph.protos import attributes, writers
 from edgepeft.graph.prune import prune
 
-__all__ = ["StructuredTask", "computed_values", "make_inputs"]
+__all__ = ["StructuredTask", "computed_values", "feeds_graph", "make_inputs"]
 
 _LABELS = f"delta/{of_labels('')}"
 Values = Mapping[str, NDArray[np.generic]]
@@ -79,6 +79,22 @@ def make_inputs(model: onnx.ModelProto, computed: Values) -> StructuredTask | No
         new.output[0].type.tensor_type.shape.dim[1].dim_param = "outputs"
     structure = helper.make_model(new, opset_imports=model.opset_import, ir_version=model.ir_version)
     return StructuredTask(structure, {name: np.ascontiguousarray(value) for name, value in fed.items()})
+
+
+@Contract(requires=[well_formed], ensures=[well_formed, all_used])
+def feeds_graph(model: onnx.ModelProto, fed: Collection[str], trained: Sequence[str]) -> onnx.ModelProto:
+    """A small graph from a task's trained tensors, by their names in its delta graph, to what it feeds (``fed``): for
+    whoever trains on, and answers by a structure."""
+    own, nodes = _own(model.graph)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in own}
+    names = {f"delta/{name}": name for name in trained}
+    given = [helper.make_node("Identity", [name], [inner], name=inner) for inner, name in names.items()]
+    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, stored[inner].dims) for inner, n in names.items()]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in sorted(fed)]
+    rest = [tensor for name, tensor in stored.items() if name not in names]
+    graph = helper.make_graph([*given, *nodes], "feeds", inputs, outputs, rest)
+    prune(graph)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
 
 
 def _own(graph: onnx.GraphProto) -> tuple[set[str], list[onnx.NodeProto]]:

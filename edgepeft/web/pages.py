@@ -23,19 +23,26 @@ _POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
     "style-src 'self'; img-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'"
 )
-_SCRIPTS = {"index.html": ("client.js", "page.js"), "verify.html": ("client.js", "verify.js")}
+_SCRIPTS = {
+    "index.html": ("client.js", "page.js"),
+    "verify.html": ("client.js", "verify.js"),
+    "bench.html": ("client.js", "bench.js"),
+}
+_TUNING = {"tune.html": ("client.js", "store.js", "tune.js")}  # of a site that tunes
 _STYLES = ("page.css", "site.css")
 
 
-def write_pages(out: Path, title: str) -> None:
+def write_pages(out: Path, title: str, *, tunable: bool = False) -> None:
     """Write the module, the worker and the pages."""
     shutil.copytree(package_data("web/module"), out / "module")
+    pages = {**_SCRIPTS, **(_TUNING if tunable else {})}
+    other = {name for page, scripts in _TUNING.items() if page not in pages for name in scripts[-1:]}
     for path in sorted(package_data("web/site").iterdir()):
-        if path.name not in (*_SCRIPTS, SERVICE_WORKER):
+        if path.name not in {*_SCRIPTS, *_TUNING, SERVICE_WORKER, *other}:
             shutil.copyfile(path, out / path.name)
     for name in ("page.css", "icon.svg"):  # as the service's page looks
         shutil.copyfile(package_data("serve") / name, out / name)
-    for page, scripts in _SCRIPTS.items():
+    for page, scripts in pages.items():
         head = [f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">']
         head += [f'<link rel="stylesheet" href="{name}" {_integrity(out / name)}>' for name in _STYLES]
         head += [f'<link rel="modulepreload" href="{name}" {_integrity(out / name)}>' for name in scripts[:-1]]

@@ -14,14 +14,18 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import onnx.parser
+
 from edgepeft import __version__
-from edgepeft.atomic import new_folder, write_json
+from edgepeft.atomic import new_folder, write_atomically, write_json
 from edgepeft.backbones.tokens import Text
+from edgepeft.errors import UsageError
 from edgepeft.resources import package_data, sha256_of
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.web.graphs import STRUCTURES_FOLDER
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
 from edgepeft.web.pages import write_pages, write_service_worker
-from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, write_task
+from edgepeft.web.structures import require_answerable, write_task
 
 __all__ = ["FORMAT", "SITE_FILE", "Site", "write_site"]
 
@@ -41,6 +45,9 @@ ODD_TEXTS = (
     "$5 + 3 = 8; a<b>c ^ ~ `quoted` «so» “or” …",
     "",
 )
+# What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/gemm.py.
+_GEMM = """<ir_version: 10, opset_import: ["" : 20]>
+gemm (float[M,K] a, float[K,N] b) => (float[M,N] c) { c = MatMul (a, b) }"""
 Stage = Callable[[str], AbstractContextManager[None]]
 
 
@@ -48,6 +55,7 @@ class Site(NamedTuple):
     """What was written: tasks, structures, and bytes in all, of the weights, and of the values of all tasks.
 
     ``exact_tokens`` is whether the page's tokenizer is ours, whose tokens are Python's, and not the npm library's.
+    ``untunable`` says of tasks that a tunable site has, and cannot tune, why.
     """
 
     tasks: int
@@ -56,6 +64,7 @@ class Site(NamedTuple):
     weights_bytes: int
     values_bytes: int
     exact_tokens: bool
+    untunable: dict[str, str]
 
 
 def write_site(
@@ -65,16 +74,18 @@ def write_site(
     tasks: Sequence[str] = (),
     libraries: Path | None = None,
     title: str = "edgepeft",
+    tunable: bool = False,
     force: bool = False,
     stage: Stage = lambda _: nullcontext(),
 ) -> Site:
     """Write a folder that any web server can serve; it appears whole or not at all.
 
     ``tasks`` are all of the bundle unless some are named, ``libraries`` a ``node_modules``; None takes the cache's.
+    ``tunable`` adds the graphs that classifications are tuned by in the page.
 
     Raises:
-        UsageError: ``out`` exists and ``force`` is not given; a task cannot be answered in a page; the bundle has none;
-            ``libraries`` has not what is needed.
+        UsageError: ``out`` exists and ``force`` is not given; a task cannot be answered in a page, or with ``tunable``
+            none can be tuned; the bundle has none; ``libraries`` has not what is needed.
         UnknownName: there is no such task.
         BundleError: a file is damaged.
     """
@@ -95,10 +106,15 @@ def write_site(
         entries = {}
         for task in chosen:
             with stage(task):
-                entries[task] = write_task(bundle, task, new)
+                entries[task] = write_task(bundle, task, new, tunable=tunable)
+        untunable = {task: entry["untunable"] for task, entry in entries.items() if "untunable" in entry}
+        if len(untunable) == len(entries):
+            listed = "; ".join(f"{task}: {reason}" for task, reason in untunable.items())
+            raise UsageError(f"a page can tune no task of {bundle.folder}. {listed}. Leave --tunable out.")
         with stage("pages"):
             write_json(new / "verify.tokens.json", _token_check(bundle))
-            write_pages(new, html.escape(title))
+            write_atomically(new / "gemm.onnx", onnx.parser.parse_model(_GEMM).SerializeToString())
+            write_pages(new, html.escape(title), tunable=tunable)
             write_json(new / SITE_FILE, _manifest(bundle, new, title, packages, entries))
             write_service_worker(new, SITE_FILE)
         return Site(
@@ -108,6 +124,7 @@ def write_site(
             (new / bundle.weights.name).stat().st_size,
             sum((new / entry["values"]).stat().st_size for entry in entries.values() if entry["values"]),
             exact,
+            untunable,
         )
 
 
@@ -134,6 +151,13 @@ def _token_check(bundle: Bundle) -> dict[str, Any]:
     return {"maxLength": CHECK_LENGTH, "texts": texts, "ids": [encoding.ids for encoding in encodings]}
 
 
+def _model(bundle: Bundle) -> dict[str, Any]:
+    """What a benchmark says of it."""
+    architecture, name = bundle.architecture, bundle.manifest.backbone.source
+    about = {"family": architecture.family, "model_type": architecture.model_type}
+    return {"name": name, "n_parameters": architecture.n_parameters, **about}
+
+
 def _manifest(
     bundle: Bundle, out: Path, title: str, packages: Sequence[str], entries: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -148,6 +172,7 @@ def _manifest(
         "edgepeft": __version__,
         "libraries": {file.package: file.version for file in library_files(packages)},
         "weights": bundle.weights.name,
+        "model": _model(bundle),
         "padTokenId": bundle.architecture.pad_token_id,
         "tasks": entries,
         "files": files,

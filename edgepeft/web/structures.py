@@ -6,11 +6,11 @@ changes matrices of the backbone has a graph of its own, with these in it.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 from safetensors.numpy import save
 
 from edgepeft.atomic import write_atomically
@@ -19,10 +19,10 @@ from edgepeft.resources import sha256_of
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.runtime.versions import CHECK
 from edgepeft.runtime.weights import Weights
+from edgepeft.web.graphs import write_graph
+from edgepeft.web.tuning import untunable, write_tuning
 
-__all__ = ["STRUCTURES_FOLDER", "require_answerable", "write_task"]
-
-STRUCTURES_FOLDER = "structures"
+__all__ = ["require_answerable", "write_task"]
 
 
 def require_answerable(bundle: Bundle, tasks: Sequence[str], *, places: bool) -> None:
@@ -57,8 +57,9 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
     return ""
 
 
-def write_task(bundle: Bundle, task: str, out: Path) -> dict[str, Any]:
-    """Write a task's graph, values and check file into the site; returns its entry in ``site.json``.
+def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -> dict[str, Any]:
+    """Write a task's graph, values and check file into the site, and what tunes it where that is asked for; returns its
+    entry in ``site.json``.
 
     Raises:
         BundleError: a file is damaged.
@@ -67,9 +68,7 @@ def write_task(bundle: Bundle, task: str, out: Path) -> dict[str, Any]:
     model = bundle.graph(task)
     parted = Weights(bundle, cache=False, threads=1).parted(model)
     graph, values = (model, {}) if parted is None else (parted.structure, parted.feeds)
-    content = graph.SerializeToString(deterministic=True)
-    structure = f"{STRUCTURES_FOLDER}/{hashlib.sha256(content).hexdigest()[:16]}.onnx"
-    write_atomically(out / structure, content)
+    structure = write_graph(graph, out)
     value_file = f"{TASKS_FOLDER}/{task}.safetensors" if values else None
     if value_file is not None:
         write_atomically(out / value_file, save(values))
@@ -91,7 +90,13 @@ def write_task(bundle: Bundle, task: str, out: Path) -> dict[str, Any]:
         "values": value_file,
         "check": _write_check(bundle, task, out),
         "tolerance": {"difference": allowed.difference, "changed": allowed.changed},
+        **(_tuning(bundle, task, model, values, out) if tunable else {}),
     }
+
+
+def _tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collection[str], out: Path) -> dict[str, Any]:
+    reason = untunable(bundle, task, fed)
+    return {"untunable": reason} if reason else {"tuning": write_tuning(bundle, task, model, fed, out)}
 
 
 def _write_check(bundle: Bundle, task: str, out: Path) -> str:

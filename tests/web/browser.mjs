@@ -68,6 +68,56 @@ const known = {
     if (path) await page.screenshot({ path, fullPage: true });
     return page.evaluate(() => [document.documentElement.scrollWidth <= innerWidth, getComputedStyle(document.body).backgroundColor]);
   },
+  // A page that tunes; each step sees all that the page says.
+  async add(text, label) {
+    await page.fill("#text", text);
+    await page.selectOption("#label", label);
+    await page.click("#put");
+    return known.told();
+  },
+  async paste(lines) {
+    await page.locator("details").evaluate((details) => (details.open = true));
+    await page.fill("#many", lines);
+    await page.click("#paste");
+    return known.told();
+  },
+  async tune() {
+    await page.click("#go");
+    await page.waitForFunction(settled, null, { timeout: 120_000 });
+    return known.told();
+  },
+  async cancel() {
+    await page.evaluate(() => ["go", "cancel"].forEach((id) => document.getElementById(id).click())); // before it is over
+    await page.waitForFunction(settled, null, { timeout: 120_000 });
+    return known.told();
+  },
+  async back() {
+    await page.click("#back");
+    await page.waitForFunction(() => document.querySelector("#result").hidden);
+  },
+  async close() {
+    await page.evaluate(() => document.getElementById("go").click()); // and gone while it runs
+    await page.goto("about:blank");
+  },
+  async full(quotaSize) {
+    const session = await context.newCDPSession(page);
+    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, quotaSize });
+  },
+  async told() {
+    const found = {};
+    for (const id of ["took", "error", "mistake", "count", "result"]) found[id] = (await page.locator(`#${id}`).isVisible()) ? await page.locator(`#${id}`).innerText() : "";
+    return found;
+  },
+  async bench() {
+    await page.goto(`${url}bench.html`);
+    await page.waitForFunction(settled, null, { timeout: 120_000 });
+    await page.click("#go");
+    await page.waitForFunction(settled, null, { timeout: 300_000 });
+    const [download] = await Promise.all([page.waitForEvent("download"), page.click("#download")]);
+    const parts = [];
+    for await (const part of await download.createReadStream()) parts.push(part);
+    return { name: download.suggestedFilename(), text: Buffer.concat(parts).toString(), shown: await page.locator("#found").innerText() };
+  },
   offline: (set) => context.setOffline(set),
   async updated() {
     await page.waitForFunction(() => !document.querySelector("#updated").hidden, null, { timeout: 60_000 });

@@ -2,3 +2,5 @@
 declare module "*/ort.mjs";
 declare module "*/tokenizers.mjs";
 declare module "*/module/bundle.js";
+declare module "*/module/bench.js";
+declare module "*/module/tuning.js";

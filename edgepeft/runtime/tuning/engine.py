@@ -18,7 +18,7 @@ from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngi
 from edgepeft.errors import BundleError
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.packed import put, unpacked
+from edgepeft.runtime.packed import put
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
 from edgepeft.runtime.tuning.adamw import AdamW, clip
@@ -29,7 +29,7 @@ from edgepeft.runtime.tuning.options import TuneOptions
 from edgepeft.runtime.tuning.slope import wrong_slope
 from edgepeft.runtime.tuning.step import StepResult, TrainingStep
 from edgepeft.runtime.tuning.subject import TuningSubject, deployed_graph
-from edgepeft.runtime.verify import pack_check, run_in_groups
+from edgepeft.runtime.verify import pack_check
 
 __all__ = ["OnnxRuntimeEngine"]
 
@@ -263,17 +263,8 @@ class OnnxRuntimeEngine(TrainingEngine):
     def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
         """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
         self.finish(self.trained)
-        size = self._micro_batch
         graph = TrainingStep(self._deployed, self._subject.facts, self._bundle.folder, self._threads)
-
-        def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-            starts = range(0, len(given["input_ids"]), size)
-            parts = ({n: values[i : i + size] for n, values in given.items()} for i in starts)
-            found = ((graph.run([LOGITS], self.given, part)[0], part["attention_mask"]) for part in parts)
-            per_token = self._subject.facts.kind.per_token
-            return np.concatenate([unpacked(logits, mask) if per_token else logits for logits, mask in found])
-
-        return run_in_groups(group, inputs)
+        return graph.logits(self.given, inputs, self._micro_batch)
 
     @property
     def _deployed(self) -> onnx.ModelProto:

@@ -18,9 +18,10 @@ from edgepeft.data.several import Standing, mean_matrix, members, places_of
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in
 from edgepeft.graph.training import TrainingFacts
-from edgepeft.runtime.packed import packed
+from edgepeft.runtime.packed import packed, unpacked
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.runtime.session import failing_as, session_options
+from edgepeft.runtime.verify import run_in_groups
 
 __all__ = ["WRITTEN_ROWS", "StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
 
@@ -202,6 +203,21 @@ class TrainingStep:
         rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
         parts = rows.cut(most_rows, states, self._told)
         return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
+
+    def logits(
+        self, tensors: Mapping[str, Any], inputs: Mapping[str, NDArray[np.int64]], most_rows: int
+    ) -> NDArray[np.float32]:
+        """As a step computes them, of a graph that starts from token ids: [rows, (length,) outputs], so many rows at
+        once."""
+
+        def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+            starts = range(0, len(given["input_ids"]), most_rows)
+            parts = ({n: values[i : i + most_rows] for n, values in given.items()} for i in starts)
+            found = ((self.run([LOGITS], tensors, part)[0], part["attention_mask"]) for part in parts)
+            per_token = self.facts.kind.per_token
+            return np.concatenate([unpacked(logits, mask) if per_token else logits for logits, mask in found])
+
+        return run_in_groups(group, inputs)
 
     def _slopes(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ from edgepeft.task_name import check_new_name
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import Kind, kind_asked
 
-__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template"]
+__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
 
 _RATE = 1e-3  # of a method that this version does not know
 
@@ -88,13 +89,8 @@ class TuningSubject:
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Learning rates of delta and head to start from: those it was trained with, else the method's."""
-        known = {
-            entry["name"]: entry["learning_rate"] for entry in read_config(package_data("methods.json"))["methods"]
-        }
-        own, usual = self.card.get("training", {}), known.get(self.method, _RATE)
-        head = MEAN_HEAD_RATE if self.pooling is Pooling.MEAN else usual
-        return float(own.get("learning_rate") or usual), float(own.get("head_learning_rate") or head)
+        """As ``rates_of`` the delta."""
+        return rates_of(self.method, self.card.get("training", {}), self.card.get("head_reads", ""))
 
     @property
     def n_outputs(self) -> int:
@@ -114,21 +110,34 @@ class TuningSubject:
         return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
 
     def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
-        """The delta graph with these values and this account of how they came about: what its card says anew."""
-        model = onnx.ModelProto()
-        model.CopyFrom(self.delta)
-        for initializer in model.graph.initializer:
-            if initializer.name in tensors:
-                initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))
-        whole = training_facts(self.delta).trained  # frozen ones of this run too
-        count = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.name in whole)
-        update = {**account, "trainable_parameters": count}
-        for entry in model.metadata_props:
-            if entry.key == "edgepeft.card":
-                entry.value = json.dumps({**json.loads(entry.value), **update})
-        if self.half:
-            store_in_half(model.graph)
-        return model
+        """As ``retold`` the delta."""
+        return retold(self.delta, tensors, self.half, **account)
+
+
+def retold(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
+    """The delta graph with these values and this account of how they came about: what its card says anew."""
+    model = onnx.ModelProto()
+    model.CopyFrom(delta)
+    for initializer in model.graph.initializer:
+        if initializer.name in tensors:
+            initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))
+    whole = training_facts(delta).trained  # frozen ones of this run too
+    count = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.name in whole)
+    update = {**account, "trainable_parameters": count}
+    for entry in model.metadata_props:
+        if entry.key == "edgepeft.card":
+            entry.value = json.dumps({**json.loads(entry.value), **update})
+    if half:
+        store_in_half(model.graph)
+    return model
+
+
+def rates_of(method: str, training: Mapping[str, Any], head_reads: str) -> tuple[float, float]:
+    """Learning rates of delta and head to start from: those of the ``training`` so far, else the method's."""
+    known = {entry["name"]: entry["learning_rate"] for entry in read_config(package_data("methods.json"))["methods"]}
+    usual = known.get(method, _RATE)
+    head = MEAN_HEAD_RATE if head_reads == "mean" else usual
+    return float(training.get("learning_rate") or usual), float(training.get("head_learning_rate") or head)
 
 
 def deployed_graph(

@@ -5,7 +5,8 @@
  * @typedef {import("./kinds.js").Task} Task
  * @typedef {import("./tokenizer.js").Row} Row
  * @typedef {Task & {method: string, head: string, maxLength: number, promptLength: number, structure: string,
- *   values: string | null, check: string, tolerance: {difference: number | null, changed: number}, bytes: number}} Entry
+ *   values: string | null, check: string, tolerance: {difference: number | null, changed: number}, bytes: number,
+ *   tuning?: import("./tuner.js").Tuning}} Entry
  * @typedef {{ort: any, Tokenizer?: any, wasm?: string, progress?: import("./files.js").Progress, sessions?: number,
  *   threads?: number}} Options
  */
@@ -112,8 +113,17 @@ export class Bundle {
    * @returns {Promise<Float32Array[]>}
    */
   logits(task, rows) {
-    // One run at a time: ONNX Runtime Web has one, and a session may be closed for another.
-    const run = this.last.then(() => this.run(task, rows));
+    return this.queued(() => this.run(task, rows));
+  }
+
+  /**
+   * One run at a time: ONNX Runtime Web has one, and a session may be closed for another.
+   * @template T
+   * @param {() => Promise<T>} work
+   * @returns {Promise<T>}
+   */
+  queued(work) {
+    const run = this.last.then(work);
     this.last = run.catch(() => {});
     return run;
   }
@@ -239,7 +249,7 @@ export class Bundle {
  * @param {number} prompt
  * @returns {Generator<number[]>}
  */
-function* passes(rows, prompt) {
+export function* passes(rows, prompt) {
   const order = rows.map((_, i) => i).sort((a, b) => rows[a].length - rows[b].length);
   /** @type {number[]} */
   let part = [];

@@ -1,14 +1,18 @@
 /** The page's side of the worker that runs the model, and of the service worker that keeps the site. */
 
 export class Client {
-  /** @param {(done: number, all: number, name: string) => void} progress */
-  constructor(progress) {
+  /**
+   * @param {(done: number, all: number, name: string) => void} progress
+   * @param {(told: any) => void} [told] gets what a long call says meanwhile
+   */
+  constructor(progress, told = () => {}) {
     /** @type {Map<number, {resolve: (result: any) => void, reject: (error: Error) => void}>} */
     this.waiting = new Map();
     this.n = 0;
     this.worker = new Worker("worker.js", { type: "module" });
     this.worker.onmessage = ({ data }) => {
       if (data.progress) return progress(.../** @type {[number, number, string]} */ (data.progress));
+      if (data.told) return told(data.told);
       const { resolve, reject } = /** @type {any} */ (this.waiting.get(data.id));
       this.waiting.delete(data.id);
       data.error === undefined ? resolve(data.result) : reject(new Error(data.error));

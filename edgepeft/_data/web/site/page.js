@@ -5,6 +5,8 @@ const SHOWN = 6; // labels of a task
 
 /** @type {Record<string, any>} */
 let tasks = {};
+/** @type {Record<string, {account?: any, stale?: string}>} */
+let tuned = {};
 const client = new Client((done, all, name) => {
   $("progress").value = done / all;
   $("took").textContent = `Loading ${name}: ${megabytes(done)} of ${megabytes(all)}`;
@@ -18,6 +20,8 @@ async function start() {
   const why = await keep(() => ($("updated").hidden = false));
   const opened = await client.call("open");
   tasks = opened.tasks;
+  tuned = await client.call("tuned");
+  $("tune").hidden = !Object.values(tasks).some(({ tuning }) => tuning);
   const n = Object.keys(tasks).length;
   $("summary").textContent = `${n === 1 ? "1 task" : `${n} tasks`} on one backbone, in this browser`;
   $("tasks").replaceChildren(...Object.entries(tasks).map(choice));
@@ -55,7 +59,7 @@ function choice([name, task], i) {
   box.checked = i === 0;
   box.addEventListener("change", shown);
   const text = make("span");
-  text.append(make("b", name), make("small", `${task.kind} · ${task.method}${told(task)}`));
+  text.append(make("b", name), make("small", `${task.kind} · ${task.method}${told(task)}${tuned[name]?.account ? " · tuned here" : ""}`));
   label.append(box, text);
   item.append(label);
   return item;
@@ -109,7 +113,7 @@ async function ask() {
 function card(name, answer) {
   const found = make("article", undefined, "card answer");
   const title = make("h3");
-  title.append(make("b", name), make("span", tasks[name].method));
+  title.append(make("b", name), make("span", `${tasks[name].method}${tuned[name]?.account ? ", tuned here" : ""}`));
   found.append(title, ...parts(answer));
   if (answer.note) found.append(make("p", answer.note));
   return found;

@@ -1,0 +1,147 @@
+"""A task as a page of `edgepeft web --tunable` tuned it: ``<task>.tuned.safetensors``, the trained tensors alone.
+
+They go into the task's own delta graph, whose every other value stays; the check file is made anew, by the training
+graph, as after `edgepeft tune`.  The file says which version of the task it is of, and is refused by any other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError, safe_open
+
+from edgepeft.errors import BundleError, DataError, UsageError
+from edgepeft.graph.half import halved, rounded, widen
+from edgepeft.graph.training import training_facts
+from edgepeft.mistakes import in_words
+from edgepeft.runtime.bounds import check_file
+from edgepeft.runtime.bundle import Bundle
+from edgepeft.runtime.tasks import PreparedTask, prepare_task
+from edgepeft.runtime.tuning.step import TrainingStep
+from edgepeft.runtime.tuning.subject import deployed_graph, retold
+from edgepeft.runtime.tuning.tensors import checked_tensors
+from edgepeft.runtime.verify import pack_check, read_check
+from edgepeft.runtime.versions import CHECK
+
+__all__ = ["FORMAT", "SUFFIX", "prepare_tuned"]
+
+FORMAT, SUFFIX = "edgepeft.tuned/1", ".tuned.safetensors"
+_ROWS = 16  # of the check, at once
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Rate = Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class _Metrics(_Part):
+    metric: Literal["accuracy"]
+    eval: _Share
+    test: _Share
+    before: _Share
+    n_train: _Count
+    n_eval: _Count
+    n_test: _Count
+
+
+class _Training(_Part):
+    steps: _Count
+    best_step: _Count
+    learning_rate: _Rate
+    head_learning_rate: _Rate
+    batch_size: _Count
+    seed: _Count
+    engine: Annotated[str, Field(pattern=r"^[\w ,.+-]{1,100}$")]
+
+
+class _Account(_Part):
+    """How the tensors came about."""
+
+    metrics: _Metrics
+    training: _Training
+
+
+class _Facts(_Part):
+    format: str = ""
+    task: str
+    task_sha256: str
+    backbone_sha256: str
+    account: str
+
+
+def prepare_tuned(bundle: Bundle, path: Path, *, replace: bool = False) -> PreparedTask:
+    """The task's next version, verified and ready to be committed; writes nothing.
+
+    Raises:
+        UsageError: there is no such file; ``replace`` is not given, for the task is there already.
+        UnknownName: the bundle has no such task.
+        BundleError: the file is damaged, or of another backbone.
+        DataError: it is of another version of the task; its tensors are not the task's, or not finite.
+        VerificationFailed: the task does not give here what its training graph gives.
+    """
+    if not path.is_file():
+        raise UsageError(f"{path} is not there; give the file that the page offered, <task>{SUFFIX}.")
+    check_file(path, bundle.weights)
+    facts, account, tensors = _read(path)
+    if facts.backbone_sha256 != bundle.manifest.backbone.identity:
+        raise BundleError(
+            f"{path} was tuned on another backbone (weights {facts.backbone_sha256:.12}), and this bundle holds "
+            f"{bundle.manifest.backbone.source} (weights {bundle.manifest.backbone.identity:.12}). Add it to the "
+            "bundle that the page was made of."
+        )
+    entry, task = bundle.entry(facts.task), facts.task
+    if facts.task_sha256 not in (entry.sha256, entry.previous and entry.previous.sha256):
+        raise DataError(
+            f"{path} was tuned from another version of task {task} than this bundle holds; make the site anew with: "
+            "edgepeft web --tunable; and tune there."
+        )
+    if not replace:
+        raise UsageError(
+            f"{path} is a new version of task {task}, which the bundle has: give --force to put it in force. "
+            "`edgepeft rollback` goes back."
+        )
+    entry.require_tunable(task)
+    delta = bundle.delta_graph(task)
+    widen(delta.graph)
+    half = halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset()
+    trained = training_facts(delta)
+    given = checked_tensors(tensors, trained.tensors(delta), f"the tensors of {path}")
+    stored = {n: rounded(n, t).astype(np.float32) if n in half else t for n, t in given.items()}
+    graph = retold(delta, stored, half, **_told(account))
+    deployed = deployed_graph(delta, trained, bundle.family, bundle.architecture, bundle.checkpoint)
+    inputs, _ = read_check(bundle.current(task, CHECK).read_bytes(), str(bundle.current(task, CHECK)))
+    logits = TrainingStep(deployed, trained, bundle.folder).logits(stored, inputs, _ROWS)
+    content = graph.SerializeToString(deterministic=True)
+    return prepare_task(bundle, content, pack_check(inputs, logits), path, reference="training graph")
+
+
+def _read(path: Path) -> tuple[_Facts, _Account, dict[str, NDArray[Any]]]:
+    try:
+        with safe_open(path, "np") as file:
+            facts = _Facts.model_validate(file.metadata() or {})
+            account = _Account.model_validate_json(facts.account)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, TypeError) as error:  # the last: a type that NumPy lacks
+        raise BundleError(f"{path} is damaged ({error}); download it from the page again.") from error
+    except ValidationError as error:
+        raise BundleError(
+            f"{path} is no file of a page: {in_words(error)}. Download it from the page again."
+        ) from error
+    if facts.format != FORMAT:
+        raise BundleError(f"{path} is of format {facts.format:.40}; this version reads {FORMAT}.")
+    return facts, account, tensors
+
+
+def _told(account: _Account) -> dict[str, Any]:
+    """What the card says anew; temperature and promise were those of the version before."""
+    counts = account.metrics
+    parts = {"train": counts.n_train, "eval": counts.n_eval, "test": counts.n_test}
+    split = "; ".join(f"{part}: {n} rows typed in a page" for part, n in parts.items())
+    training = {**account.training.model_dump(), "dropout": False}
+    return {"metrics": {**counts.model_dump(), "split": split}, "training": training, "chosen": {}}
