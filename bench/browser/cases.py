@@ -21,7 +21,7 @@ from edgepeft.bench.planning.lengths import full_length, load_lengths
 from edgepeft.bench.result.statistics import percentile
 from edgepeft.errors import EdgepeftError
 
-__all__ = ["CASES", "Asked", "texts_of"]
+__all__ = ["CASES", "Asked", "apart", "texts_of"]
 
 OWN, PEER = "edgepeft", "transformers"  # their workers' names too
 _CLOSE = 1e-4  # of a score
@@ -59,7 +59,7 @@ def texts_of(work: Path, batches: tuple[tuple[int, ...], ...]) -> list[list[str]
     return [[" ".join(source.choices(words, k=max(1, n - 2))) for n in batch] for batch in batches]
 
 
-def _apart(own: list[dict[str, float]], peer: list[dict[str, float]]) -> float:
+def apart(own: list[dict[str, float]], peer: list[dict[str, float]]) -> float:
     """The largest difference of a score.
 
     Raises:
@@ -81,7 +81,7 @@ def _raced(
     race = {"sides": [OWN, PEER], "requests": [[NINE[0], each] for each in texts], "rounds": rounds, "warmup": 2}
     compared = [["do", "call", side, "scores", NINE[0], texts[0]] for side in (OWN, PEER)]
     *_, own, peer, seconds = asked.browser.steps(*asked.both(), *compared, ["do", "race", race])
-    note = f"scores are {_apart(own['result'], peer['result']):.1e} apart at most"
+    note = f"scores are {apart(own['result'], peer['result']):.1e} apart at most"
     yield ratio_row(what, seconds, OWN, PEER, Target(target), of_totals=len(batches) > 1, note=note)
 
 
@@ -98,41 +98,38 @@ def lengths(asked: Asked) -> Iterator[SuiteRow]:
 
 
 def memory(asked: Asked) -> Iterator[SuiteRow]:
-    """One task that has answered 8 x 128 tokens, then eight more."""
-    texts = texts_of(asked.work, (full_length(_LONGEST, 8).values,))[0]
-    sites = {"nine": NINE, "mixed": (*NINE[:5], *OTHERS)}
-    cases = {
-        ("nine", 2): f"nine tasks of one structure over one, {OWN}",
-        ("mixed", 2): f"nine tasks of five structures over one, two sessions at a time, {OWN}",
-        ("mixed", 1): f"nine tasks of five structures over one, a session at a time, {OWN}",
-    }
-    of_one = 0.0
-    for (site, sessions), what in cases.items():
-        one, nine = _resident(asked, asked.opened(site, sessions), OWN, sites[site], texts)
-        of_one = of_one or one
-        yield _memory_row(what, None, one, nine, Target(1.2, at_least=False))
-    theirs = [["open", "bench/index.html"], ["do", "call", PEER, "open", {"threads": asked.threads}]]
-    one, nine = _resident(asked, theirs, PEER, NINE, texts)
-    yield _memory_row(f"nine tasks over one, {PEER}", PEER, one, nine)
-    samples = {OWN: [of_one], PEER: [one]}
-    yield SuiteRow(f"one task, {OWN} over {PEER}", PEER, of_one / one, unit="bytes ratio", samples=samples)
+    """Nine tasks of one structure, and nine models."""
+    own = _resident(asked, asked.opened(), OWN, NINE)
+    yield _memory_row(f"nine tasks of one structure over one, {OWN}", None, own, Target(1.2, at_least=False))
+    opened: list[Step] = [["open", "bench/index.html"], ["do", "call", PEER, "open", {"threads": asked.threads}]]
+    theirs = _resident(asked, opened, PEER, NINE)
+    yield _memory_row(f"nine tasks over one, {PEER}", PEER, theirs)
+    samples = {OWN: [own[0]], PEER: [theirs[0]]}
+    yield SuiteRow(f"one task, {OWN} over {PEER}", PEER, own[0] / theirs[0], unit="bytes ratio", samples=samples)
 
 
-def _resident(
-    asked: Asked, opened: list[Step], side: str, tasks: tuple[str, ...], texts: list[str]
-) -> tuple[float, float]:
-    """MB of the page's process, after one task's answers and after all tasks'."""
+def mixed(asked: Asked) -> Iterator[SuiteRow]:
+    """Nine tasks of five structures, with one session open at a time and with two."""
+    tasks, goal = (*NINE[:5], *OTHERS), Target(1.2, at_least=False)
+    for sessions in (1, 2):
+        held = _resident(asked, asked.opened("mixed", sessions), OWN, tasks)
+        yield _memory_row(f"nine tasks of five structures over one, {sessions} open at a time, {OWN}", None, held, goal)
 
-    def answers(names: tuple[str, ...]) -> list[Step]:
-        collected = [["do", "call", side, "collect"]] * 2
-        return [*(["do", "call", side, "scores", task, texts] for task in names), *collected, ["memory"]]
 
-    found = asked.browser.steps(*opened, *answers(tasks[:1]), *answers(tasks[1:]))
-    one, nine = (each / _MB for each in found if isinstance(each, int))
+def _resident(asked: Asked, opened: list[Step], side: str, tasks: tuple[str, ...]) -> tuple[float, float]:
+    """MB of the page's process: after a task has answered 8 x 128 tokens, and after the others have answered a text."""
+    full, short = texts_of(asked.work, (full_length(_LONGEST, 8).values, (8,)))
+    counted: list[Step] = [["do", "call", side, "collect"]] * 2 + [["memory"]]
+    first: list[Step] = [["do", "call", side, "scores", tasks[0], full], *counted]
+    others: list[Step] = [["do", "call", side, "scores", task, short] for task in tasks[1:]]
+    one, nine = (
+        each / _MB for each in asked.browser.steps(*opened, *first, *others, *counted) if isinstance(each, int)
+    )
     return one, nine
 
 
-def _memory_row(what: str, peer: str | None, one: float, nine: float, target: Target | None = None) -> SuiteRow:
+def _memory_row(what: str, peer: str | None, held: tuple[float, float], target: Target | None = None) -> SuiteRow:
+    one, nine = held
     return SuiteRow(what, peer, nine / one, None, "bytes ratio", target, {"one": [one], "nine": [nine]}, "MB, PSS")
 
 
@@ -207,5 +204,5 @@ def _by_file(asked: list[tuple[str, int, int]]) -> dict[str, int]:
 
 
 CASES: dict[str, Callable[[Asked], Iterator[SuiteRow]]] = {
-    each.__name__: each for each in (full, lengths, memory, switch, reload, wire)
+    each.__name__: each for each in (full, lengths, memory, mixed, switch, reload, wire)
 }

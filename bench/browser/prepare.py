@@ -117,7 +117,8 @@ def _merged(bundle: Path, folder: Path, backbone: Backbone) -> Any:
 
     delta = Delta.load(folder, backbone)
     model = transformers_model(bundle, delta.card.task)
-    for name, factors in delta.site_modules.items():
+    for name, module in delta.site_modules.items():
+        factors: Any = module
         weight = model.base_model.get_parameter(f"{delta.architecture.site(name).reads}.weight")
         weight.data.add_(factors.scale * factors.B.data @ factors.A.data)
-    return model.eval()
+    return model
