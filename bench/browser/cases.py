@@ -29,6 +29,7 @@ _LONGEST = 128
 _MB = 1e6
 _SWITCHES = 1000  # requests of each kind: ten lie beyond a 99th percentile
 _REOPENED = 8
+_SETTLED_MS = 3000  # until what was collected is the system's again
 _INSTALLED_MS = 4000  # until the service worker has an update
 
 
@@ -119,7 +120,8 @@ def mixed(asked: Asked) -> Iterator[SuiteRow]:
 def _resident(asked: Asked, opened: list[Step], side: str, tasks: tuple[str, ...]) -> tuple[float, float]:
     """MB of the page's process: after a task has answered 8 x 128 tokens, and after the others have answered a text."""
     full, short = texts_of(asked.work, (full_length(_LONGEST, 8).values, (8,)))
-    counted: list[Step] = [["do", "call", side, "collect"]] * 2 + [["memory"]]
+    collected: Step = ["do", "call", side, "collect"]
+    counted: list[Step] = [collected, ["wait", _SETTLED_MS], collected, ["memory"]]
     first: list[Step] = [["do", "call", side, "scores", tasks[0], full], *counted]
     others: list[Step] = [["do", "call", side, "scores", task, short] for task in tasks[1:]]
     one, nine = (
