@@ -21,12 +21,14 @@ from pydantic import TypeAdapter
 
 from bench.browser.cases import CASES, Asked
 from bench.browser.chromium import chromium, versions
-from bench.browser.prepare import prepare
+from bench.browser.prepare import pages, prepare
 from bench.suites._row import SuiteRow
 from bench.suites._table import figure_of
+from edgepeft.backbones.config import read_config
 from edgepeft.errors import DataError, EdgepeftError, UsageError
 from edgepeft.host.machine import host_facts
 from edgepeft.resources import write_json
+from edgepeft.web.site import SITE_FILE
 
 __all__ = ["main"]
 
@@ -43,6 +45,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         if options.threads > 1 and not opened["isolated"]:
             raise EdgepeftError("Chromium did not isolate the page, so it has one thread only.")
         facts = {"host": host_facts(), "browser": opened["agent"], "versions": versions(browser.modules)}
+        facts["site"] = read_config(pages(options.work) / "nine" / SITE_FILE)["libraries"]
         for case in options.case or CASES:
             rows = list(CASES[case](asked))
             for row in rows:

@@ -6,14 +6,14 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from bench.browser.chromium import Chromium, Step
-from bench.browser.prepare import NINE, OTHERS, TENTH, write_pages
+from bench.browser.prepare import NINE, OTHERS, SITES, TENTH, write_pages
 from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.planning.job import batches_of
@@ -49,7 +49,11 @@ class Asked:
 
     def both(self) -> list[Step]:
         """And with theirs."""
-        return [*self.opened(), ["do", "call", PEER, "open", {"threads": self.threads}]]
+        return [*self.opened(), *self.theirs()[1:]]
+
+    def theirs(self) -> list[Step]:
+        """Steps that open a page with theirs."""
+        return [["open", "bench/index.html"], ["do", "call", PEER, "open", {"threads": self.threads}]]
 
 
 def texts_of(work: Path, batches: tuple[tuple[int, ...], ...]) -> list[list[str]]:
@@ -102,8 +106,7 @@ def memory(asked: Asked) -> Iterator[SuiteRow]:
     """Nine tasks of one structure, and nine models."""
     own = _resident(asked, asked.opened(), OWN, NINE)
     yield _memory_row(f"nine tasks of one structure over one, {OWN}", None, own, Target(1.2, at_least=False))
-    opened: list[Step] = [["open", "bench/index.html"], ["do", "call", PEER, "open", {"threads": asked.threads}]]
-    theirs = _resident(asked, opened, PEER, NINE)
+    theirs = _resident(asked, asked.theirs(), PEER, NINE)
     yield _memory_row(f"nine tasks over one, {PEER}", PEER, theirs)
     samples = {OWN: [own[0]], PEER: [theirs[0]]}
     yield SuiteRow(f"one task, {OWN} over {PEER}", PEER, own[0] / theirs[0], unit="bytes ratio", samples=samples)
@@ -111,13 +114,13 @@ def memory(asked: Asked) -> Iterator[SuiteRow]:
 
 def mixed(asked: Asked) -> Iterator[SuiteRow]:
     """Nine tasks of five structures, with one session open at a time and with two."""
-    tasks, goal = (*NINE[:5], *OTHERS), Target(1.2, at_least=False)
+    goal = Target(1.2, at_least=False)
     for sessions in (1, 2):
-        held = _resident(asked, asked.opened("mixed", sessions), OWN, tasks)
+        held = _resident(asked, asked.opened("mixed", sessions), OWN, SITES["mixed"])
         yield _memory_row(f"nine tasks of five structures over one, {sessions} open at a time, {OWN}", None, held, goal)
 
 
-def _resident(asked: Asked, opened: list[Step], side: str, tasks: tuple[str, ...]) -> tuple[float, float]:
+def _resident(asked: Asked, opened: list[Step], side: str, tasks: Sequence[str]) -> tuple[float, float]:
     """MB of the page's process: after a task has answered 8 x 128 tokens, and after the others have answered a text."""
     full, short = texts_of(asked.work, (full_length(_LONGEST, 8).values, (8,)))
     collected: Step = ["do", "call", side, "collect"]
@@ -180,29 +183,27 @@ def reload(asked: Asked) -> Iterator[SuiteRow]:
 
 
 def wire(asked: Asked) -> Iterator[SuiteRow]:
-    """Bytes of bodies that a page fetches for one task more."""
-    served, sizes = asked.browser.served, {}
+    """Bytes of bodies that a page fetches for one task more, with all others kept."""
+    text = texts_of(asked.work, ((8,),))[0]
+    theirs: list[list[Step]] = [[*asked.theirs(), ["do", "call", PEER, "scores", task, text]] for task in NINE[:2]]
     with tempfile.TemporaryDirectory(prefix="edgepeft-chromium-") as profile:
         write_pages(asked.work, "ten", NINE)
-        asked.browser.steps(*[["first", "ten/first.html"]] * 2, profile=Path(profile))
+        asked.browser.steps(*[["first", "ten/first.html"]] * 2, *theirs[0], profile=Path(profile))
         write_pages(asked.work, "ten", (*NINE, TENTH))
-        served.clear()
+        asked.browser.served.clear()
         asked.browser.steps(["first", "ten/first.html"], ["wait", _INSTALLED_MS], profile=Path(profile))
-        sizes = _by_file(served.asked)
-    total = sum(sizes.values())
-    note = ", ".join(
-        f"{Path(name).name} {n_bytes:,}" for name, n_bytes in sorted(sizes.items(), key=lambda each: -each[1])
-    )
-    yield SuiteRow(
-        "a tenth task over the wire", None, total / _MB, unit="MB", samples={"bytes": [*sizes.values()]}, note=note
-    )
-    model = asked.work / "served" / "models" / NINE[0]
-    whole = sum(path.stat().st_size for path in model.rglob("*") if path.is_file())
-    yield SuiteRow("a tenth model over the wire", PEER, whole / _MB, unit="MB", note="its files on disk")
+        yield _fetched("a tenth task over the wire", None, asked)
+        asked.browser.served.clear()
+        asked.browser.steps(*theirs[1], profile=Path(profile))
+        yield _fetched("another model over the wire", PEER, asked)
 
 
-def _by_file(asked: list[tuple[str, int, int]]) -> dict[str, int]:
-    return {path: sum(n for other, _, n in asked if other == path) for path, _, n in asked if n}
+def _fetched(what: str, peer: str | None, asked: Asked) -> SuiteRow:
+    """Of pages, the bench's own are left out."""
+    fetched = [(path, n) for path, _, n in asked.browser.served.asked if n and not path.startswith("/bench/")]
+    note = ", ".join(f"{Path(path).name} {n:,}" for path, n in sorted(fetched, key=lambda each: -each[1]))
+    sizes = [n for _, n in fetched]
+    return SuiteRow(what, peer, sum(sizes) / _MB, unit="MB", samples={"bytes": sizes}, note=note)
 
 
 CASES: dict[str, Callable[[Asked], Iterator[SuiteRow]]] = {

@@ -15,7 +15,7 @@ from edgepeft.errors import UsageError
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.web.site import write_site
 
-__all__ = ["NINE", "OTHERS", "TENTH", "pages", "prepare", "write_pages"]
+__all__ = ["NINE", "OTHERS", "SITES", "TENTH", "pages", "prepare", "write_pages"]
 
 NINE = tuple(f"lora{number}" for number in range(9))
 TENTH = "lora9"
