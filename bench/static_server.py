@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import mimetypes
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ class Served:
     asked: list[tuple[str, int, int]] = field(default_factory=list)  # path, where the answer begins, its bytes
     faults: dict[str, Fault] = field(default_factory=dict)
     ranges: bool = True
+    headers: dict[str, str] = field(default_factory=dict)  # of every answer
 
     def clear(self) -> None:
         """Forget what was asked for."""
@@ -35,6 +38,11 @@ class Served:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say what is wrong, unless it is a client that has left."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextlib.contextmanager
@@ -59,6 +67,8 @@ def serving(folder: Path) -> Iterator[Served]:
                 self.send_error(416)
                 return
             self.send_response(206 if start else 200)
+            for name, value in {"Content-Type": mimetypes.guess_type(path.name)[0], **served.headers}.items():
+                self.send_header(name, value or "application/octet-stream")
             if start:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             fault = next((each for end, each in served.faults.items() if self.path.endswith(end)), None)

@@ -15,12 +15,16 @@ const context = await chromium.launchPersistentContext(profile, {
   args: [...args, "--disable-component-update", "--disable-sync"],
   viewport: { width: 1280, height: 900 },
 });
-const page = await context.newPage();
+let page;
 const asked = new Set();
 const errors = [];
 context.on("request", (request) => asked.add(new URL(request.url()).origin));
-page.on("pageerror", (error) => errors.push(error.message));
-page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
+async function tab() {
+  page = await context.newPage();
+  page.on("pageerror", (error) => errors.push(error.message));
+  page.on("console", (message) => message.type() === "error" && errors.push(message.text()));
+}
+await tab();
 
 // Functions, not texts: the page's policy lets nothing evaluate a text.
 const settled = () => !document.querySelector("#go")?.disabled || !document.querySelector("#error").hidden;
@@ -99,10 +103,6 @@ const known = {
     await page.evaluate(() => document.getElementById("go").click()); // and gone while it runs
     await page.goto("about:blank");
   },
-  async full(quotaSize) {
-    const session = await context.newCDPSession(page);
-    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, quotaSize });
-  },
   async told() {
     const found = {};
     for (const id of ["took", "error", "mistake", "count", "result"]) found[id] = (await page.locator(`#${id}`).isVisible()) ? await page.locator(`#${id}`).innerText() : "";
@@ -118,6 +118,26 @@ const known = {
     for await (const part of await download.createReadStream()) parts.push(part);
     return { name: download.suggestedFilename(), text: Buffer.concat(parts).toString(), shown: await page.locator("#found").innerText() };
   },
+  /** How much this site may store; null is what the browser says. */
+  async quota(bytes) {
+    const session = await context.newCDPSession(page);
+    const size = bytes === null ? {} : { quotaSize: bytes };
+    await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, ...size });
+  },
+  /** Goes where an update begins, and closes the tab in the midst of it. */
+  async leave(ms) {
+    await page.goto(url);
+    await page.waitForTimeout(ms);
+    await page.close();
+    await tab();
+  },
+  /** Looks for an update, and waits until it is there or was given up. */
+  looked: () =>
+    page.evaluate(async () => {
+      const registration = await navigator.serviceWorker.getRegistration();
+      await registration.update();
+      while (registration.installing || registration.waiting) await new Promise((resolve) => setTimeout(resolve, 50));
+    }),
   offline: (set) => context.setOffline(set),
   async updated() {
     await page.waitForFunction(() => !document.querySelector("#updated").hidden, null, { timeout: 60_000 });

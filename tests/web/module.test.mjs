@@ -54,7 +54,7 @@ function counting() {
   }
   const create = async (bytes, { externalData }) => {
     const name = new TextDecoder().decode(bytes);
-    log.push(`open ${name} ${externalData[0].path}`);
+    log.push(`open ${name} ${externalData[0].path} ${new TextDecoder().decode(externalData[0].data)}`);
     return {
       inputNames: ["input_ids", "attention_mask"],
       run: async ({ input_ids }) => ({ logits: { data: Float32Array.from({ length: 2 * input_ids.dims[0] }, (_, i) => i % 2) } }),
@@ -86,7 +86,21 @@ test("sessions are opened once, and the one that was used least recently makes r
   const { log, ort } = counting();
   const bundle = await Bundle.open(url(), { ort, sessions: 2 });
   for (const task of ["one", "two", "one", "three", "one", "two"]) await bundle.predict(task, "a b");
-  assert.deepEqual(log.map((line) => line.replace(" model.safetensors", "")), ["open 1", "open 2", "close 2", "open 3", "close 3", "open 2"]);
+  assert.deepEqual(log.map((line) => line.replace(" model.safetensors w", "")), ["open 1", "open 2", "close 2", "open 3", "close 3", "open 2"]);
+});
+
+test("the weights' bytes are let go when every task has its session, and read again for another", async () => {
+  await site();
+  const { log, ort } = counting();
+  const bundle = await Bundle.open(url(), { ort, sessions: 3 });
+  for (const [task, kept] of [["one", true], ["two", true], ["three", false], ["one", false]]) {
+    await bundle.predict(task, "a");
+    assert.equal(bundle.weights !== null, kept, task);
+  }
+  await (await bundle.sessions.get("one.onnx")).release();
+  bundle.sessions.delete("one.onnx");
+  await bundle.predict("one", "a");
+  assert.deepEqual(log.filter((line) => line.startsWith("open")), ["1", "2", "3", "1"].map((name) => `open ${name} model.safetensors w`));
 });
 
 test("requests at the same time wait for each other", async () => {

@@ -27,6 +27,15 @@ pytestmark = [
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
+    held, asked = {}, threading.Event()  # by a path's end: what its answer waits for
+
+    def do_GET(self):
+        for end, released in self.held.items():
+            if self.path.endswith(end):
+                self.asked.set()
+                released.wait(60)
+        super().do_GET()
+
     def log_message(self, *_):
         pass
 
@@ -150,3 +159,41 @@ def test_by_keyboard_alone_in_both_sizes_dark_and_light(worded, tmp_path, served
     fits = [look[0] for look in looks if isinstance(look, list)]
     assert fits == [True] * 5
     assert looks[0][1] != looks[1][1], "dark is another colour"
+
+
+def test_a_full_disk_leaves_a_page_that_answers_and_the_version_that_was_kept(worded, tmp_path, served):
+    write_site(Bundle(worded), tmp_path / "site", tasks=["mood"], libraries=MODULES)
+    row = {"text": "w7 w9"}
+    steps = (["quota", 1_000_000], ["open"], ["facts"], ["ask", row], ["caches"], ["quota", None], ["open"], ["facts"])
+    _, opened, full, answers, stored, _, again, kept, before = served.steps(*steps, ["caches"])
+    assert opened == again == "" and answers[0].startswith("mood")
+    assert full["without a network"].startswith("not kept: no room") and stored == {}
+    assert kept["without a network"] == "works"
+    write_site(Bundle(worded), tmp_path / "site", tasks=["mood", "pair"], libraries=MODULES, force=True)
+    steps = (["quota", 1_000_000], ["open"], ["looked"], ["caches"], ["offline", True], ["open"], ["ask", row])
+    _, _, _, after, _, opened, answers = served.steps(*steps)
+    assert after == before, "half of an update takes no room, and nothing of what was kept goes"
+    assert opened == "" and [answer.split()[0] for answer in answers] == ["mood"]
+
+
+@pytest.mark.parametrize("closed", ["tab", "browser"])
+def test_what_is_closed_during_an_update_leaves_a_whole_site(worded, tmp_path, served, monkeypatch, closed):
+    write_site(Bundle(worded), tmp_path / "site", tasks=["mood"], libraries=MODULES)
+    _, _, (old,) = served.steps(["open"], ["facts"], ["caches"])
+    write_site(Bundle(worded), tmp_path / "site", tasks=["mood", "pair"], libraries=MODULES, force=True)
+    released = threading.Event()
+    monkeypatch.setattr(Quiet, "held", {"/tasks/pair.safetensors": released})
+    monkeypatch.setattr(Quiet, "asked", threading.Event())
+    row = {"text": "w7 w9"}
+    if closed == "tab":
+        _, opened, answers, there = served.steps(["leave", 3000], ["open"], ["ask", row], ["caches"])
+        assert opened == "" and [answer.split()[0] for answer in answers] == ["mood"], "the old one, whole"
+        assert old in there
+    else:
+        served.steps(["leave", 3000])
+    assert Quiet.asked.is_set(), "the update was under way"
+    released.set()
+    _, _, opened, answers, after = served.steps(["open"], ["looked"], ["open"], ["ask", row], ["caches"])
+    assert opened == "" and [answer.split()[0] for answer in answers] == ["mood", "pair"]
+    (new,) = after
+    assert new != old and "/tasks/pair.safetensors" in after[new]

@@ -106,7 +106,7 @@ def test_a_closed_tab_a_full_disk_and_another_version_change_nothing(worded, tmp
     write_site(Bundle(worded), tmp_path / "site", tasks=["mood"], libraries=MODULES, tunable=True)
     labels = Bundle(worded).entry("mood").labels
     page = ["open", "tune.html"]
-    steps = [page, ["paste", pasted(labels)], ["close"], page, ["told"], ["full", 1], ["tune"]]
+    steps = [page, ["paste", pasted(labels)], ["close"], page, ["told"], ["quota", 1], ["tune"]]
     *_, left, _, full = served.steps(*steps)
     assert left["count"].startswith("18:") and left["result"] == "" and left["error"] == ""
     assert "could not be kept" in full["error"] and "In force" in full["result"]

@@ -43,7 +43,7 @@ export class Bundle {
    * @param {Files} files
    * @param {any} site
    * @param {Encoder} encoder
-   * @param {Uint8Array} weights
+   * @param {Uint8Array | null} weights let go where no other session will need them
    * @param {number} most
    */
   constructor(ort, files, site, encoder, weights, most) {
@@ -182,13 +182,20 @@ export class Bundle {
       this.sessions.delete(oldest);
       await least.release(); // each holds a copy of the weights: ONNX Runtime Web shares none
     }
-    session ??= await this.ort.InferenceSession.create(await this.files.read(structure), {
+    session ??= await this.opened(structure);
+    this.sessions.set(structure, session);
+    if (Object.values(this.tasks).every((task) => this.sessions.has(task.structure))) this.weights = null;
+    return session;
+  }
+
+  /** @param {string} structure */
+  async opened(structure) {
+    this.weights ??= await this.files.read(this.site.weights);
+    return this.ort.InferenceSession.create(await this.files.read(structure), {
       externalData: [{ path: this.site.weights, data: this.weights }],
       executionProviders: ["wasm"],
       logSeverityLevel: 3,
     });
-    this.sessions.set(structure, session);
-    return session;
   }
 
   /**

@@ -46,9 +46,14 @@ export class Client {
  */
 export async function keep(updated) {
   if (!("serviceWorker" in navigator)) return "not possible in this browser, or not without https";
-  const before = navigator.serviceWorker.controller;
+  const registered = navigator.serviceWorker.register("sw.js", { updateViaCache: "none" });
+  if (navigator.serviceWorker.controller) {
+    navigator.serviceWorker.addEventListener("controllerchange", updated);
+    registered.catch(() => {}); // not awaited: it comes after an update that another tab began and that may take long
+    return "";
+  }
   try {
-    const registration = await navigator.serviceWorker.register("sw.js", { updateViaCache: "none" });
+    const registration = await registered;
     const first = registration.active ? null : (registration.installing ?? registration.waiting);
     await Promise.race([
       navigator.serviceWorker.ready,
@@ -61,7 +66,6 @@ export async function keep(updated) {
         navigator.serviceWorker.addEventListener("controllerchange", resolve, { once: true });
         setTimeout(resolve, 2000); // after a hard reload there is none, and none comes
       });
-    if (before) navigator.serviceWorker.addEventListener("controllerchange", updated);
     return "";
   } catch (error) {
     return `not kept: ${/** @type {Error} */ (error).message}`;

@@ -1,0 +1,1 @@
+"""A site of `edgepeft web` beside Transformers.js in headless Chromium: ``python -m bench.browser``."""
