@@ -62,3 +62,31 @@ def test_without_a_network_the_cache_is_named(fleet, board):
     done = edgepeft("pull", "--from-hub", "acme/fleet", board)
     assert done.returncode == 1 and huggingface_hub.constants.HF_HUB_CACHE in done.stderr
     assert edgepeft("pull", "--from-hub", "fleet", board).returncode == 2
+
+
+def test_its_own_client_carries_it_over_http(fleet, retrained, tmp_path, monkeypatch):
+    """By the endpoints of the Hub itself, on a server over loopback."""
+    from hub_server import hub
+    from huggingface_hub import constants
+
+    with hub() as server:
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.address)
+        cache = str(tmp_path / "cache")
+        place = {"ENDPOINT": server.address, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": cache}
+        for name, value in {"HF_HUB_OFFLINE": False, **place}.items():
+            monkeypatch.setattr(constants, name, value)
+        words = ["--keys", fleet.keys, "--to-hub", "acme/fleet", "--license", "mit"]
+        done = edgepeft("publish", fleet.bundle, fleet.repository, *words)
+        first = [*server.commits][-1]
+        assert done.returncode == 0 and f"/acme/fleet/commit/{first}" in done.stderr, done.stderr
+        uploaded = {path for path in server.commits[first] if path != "README.md"}
+        there = {str(p.relative_to(fleet.repository)) for p in fleet.repository.rglob("*") if p.is_file()}
+        assert uploaded == {path for path in there if not path.startswith(".")}
+        edgepeft("publish", retrained / "newer", fleet.repository, *words)
+        done = edgepeft("pull", "--from-hub", f"acme/fleet@{first}", tmp_path / "board", "--root", fleet.root)
+        assert done.returncode == 0, done.stderr
+        assert answers(tmp_path / "board") == answers(fleet.bundle)
+        done = edgepeft("pull", "--from-hub", "acme/fleet", tmp_path / "board")
+        assert done.returncode == 0 and answers(tmp_path / "board") == answers(retrained / "newer"), done.stderr
+        done = edgepeft("pull", "--from-hub", "acme/fleet@v9", tmp_path / "board")
+        assert done.returncode == 1 and "RevisionNotFound" in done.stderr, done.stderr
