@@ -94,7 +94,7 @@ types: $(INSTALLED)  ## mypy --strict on edgepeft
 contracts: $(INSTALLED)  ## Which package may import which
 	$(BIN)/lint-imports
 
-generated: $(INSTALLED)  ## Rewrites methods.json, README's table, the JSON Schemas of results and the floors from the code
+generated: $(INSTALLED)  ## Rewrites methods.json, README's table, the JSON Schemas of results and two pictures from the code
 	$(BIN)/python -m bench.generated
 
 picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
@@ -106,7 +106,7 @@ devices: $(INSTALLED)  ## Rewrites docs/devices.md and its picture from the prof
 lock: $(INSTALLED)  ## Rewrites docker/runtime.lock, what the images install, with hashes, from constraints.txt
 	$(BIN)/python -m pip --disable-pip-version-check install uv
 	echo hatchling | $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate --python-version 3.11 \
-	  --constraints constraints.txt --extra serve --output-file docker/runtime.lock pyproject.toml -
+	  --constraints constraints.txt --extra serve --extra fleet --output-file docker/runtime.lock pyproject.toml -
 
 check-generated: $(INSTALLED)  ## Fails when one of those files or docs/devices.md is out of date
 	$(BIN)/python -m bench.generated --check

@@ -7,10 +7,10 @@ import tomllib
 from html import escape
 from pathlib import Path
 
-__all__ = ["floors_picture"]
+__all__ = ["STYLE", "floors_picture"]
 
 _HEADER, _ROW, _GAP, _WIDTH = 58, 34, 6, 900
-_STYLE = """
+STYLE = """
   text { font: 14px system-ui, sans-serif; fill: #1f2328; text-anchor: middle }
   .note { font-size: 12px; fill: #59636e; text-anchor: start }
   .title { font-size: 17px; font-weight: 600; text-anchor: start }
@@ -46,7 +46,7 @@ def floors_picture(project: Path) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
         "<title>The packages of edgepeft, each importing only from the floors beneath it</title>",
-        f"<style>{_STYLE}</style>",
+        f"<style>{STYLE}</style>",
         f'<text class="title" x="{_GAP}" y="24">Each floor imports only from the floors beneath it</text>',
         f'<rect x="{_GAP}" y="34" width="14" height="14"/>',
         '<text class="note" x="28" y="46">a contract keeps PyTorch out</text>',

@@ -1,4 +1,4 @@
-"""Writes the files that are generated from code: methods.json, the README's table, JSON Schemas of results, the floors.
+"""Writes the files that are generated from code: methods.json, the README's table, JSON Schemas of results, pictures.
 
     python -m bench.generated [--check] [--root FOLDER]
 
@@ -13,11 +13,13 @@ import sys
 from pathlib import Path
 
 from bench import methods
+from bench.fleet_picture import fleet_picture
 from bench.floors import floors_picture
 from bench.suites._result import SuiteResult
 from edgepeft.atomic import write_atomically
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
+from edgepeft.fleet.repository import DAYS
 from edgepeft.report.quickstart import QuickstartSummary
 
 __all__ = ["generated_files", "main"]
@@ -35,6 +37,7 @@ def generated_files(root: Path) -> dict[Path, str]:
     """What each file should hold; ``root`` has the README and docs."""
     schemas = {root / "docs" / "schemas" / f"{name}.json": _json_schema(part) for name, part in _DOCUMENTS.items()}
     pictures = {root / "docs" / "floors.svg": floors_picture(_REPOSITORY / "pyproject.toml")}
+    pictures[root / "docs" / "fleet.svg"] = fleet_picture(DAYS)
     return {**methods.generated_files(root / "README.md"), **schemas, **pictures}
 
 

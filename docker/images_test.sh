@@ -102,7 +102,7 @@ train() {
   arch=$(dpkg --print-architecture)
   base "$arch"
   rm -rf docker/wheels
-  "$PYTHON" -m pip download -q --only-binary=:all: --dest docker/wheels -c constraints.txt hatchling '.[train,serve]'
+  "$PYTHON" -m pip download -q --only-binary=:all: --dest docker/wheels -c constraints.txt hatchling '.[train,serve,fleet]'
   "${BUILDAH[@]}" bud -q --isolation chroot --pull-never --platform "linux/$arch" --layers=false --format docker \
     --build-arg PIP_NO_INDEX=1 --build-arg PIP_FIND_LINKS=/wheels -f docker/train.Dockerfile -t edgepeft:train .
   rm -rf docker/wheels

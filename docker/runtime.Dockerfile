@@ -1,4 +1,4 @@
-# What a board runs: verify, run, serve, tune, bench; no PyTorch, no compiler, no pip. For linux/amd64 and linux/arm64.
+# What a board runs: verify, run, serve, tune, bench, pull; no PyTorch, no compiler, no pip. For linux/amd64 and linux/arm64.
 #   docker build -f docker/runtime.Dockerfile -t edgepeft:runtime .
 # Pin the base to what was tried, for a build that can be repeated:
 #   --build-arg BASE=docker.io/library/python:3.11-slim-bookworm@sha256:...

@@ -19,7 +19,7 @@ COPY docker/README.md docker/wheels* /wheels/
 # What the runtime image has comes by hash; the rest by version, since an index of CPU wheels of PyTorch has its own hashes.
 RUN python -m venv --without-pip /opt/edgepeft \
  && python -m pip --python /opt/edgepeft/bin/python install --only-binary=:all: --require-hashes -r runtime.lock \
- && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation -c constraints.txt '.[train,serve]' \
+ && python -m pip --python /opt/edgepeft/bin/python install --no-build-isolation -c constraints.txt '.[train,serve,fleet]' \
  && python -m pip --python /opt/edgepeft/bin/python uninstall -y hatchling pathspec pluggy trove-classifiers tomlkit
 
 FROM ${BASE}

@@ -18,7 +18,7 @@ def test_the_check_fails_on_stale_files_and_passes_once_they_are_written(tmp_pat
     readme = tmp_path / "README.md"
     readme.write_text("top\n<!-- methods:begin (generated) -->\nold\n<!-- methods:end -->\nbottom\n")
     assert main(["--check", "--root", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.count("make generated") == 5  # the README, three schemas and a picture
+    assert capsys.readouterr().err.count("make generated") == 6  # the README, three schemas and two pictures
     assert "old" in readme.read_text()
     assert main(["--root", str(tmp_path)]) == 0
     assert main(["--check", "--root", str(tmp_path)]) == 0

@@ -73,7 +73,7 @@ def test_the_images_install_what_the_constraints_pin_and_nothing_without_a_hash(
         line.split(" #")[0] for line in read("constraints.txt").splitlines() if line and not line.startswith("#")
     )
     assert {name: pinned[name] for name in locked if name in pinned} == {k: v for k, v in locked.items() if k in pinned}
-    wanted = [r for r in requirements("serve") if not r.marker or r.marker.evaluate({**where, "extra": ""})]
+    wanted = [r for r in requirements("serve", "fleet") if not r.marker or r.marker.evaluate({**where, "extra": ""})]
     assert {canonicalize_name(r.name) for r in wanted} <= set(locked)
 
 

@@ -41,6 +41,8 @@ class HubFetcher(Fetcher):
     def __init__(self, folder: Path, resumable: str) -> None:
         with requiring("hub", "the Hub"):
             import huggingface_hub
+            import huggingface_hub.constants  # the package itself imports neither
+            import huggingface_hub.errors
         self._hub: Any = huggingface_hub
         super().__init__(folder, resumable)
 

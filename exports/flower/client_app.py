@@ -2,13 +2,14 @@
 
 ``flower-supernode --node-config 'bundle="/srv/bundle" data="/srv/rows.csv"'`` says where both are; optional are
 ``work``, a folder for what is computed once of the rows, ``threads`` and ``memory``, as of `edgepeft tune`.  What
-leaves the board are tensors, losses, scores and numbers of rows.
+leaves the board are tensors, losses, scores and numbers of rows.  A board that Flower simulates has the server's
+bundle, and the rows that ``simulated-data`` of the run names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from edgepeft.errors import UsageError
 app = ClientApp()
 
 
-@cache
+@lru_cache(maxsize=1)  # a process has one board; one that simulates many has them one after the other
 def _opened(place: tuple[str, str, str, str], freeze: str, threads: int | None, options: TuneOptions) -> LocalTuner:
     bundle, task, data, work = place
     kept = Path(work) / task if work else None  # Flower has a process for each message: the next ones read it
@@ -54,6 +55,15 @@ def tuner_of(run: Mapping[str, Any], here: Mapping[str, Any]) -> LocalTuner:
     return _opened(place, str(run["freeze"]), threads, options)
 
 
+def _here(context: Context) -> Mapping[str, Any]:
+    """A board's place: as its SuperNode was told, or by its number where it is simulated."""
+    here, run = context.node_config, context.run_config
+    if "partition-id" not in here:
+        return here
+    data = str(run["simulated-data"]).replace("{}", str(here["partition-id"]))
+    return {"bundle": run["bundle"], "data": data, **here}
+
+
 def to_record(tensors: Mapping[str, Any]) -> ArrayRecord:
     """Arrays by name, as Flower sends them."""
     return ArrayRecord({name: Array(np.ascontiguousarray(tensor)) for name, tensor in tensors.items()})
@@ -77,7 +87,7 @@ def _private(message: Message, context: Context, call_next: ClientAppCallable) -
 @app.train(mods=[_private])
 def train(message: Message, context: Context) -> Message:
     """A round's steps."""
-    tuner, config = tuner_of(context.run_config, context.node_config), message.content["config"]
+    tuner, config = tuner_of(context.run_config, _here(context)), message.content["config"]
     steps, number = int(context.run_config["steps"]), int(config["server-round"])
     mu = float(config.get("proximal-mu", 0.0))
     done = tuner.steps(to_tensors(message.content["arrays"]), steps, first=(number - 1) * steps, mu=mu)
@@ -89,7 +99,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The server's tensors on the board's rows that do not train."""
-    tuner = tuner_of(context.run_config, context.node_config)
+    tuner = tuner_of(context.run_config, _here(context))
     scored = tuner.score(to_tensors(message.content["arrays"]))
     metrics = {"num-examples": len(scored.losses), "boards": 1, "score": scored.score, "loss": scored.loss}
     return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)

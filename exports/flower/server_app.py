@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from client_app import to_record, to_tensors, tuner_of
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid, ServerApp, strategy
@@ -23,6 +24,14 @@ from edgepeft.runtime.tuning.tensors import checked_tensors
 app = ServerApp()
 
 
+def _single(message: Message) -> Message:
+    """With tensors in float32: some strategies give float64, which boards would be sent at twice the bytes."""
+    tensors = to_tensors(message.content["arrays"])
+    if any(tensor.dtype != np.float32 for tensor in tensors.values()):
+        message.content["arrays"] = to_record({name: tensor.astype(np.float32) for name, tensor in tensors.items()})
+    return message
+
+
 class SoundReplies:
     """A grid that passes on what boards answer where it can be used, and says what it leaves out."""
 
@@ -34,7 +43,8 @@ class SoundReplies:
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Flower's, less the answers that are no tensors of the task, or of no rows."""
-        return [each for each in self._grid.send_and_receive(messages, timeout=timeout) if self._sound(each)]
+        asked = [_single(message) for message in messages]
+        return [each for each in self._grid.send_and_receive(asked, timeout=timeout) if self._sound(each)]
 
     def _sound(self, reply: Message) -> bool:
         if reply.has_error():

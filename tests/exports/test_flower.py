@@ -48,7 +48,11 @@ class Grid:
         self.replies = replies
 
     def send_and_receive(self, messages, *, timeout=None):
+        self.asked = messages
         return self.replies
+
+    def get_node_ids(self):
+        return [1, 2]
 
 
 def tensors(seed, rank=2):
@@ -76,6 +80,21 @@ def test_answers_that_are_no_tensors_of_the_task_are_left_out_and_the_round_goes
     for name in own:
         expected = 0.75 * tensors(1)[name] + 0.25 * tensors(2)[name]  # weighted by rows
         np.testing.assert_allclose(arrays[name].numpy(), expected, atol=1e-6)
+
+
+def test_what_goes_to_boards_is_float32_whatever_the_strategy_made_of_it(server):
+    from client_app import to_record
+    from flwr.app import ConfigRecord
+
+    adam, grid = server.strategy_of({**RUN, "strategy": "FedAdam"}), Grid([])
+    arrays = to_record(tensors(0))
+    for number in (1, 2):
+        asked = adam.configure_train(number, arrays, ConfigRecord(), grid)
+        server.SoundReplies(grid, tensors(0)).send_and_receive(asked)
+        sent = [message.content["arrays"]["q/A"] for message in grid.asked]
+        assert [(array.dtype, len(array.data)) for array in sent] == [("float32", len(sent[0].data))] * 2
+        arrays, _ = adam.aggregate_train(number, [reply(server, tensors(seed), 10, seed) for seed in (1, 2)])
+    assert arrays["q/A"].dtype == "float64"  # what this is about
 
 
 def test_the_mean_product_is_that_of_the_boards(server):
@@ -112,6 +131,18 @@ def test_a_run_that_cannot_be_is_refused_in_a_sentence(server, asked, said):
     assert said in str(raised.value)
 
 
+def test_a_board_that_flower_simulates_has_the_runs_bundle_and_rows_by_its_number(server):
+    import client_app
+    from flwr.app import Context, RecordDict
+
+    run = {"bundle": "/srv/bundle", "simulated-data": "/srv/rows-{}.jsonl"}
+    for told, data in (({"partition-id": 7}, "/srv/rows-7.jsonl"), ({"partition-id": 7, "data": "own"}, "own")):
+        context = Context(run_id=1, node_id=1, node_config=told, state=RecordDict(), run_config=run)
+        assert client_app._here(context)["data"] == data and client_app._here(context)["bundle"] == "/srv/bundle"
+    context = Context(run_id=1, node_id=1, node_config={"bundle": "b"}, state=RecordDict(), run_config=run)
+    assert client_app._here(context) == {"bundle": "b"}
+
+
 def test_flowers_strategies_are_taken_as_they_are(server):
     from flwr.serverapp import strategy
 
@@ -125,6 +156,7 @@ def test_rounds_over_loopback_with_tls_and_keys_give_a_task_that_is_verified(tra
     from runtime.tuning.conftest import write_moods
 
     from bench.federated import measure
+    from edgepeft import LocalTuner
 
     for name, seed in (("data", 0), ("server", 1), ("test", 2)):
         write_moods(tmp_path / f"{name}.jsonl", seed=seed)
@@ -140,10 +172,15 @@ def test_rounds_over_loopback_with_tls_and_keys_give_a_task_that_is_verified(tra
         "timeout": 300,
         "skew": None,
         "alone": False,
+        "profile": "rpi4",
     }
     flower = Path(sys.executable).parent
     asked = Namespace(bundle=bundle, task="mood", **files, **numbers, fault=fault, flower=flower, config=config)
     found = measure(asked)
     assert found["account"]["rounds"] == 2 and found["problems"] == []
+    assert found["answers"] == [(("1" if fault else "2"), "0")] * 2
+    tensors = sum(t.nbytes for t in LocalTuner(bundle, "mood", files["server"]).tensors.values())
+    assert found["bytes_a_round"]["up"] > tensors  # its own, and what goes around them
+    assert all(node["peak_bytes"] > 50e6 and not node["killed_for_memory"] for node in found["nodes"])
     assert len(found["refused"]) == (2 if fault else 0), json.dumps(found["refused"])
     assert ("evaluate" in found["account"]) and found["account"]["train"].keys() == {"1", "2"}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -62,3 +65,31 @@ def test_without_a_network_the_cache_is_named(fleet, board):
     done = edgepeft("pull", "--from-hub", "acme/fleet", board)
     assert done.returncode == 1 and huggingface_hub.constants.HF_HUB_CACHE in done.stderr
     assert edgepeft("pull", "--from-hub", "fleet", board).returncode == 2
+
+
+@pytest.mark.slow
+def test_its_own_client_carries_it_over_http(fleet, retrained, tmp_path):
+    """By the endpoints of the Hub itself, on a server over loopback: in processes, for the library reads its settings once."""
+    from hub_server import hub
+
+    with hub() as server:
+        place = {"HF_ENDPOINT": server.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+
+        def run(*words):
+            command = [sys.executable, "-m", "edgepeft", *map(str, words)]
+            return subprocess.run(command, env={**os.environ, **place}, capture_output=True, text=True, check=False)
+
+        words = [fleet.repository, "--keys", fleet.keys, "--to-hub", "acme/fleet", "--license", "mit"]
+        done = run("publish", fleet.bundle, *words)
+        first = [*server.commits][-1]
+        assert done.returncode == 0 and first in "".join(done.stderr.split()), done.stderr
+        there = {str(p.relative_to(fleet.repository)) for p in fleet.repository.rglob("*") if p.is_file()}
+        assert server.commits[first].keys() - {"README.md"} == {path for path in there if not path.startswith(".")}
+        assert run("publish", retrained / "newer", *words).returncode == 0
+        done = run("pull", "--from-hub", f"acme/fleet@{first}", tmp_path / "board", "--root", fleet.root)
+        assert done.returncode == 0, done.stderr
+        assert answers(tmp_path / "board") == answers(fleet.bundle)
+        done = run("pull", "--from-hub", "acme/fleet", tmp_path / "board")
+        assert done.returncode == 0 and answers(tmp_path / "board") == answers(retrained / "newer"), done.stderr
+        done = run("pull", "--from-hub", "acme/fleet@v9", tmp_path / "board")
+        assert done.returncode == 1 and "RevisionNotFound" in done.stderr, done.stderr

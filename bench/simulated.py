@@ -1,0 +1,80 @@
+"""A federation of many boards that Flower simulates by Ray, in the processes of one machine.
+
+    python -m bench.simulated BUNDLE --task mood --data train.jsonl --server server.jsonl --test test.jsonl \\
+        --flower VENV/bin [--boards 100] [--a-round 10] [--skew 0.5] [--actors 2]
+
+``--flower`` is an environment with flwr[simulation].  A round asks ``--a-round`` of the boards, drawn anew each time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from bench.averaging import Boards, split, write_rows
+from bench.superlink import ROOT, SuperLink
+from edgepeft import Bundle, LocalTuner, TuneOptions
+from edgepeft.errors import EdgepeftError
+from edgepeft.host.machine import host_facts
+
+APP = ROOT / "exports" / "flower"
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """One run."""
+    rows = [json.loads(line) for line in args.data.read_text().splitlines()][: args.rows]
+    with tempfile.TemporaryDirectory(prefix="simulated-") as name:
+        work = Path(name)
+        parts = split(rows, args.boards, args.skew, args.seed)
+        paths = [write_rows(work / f"rows-{board}.jsonl", part) for board, part in enumerate(parts)]
+        bundle = Path(shutil.copytree(args.bundle, work / "bundle"))
+        config = {"task": args.task, "bundle": str(bundle), "data": str(args.server), "seed": args.seed}
+        config |= {"simulated-data": f"{work}/rows-{{}}.jsonl", "rounds": args.rounds, "steps": args.steps}
+        fractions = {"fraction_train": args.a_round / args.boards, "fraction_evaluate": args.a_round / args.boards}
+        config |= {"boards": args.a_round, "strategy-options": json.dumps(fractions)}
+        config |= tomllib.loads("\n".join(args.config))
+        many = f"num-supernodes={args.boards} init-args-num-cpus={args.actors} client-resources-num-cpus=1"
+        begun = time.monotonic()
+        with SuperLink(work, args.flower, ["--insecure", "--simulation"], "insecure = true") as superlink:
+            app = Path(shutil.copytree(APP, work / "app", ignore=shutil.ignore_patterns("__pycache__")))
+            printed = superlink.run(app, config, "--federation-config", many)
+            seconds = time.monotonic() - begun
+            if "[ROUND " not in printed:
+                raise superlink.problem(printed)
+        judge = Boards(args.bundle, args.task, paths[:1], test=args.test, rounds=1, options=TuneOptions(steps=1))
+        return {
+            "boards": args.boards, "rows": [len(part) for part in parts], "seconds": round(seconds), "config": config,
+            "answers": re.findall(r"aggregate_train: Received (\d+) results and (\d+) failures", printed),
+            "before": judge.score({}), "after": judge.score(LocalTuner(bundle, args.task, args.server).tensors),
+            "account": Bundle(bundle).entry(args.task).training.get("federated"),
+        }  # fmt: skip
+
+
+def main() -> None:
+    """Print the result as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--task", required=True)
+    for name in ("data", "server", "test", "flower"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    numbers = {"boards": 100, "a-round": 10, "rows": 3000, "rounds": 3, "steps": 10, "seed": 0, "actors": 2}
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--skew", type=float, help="of the Dirichlet distribution; left out: even")
+    parser.add_argument("--config", action="append", default=[], help="a line of the run's configuration")
+    try:
+        found = measure(parser.parse_args())
+    except (EdgepeftError, OSError, ValueError) as error:
+        parser.error(str(error))
+    print(json.dumps({"host": host_facts(), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

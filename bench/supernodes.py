@@ -1,0 +1,160 @@
+"""A SuperLink and SuperNodes of Flower over loopback: TLS, a registered key a node, each node under a device's limits.
+
+What a node holds in memory is read of its processes; what it sends and gets is counted by a relay between it and
+the SuperLink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from bench.relay import Relay
+from bench.superlink import SuperLink, free_port
+from edgepeft.limits.limited_process import LimitedProcess, Limits
+
+__all__ = ["Federation"]
+
+
+def keys(folder: Path, boards: int) -> None:
+    """A certificate for loopback, its own authority, and a pair of keys a board."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    plain = serialization.NoEncryption()
+    key, name = (
+        ec.generate_private_key(ec.SECP384R1()),
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")]),
+    )
+    names = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    now = datetime.now()
+    made = made.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(30))
+    made = made.add_extension(names, False).add_extension(x509.BasicConstraints(True, None), True)
+    pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (folder / "server.pem").write_bytes(pem)
+    private = serialization.PrivateFormat.PKCS8
+    (folder / "server.key").write_bytes(key.private_bytes(serialization.Encoding.PEM, private, plain))
+    for board in range(boards):
+        own, ssh = ec.generate_private_key(ec.SECP384R1()), serialization.PrivateFormat.OpenSSH
+        (folder / f"board-{board}").write_bytes(own.private_bytes(serialization.Encoding.PEM, ssh, plain))
+        public = own.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        (folder / f"board-{board}.pub").write_bytes(public)
+
+
+class Node:
+    """A SuperNode under limits, what it started with it, and the relay through which it speaks."""
+
+    def __init__(self, process: LimitedProcess, relay: Relay) -> None:
+        self.process, self.relay = process, relay
+        self.peak_bytes = 0  # of all its processes together, pages that several share counted in parts
+
+    def look(self, programs: dict[str, int]) -> None:
+        """Note what is in memory now; ``programs`` is the most that any process of a program had resident."""
+        together = 0
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(self.process.popen.pid)
+            for each in (root, *root.children(recursive=True)):
+                program, held = Path([*each.cmdline(), "", ""][1]).name, each.memory_full_info()
+                programs[program] = max(programs.get(program, 0), held.rss)
+                together += held.pss
+        self.peak_bytes = max(self.peak_bytes, together)
+
+    def end(self) -> None:
+        """Kill it and all that it started; may be called twice."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.popen.pid, signal.SIGKILL)
+        self.process.close()
+        self.relay.close()
+
+    def account(self) -> dict[str, Any]:
+        """Its limits as the kernel has them, and its memory; ``group_peak_bytes`` has the files' pages that it read."""
+        group = {"group_peak_bytes": self.process.peak_bytes(), "killed_for_memory": self.process.oom_killed()}
+        return {"in_force": asdict(self.process.in_force), "peak_bytes": self.peak_bytes, **group}
+
+
+class Federation(SuperLink):
+    """With a SuperNode for each of ``configs``, what it is told of its place, under ``limits``."""
+
+    def __init__(self, folder: Path, flower: Path, configs: list[dict[str, Any]], limits: Limits) -> None:
+        files = {"--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key", "--ssl-ca-certfile": "server.pem"}
+        tls = [part for option, name in files.items() for part in (option, str(folder / name))]
+        access = f'root-certificates = "{folder}/server.pem"'
+        super().__init__(folder, flower, [*tls, "--enable-supernode-auth"], access)
+        self.configs, self.limits = configs, limits
+        self.nodes, self.programs, self._over = list[Node](), dict[str, int](), threading.Event()
+        self.wire = list[dict[str, list[int]]]()  # what had passed when a round began, and at the end
+
+    def __enter__(self) -> Self:
+        keys(self.folder, len(self.configs))
+        super().__enter__()
+        try:
+            for board, config in enumerate(self.configs):
+                self.nodes.append(self._node(board, config, Relay(self.port)))
+        except BaseException:
+            self.__exit__()
+            raise
+        threading.Thread(target=self._watch, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for node in self.nodes:
+            node.end()
+        super().__exit__()
+
+    def _node(self, board: int, config: dict[str, Any], relay: Relay) -> Node:
+        own = self.folder / f"board-{board}"
+        register = [str(self.flower / "flwr"), "supernode", "register", f"{own}.pub"]
+        subprocess.run(register, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+        told = " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())
+        link = ("--root-certificates", str(self.folder / "server.pem"), "--superlink", f"127.0.0.1:{relay.port}")
+        key = ("--auth-supernode-private-key", str(own), "--port", str(free_port()))
+        command = [str(self.flower / "flower-supernode"), *link, *key, "--node-config", told]
+        with Path(f"{own}.log").open("wb") as log:
+            return Node(LimitedProcess(command, self.limits, **self.surroundings(log)), relay)
+
+    def _watch(self) -> None:
+        while not self._over.wait(1):
+            for node in self.nodes:
+                node.look(self.programs)
+
+    def _count(self) -> None:
+        relays = [node.relay for node in self.nodes]
+        self.wire.append({"up": [each.up for each in relays], "down": [each.down for each in relays]})
+
+    def rounds(self, app: Path, config: dict[str, Any], kill: int | None = None) -> str:
+        """What a run printed; ``kill`` is a board that is killed in round 2."""
+
+        def said(line: str) -> None:
+            if "[ROUND " in line:
+                self._count()
+            if kill is not None and "[ROUND 2/" in line:
+                time.sleep(4)  # it has its message by then
+                self.nodes[kill].end()
+
+        printed = self.run(app, config, said=said)
+        self._count()
+        return printed
+
+    def bytes_a_round(self) -> dict[str, int]:
+        """Of a board, the mean over boards and rounds: to the server and from it, at the wire."""
+        if len(self.wire) < 2:
+            return {}
+        first, last = self.wire[0], self.wire[-1]
+        n = (len(self.wire) - 1) * len(self.nodes)
+        return {way: round((sum(last[way]) - sum(first[way])) / n) for way in first}
