@@ -28,7 +28,7 @@ _CLOSE = 1e-4  # of a score
 _LONGEST = 128
 _MB = 1e6
 _SWITCHES = 1000  # requests of each kind: ten lie beyond a 99th percentile
-_REOPENED = 8
+_REOPENED = 12  # a multiple of both circles
 _READINGS = 5
 _SETTLED_MS = 2000  # until what was collected is the system's again
 _INSTALLED_MS = 4000  # until the service worker has an update
@@ -158,6 +158,11 @@ def switch(asked: Asked) -> Iterator[SuiteRow]:
     note = f"medians: {np.median(kinds[True]):.2f} and {np.median(kinds[False]):.2f} ms"
     what = "a request to another task beside one to the same, of one structure, 99th percentiles, added"
     yield SuiteRow(what, None, value, None, "ms", Target(5.0, at_least=False), samples, note)
+
+
+def reopen(asked: Asked) -> Iterator[SuiteRow]:
+    """Requests to tasks of so many structures, in a circle, that none finds its session open."""
+    text = texts_of(asked.work, ((8,),))[0]
     for sessions in (1, 2):
         first = [NINE[0], *OTHERS[:sessions]]
         requests = [[first[i % len(first)], text] for i in range(_REOPENED)]
@@ -210,5 +215,5 @@ def _fetched(what: str, peer: str | None, asked: Asked) -> SuiteRow:
 
 
 CASES: dict[str, Callable[[Asked], Iterator[SuiteRow]]] = {
-    each.__name__: each for each in (full, lengths, memory, mixed, switch, reload, wire)
+    each.__name__: each for each in (full, lengths, memory, mixed, switch, reopen, reload, wire)
 }

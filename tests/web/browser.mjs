@@ -125,9 +125,9 @@ const known = {
     await session.send("Storage.overrideQuotaForOrigin", { origin: new URL(url).origin, ...size });
   },
   /** Goes where an update begins, and closes the tab in the midst of it. */
-  async leave(ms) {
+  async leave() {
     await page.goto(url);
-    await page.waitForTimeout(ms);
+    await page.waitForFunction(async () => (await caches.keys()).length > 1, null, { timeout: 120_000, polling: 100 });
     await page.close();
     await tab();
   },
