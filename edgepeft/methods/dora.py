@@ -77,7 +77,7 @@ class DoRA(LoRA):
     title: ClassVar[str] = "DoRA"
     paper: ClassVar[str] = "Liu et al., 2024, arXiv:2402.09353"
     equation: ClassVar[str] = "m (W + s B A) / ||W + s B A|| x + b"
-    learning_rate_source: ClassVar[str] = "as lora, whose variant it is; not measured"
+    learning_rate_source: ClassVar[str] = "as lora, whose variant it is; measured, docs/methods.md"
     module: ClassVar[type[Factors]] = Decomposed
 
     def start(

@@ -140,8 +140,10 @@ class IntrinsicSAID(Method):
     title: ClassVar[str] = "Intrinsic-SAID"
     paper: ClassVar[str] = "Aghajanyan et al., 2021, arXiv:2012.13255"
     equation: ClassVar[str] = "theta_i0 + lambda_i P_i theta, P_i = [H G Pi H B pad(.)][:D] / norm"
-    learning_rate: ClassVar[float] = 3e-2
-    learning_rate_source: ClassVar[str] = "Karimi Mahabadi et al., 2021, arXiv:2106.04647, appendix (T5-base)"
+    learning_rate: ClassVar[float] = 3e-3
+    learning_rate_source: ClassVar[str] = (
+        "measured, docs/methods.md; Karimi Mahabadi et al., 2021, arXiv:2106.04647, appendix (T5-base): 3e-2"
+    )
 
     dimension: int = option(20_000, "d': entries of theta and scales of tensors together")
     seed: int = option(0, "of the projections")

@@ -58,9 +58,9 @@ class LoHa(RankedUpdates):
     title: ClassVar[str] = "LoHa"
     paper: ClassVar[str] = "Hyeon-Woo et al., 2022, arXiv:2108.06098"
     equation: ClassVar[str] = "y + (alpha / r) (X1 Y1^T) o (X2 Y2^T) x"
-    learning_rate: ClassVar[float] = 1.5e-3
+    learning_rate: ClassVar[float] = 4.5e-3
     learning_rate_source: ClassVar[str] = (
-        "as lora; PEFT's method_comparison/MetaMathQA trains both at one rate; not measured"
+        "measured, docs/methods.md; PEFT's method_comparison/MetaMathQA has no rate of its own for it"
     )
 
     rank: int = option(4, "r of each of the two products")
