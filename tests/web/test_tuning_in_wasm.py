@@ -106,9 +106,10 @@ def test_a_closed_tab_a_full_disk_and_another_version_change_nothing(worded, tmp
     write_site(Bundle(worded), tmp_path / "site", tasks=["mood"], libraries=MODULES, tunable=True)
     labels = Bundle(worded).entry("mood").labels
     page = ["open", "tune.html"]
-    steps = [page, ["paste", pasted(labels)], ["close"], page, ["told"], ["quota", 1], ["tune"]]
-    *_, left, _, full = served.steps(*steps)
+    *_, left = served.steps(page, ["paste", pasted(labels)], ["close"], page, ["told"])
     assert left["count"].startswith("18:") and left["result"] == "" and left["error"] == ""
+    # In a browser that has not written yet: Chromium remembers for a while how much room there was.
+    *_, full = served.steps(["quota", 1], page, ["tune"])
     assert "could not be kept" in full["error"] and "In force" in full["result"]
     _, kept = served.steps(page, ["tune"])
     assert "In force" in kept["result"] and kept["error"] == ""
