@@ -22,7 +22,7 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
-from edgepeft.errors import MissingPackage
+from edgepeft.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
 
@@ -48,14 +48,18 @@ def command(
     from edgepeft.backbones.source import open_backbone
     from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
-    from edgepeft.runtime.tuning.from_page import SUFFIX, prepare_tuned
+    from edgepeft.runtime.tuning.from_page import prepare_tuned
     from edgepeft.tasks._certainty import promise_of
 
     note_trainable(trainable)
     promise = promise_of(coverage, risk)
     columns = columns_of(verify_data, text_column, pair_column, label_column)
-    tuned = [path for path in delta if path.name.endswith(SUFFIX)]
+    tuned = [path for path in delta if path.suffix == ".safetensors"]  # browsers put a (1) before it
     exported = [path for path in delta if path.suffix == ".onnx"]
+    if tuned and (promise or len(tuned) + len(exported) < len(delta)):
+        raise UsageError(
+            f"{tuned[0]} is of a page; add trained folders, and promises (--coverage, --risk), in a call of their own."
+        )
     if not promise and len(tuned) + len(exported) == len(delta):
         opened = Bundle(bundle)
         require_addable([path.stem for path in exported], opened.manifest.tasks, replace=force)

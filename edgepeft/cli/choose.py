@@ -150,6 +150,8 @@ def _measured(
     for row in outcome.result.results:
         if row.task is not None and row.statistics is not None and (median := row.statistics.median_s) is not None:
             found[row.task] = Seconds(median, row.statistics.interval_s or (median, median))
+    if len(found) < len(tasks):
+        raise UsageError(f"the time allowed {len(found)} of {len(tasks)} methods to be measured; raise --max-seconds.")
     return found
 
 

@@ -6,12 +6,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from deltas import bundled, random_delta
+from deltas import bundled, random_delta, saved
 from safetensors.numpy import load_file, save_file
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli import _main
 from edgepeft.errors import BundleError, DataError, UnknownName, UsageError
+from edgepeft.exporting.bundle import add_deltas
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tasks import roll_back
@@ -140,6 +141,14 @@ def test_a_bundle_answers_as_a_task_with_these_tensors_and_can_go_back(bundle, o
         np.testing.assert_array_equal([answer.logits for answer in runtime.predict("mood", texts)], before)
 
 
+def test_a_file_of_the_version_before_is_refused_where_more_than_tensors_changed(bundle, tuned, tiny, tmp_path):
+    backbone = open_backbone(str(tiny("bert", mean=True)))
+    changed = random_delta(backbone, "lora", "mood", seed=6, settings={"alpha": 3.0})
+    add_deltas(bundle, [saved(changed, tmp_path / "changed")], replace=True)
+    with pytest.raises(DataError, match="another version of task mood"):
+        prepare_tuned(Bundle(bundle), tuned(), replace=True)
+
+
 def test_a_file_that_does_not_fit_is_refused_in_a_line(bundle, tuned, tmp_path):
     opened = Bundle(bundle)
 
@@ -151,6 +160,12 @@ def test_a_file_that_does_not_fit_is_refused_in_a_line(bundle, tuned, tmp_path):
 
     def widened(tensors):
         tensors["head/classifier.bias"] = np.zeros(3, np.float32)
+
+    def halved(tensors):
+        tensors["head/classifier.bias"] = np.zeros(2, np.float16)
+
+    def swollen(tensors):
+        tensors["more"] = np.zeros(1_000_000, np.float32)
 
     odd = {**ACCOUNT, "metrics": {**ACCOUNT["metrics"], "test": 7}}
     shouted = {**ACCOUNT, "training": {**ACCOUNT["training"], "engine": "<script>"}}
@@ -164,6 +179,8 @@ def test_a_file_that_does_not_fit_is_refused_in_a_line(bundle, tuned, tmp_path):
         (DataError, "lack head/classifier.bias", {"change": lose}),
         (DataError, "not finite", {"change": spoil}),
         (DataError, r"\[3\]", {"change": widened}),
+        (DataError, "of type F16", {"change": halved}),
+        (DataError, r"has 4,\d+,\d+ bytes", {"change": swollen}),
     ):
         with pytest.raises(error, match=words):
             prepare_tuned(opened, tuned(**given), replace=True)

@@ -104,7 +104,7 @@ function written({ site }, series, rates, device) {
       cores: { usable: threads, logical: device.cores },
       system: device.userAgent,
       versions: { edgepeft: site.edgepeft, "onnxruntime-web": site.libraries["onnxruntime-web"] },
-      gemm_gflops: percentile(rates, 50),
+      gemm_gflops: median(rates),
       gemm_samples_gflops: { infer: rates },
     },
     profile: { name: "browser", title: "a page in a browser, on the device itself", notes: device.notes },
@@ -126,11 +126,17 @@ function written({ site }, series, rates, device) {
       warmup_s: warmup,
       sample_batches: samples.map(() => 0),
       instances_per_minute: (60 * rows.length * samples.length) / samples.reduce((a, b) => a + b, 0),
-      statistics: { n: samples.length, median_s: percentile(samples, 50) },
+      statistics: { n: samples.length, median_s: median(samples) },
       latency_s: { p50: percentile(samples, 50), p90: percentile(samples, 90), p99: percentile(samples, 99) },
       warnings: [],
     })),
   };
+}
+
+/** @param {number[]} samples */
+export function median(samples) {
+  const sorted = [...samples].sort((a, b) => a - b);
+  return (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2;
 }
 
 /**

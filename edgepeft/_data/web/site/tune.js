@@ -9,7 +9,7 @@ import { load, save } from "./store.js";
 
 /** @type {Record<string, any>} */
 let tasks = {};
-/** @type {Record<string, {account?: Account, stale?: string}>} */
+/** @type {Record<string, {account?: Account, stale?: string, bytes?: Uint8Array<ArrayBuffer>, lost?: string}>} what is in force */
 let tuned = {};
 /** @type {Example[]} */
 let examples = [];
@@ -48,11 +48,11 @@ async function chosen() {
   $("pair").hidden = !tasks[task()].pairs;
   examples = (await load("examples", task()).catch(() => null)) ?? [];
   show();
-  const { account, stale } = tuned[task()] ?? {};
+  const { account, stale, bytes, lost } = tuned[task()] ?? {};
   $("result").hidden = !account;
   $("error").hidden = true;
   if (stale) tell(stale);
-  if (account) told(account, await client.call("exported", task()), "");
+  if (account) told(account, bytes ?? (await client.call("exported", task())), lost ?? "");
 }
 
 /** @param {string} text */
@@ -66,7 +66,7 @@ function settled(text) {
 function busy(running) {
   $("go").disabled = running;
   $("cancel").hidden = !running;
-  for (const part of document.querySelectorAll("#task, #put, #paste, #examples button")) /** @type {HTMLButtonElement} */ (part).disabled = running;
+  for (const part of document.querySelectorAll("#task, #put, #paste, #back, #examples button")) /** @type {HTMLButtonElement} */ (part).disabled = running;
 }
 
 /** @param {string} [message] what is wrong with an example */
@@ -81,9 +81,8 @@ function mistake(message = "") {
  */
 async function add(more) {
   const known = tasks[task()].labels;
-  for (const { text, second, label } of more) {
-    const there = [...examples, ...more.slice(0, more.findIndex((one) => one.text === text && one.second === second))];
-    const same = there.find((one) => one.text === text && one.second === second);
+  for (const [i, { text, second, label }] of more.entries()) {
+    const same = [...examples, ...more.slice(0, i)].find((one) => one.text === text && one.second === second);
     const shown = text.length > 40 ? `${text.slice(0, 40)}…` : text;
     if (!text || (tasks[task()].pairs && !second)) return mistake("The example is empty; type its text."), false;
     if (!known.includes(label)) return mistake(`“${shown}” has the label “${label}”; the task knows ${known.join(", ")}.`), false;
@@ -134,7 +133,7 @@ async function run() {
   try {
     const { account, bytes, lost, cancelled } = await client.call("tune", task(), examples);
     if (cancelled) return settled("Cancelled; nothing was changed.");
-    if (bytes) tuned[task()] = { account };
+    if (bytes) tuned[task()] = { account, bytes, lost };
     told(account, bytes, lost);
     settled(`${account.training.steps} steps in ${((performance.now() - begin) / 1000).toFixed(1)} s`);
     $("result").scrollIntoView({ block: "nearest" });
@@ -142,6 +141,13 @@ async function run() {
     tell(error);
     settled("Nothing was changed.");
   }
+}
+
+async function back() {
+  await client.call("back", task());
+  delete tuned[task()];
+  $("result").hidden = true;
+  settled("The exported task answers again.");
 }
 
 /**
@@ -157,9 +163,11 @@ function told({ metrics, training }, bytes, lost) {
   $("learnt").textContent = `${metrics.n_train} examples`;
   $("held").textContent =
     `${metrics.n_eval} other examples chose the step, and “right” is counted on ${metrics.n_test} that did neither: so few that it is a hint, no measurement.`;
-  $("verdict").textContent = bytes ? "In force on this device: the page answers by it." : "No step was better than the task as it is, which stays.";
+  const before = tuned[task()]?.account;
+  const stays = before ? "the exported task; what was tuned before stays in force." : "the task as it is, which stays.";
+  $("verdict").textContent = bytes ? "In force on this device: the page answers by it." : `No step was better than ${stays}`;
   if (lost) tell(`It is in force until this page is closed, and could not be kept: ${lost}. Download it.`);
-  $("kept").hidden = !bytes;
+  $("kept").hidden = !before;
   if (!bytes) return;
   URL.revokeObjectURL($("download").href);
   $("download").href = URL.createObjectURL(new Blob([bytes]));
@@ -170,14 +178,10 @@ function told({ metrics, training }, bytes, lost) {
 $("task").addEventListener("change", () => chosen().catch(tell));
 $("go").addEventListener("click", run);
 $("cancel").addEventListener("click", () => client.call("cancel"));
-$("back").addEventListener("click", async () => {
-  await client.call("back", task());
-  delete tuned[task()];
-  $("result").hidden = true;
-  settled("The exported task answers again.");
-});
+$("back").addEventListener("click", () => back().catch(tell));
 $("add").addEventListener("submit", async (/** @type {Event} */ event) => {
   event.preventDefault();
+  if ($("put").disabled) return; // Enter in the text asks too
   const second = tasks[task()].pairs ? $("second").value.trim() : null;
   if (!(await add([{ text: $("text").value.trim(), second, label: $("label").value }]))) return;
   $("text").value = $("second").value = "";

@@ -51,9 +51,14 @@ const tuning = {
     const found = {};
     for (const task of Object.keys(bundle.tasks)) {
       const bytes = bundle.tasks[task].tuning && (await load("tuned", task).catch(() => null));
-      const tuned = bytes && unpacked(bundle, bytes);
-      if (tuned) await putInForce(bundle, tuned);
-      if (bytes) found[task] = tuned ? { account: tuned.account } : { stale: STALE };
+      if (!bytes) continue;
+      try {
+        const tuned = unpacked(bundle, bytes);
+        if (tuned) await putInForce(bundle, tuned);
+        found[task] = tuned ? { account: tuned.account } : { stale: STALE };
+      } catch (error) {
+        found[task] = { stale: `What was tuned here cannot be put in force: ${error instanceof Error ? error.message : error}` };
+      }
     }
     return found;
   },
