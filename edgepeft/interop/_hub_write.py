@@ -27,8 +27,10 @@ from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.compacter import Compacter
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.lora import LoRA
+from edgepeft.methods.mam import MAM
 from edgepeft.methods.pfeiffer import Pfeiffer
 from edgepeft.methods.phm import PHM
+from edgepeft.methods.prefix import PrefixTuning
 from edgepeft.methods.prompt_r import PromptR
 
 __all__ = ["write_adapterhub"]
@@ -66,11 +68,9 @@ def write_adapterhub(delta: Delta, backbone: Backbone, folder: Path, *, force: b
     head, places = written_head(delta)
     settings = _settings(delta)
     _, plan = plan_of(settings, Places(Classifier(backbone), name), folder / CONFIG_FILE)
-    ours = delta.tensors()
-    adapter = {theirs: ours[own] for theirs, own in plan.names if own in ours}
-    if adapter.keys() != plan.shapes.keys() or {own for own in ours if own.partition("/")[0] != "head"} - {
-        own for _, own in plan.names
-    }:
+    ours = delta.folded(backbone).tensors()
+    adapter, of_method = plan.back(ours), {own for own in ours if own.partition("/")[0] != "head"}
+    if adapter.keys() != plan.shapes.keys() or of_method - plan.held:
         _refuse(delta, "it has modules where AdapterHub has none, or none where it has some", "Train other roles")
     of_head = {f"heads.{name}.{place}": ours[own] for place, own in places.items()}
     with new_folder(folder, force=force) as new:
@@ -173,7 +173,17 @@ def _prompt(delta: Delta, method: PromptR) -> Settings:
     return {"architecture": "prompt_tuning", "prompt_length": method.length, "combine": "prefix"}
 
 
-# Our method -> its settings.
+def _prefix(delta: Delta, method: PrefixTuning) -> Settings:
+    if method.text != "stays":
+        _refuse(delta, "its texts begin behind the prefix", "Train it with --set text=stays")
+    return {"architecture": "prefix_tuning", "prefix_length": method.length, "flat": True}
+
+
+def _mam(delta: Delta, method: MAM) -> Settings:
+    return {"architecture": "union", "configs": [_prefix(delta, method), _general(delta, method.adapter)]}
+
+
+# Our method -> its settings; a method before what it is made of.
 _SAID: Mapping[type[Method], Callable[[Delta, Any], Settings]] = {
     Houlsby: lambda delta, method: _bottleneck(delta, method, (_ATTENTION, _FFN), "sublayer"),
     Pfeiffer: _pfeiffer,
@@ -181,6 +191,8 @@ _SAID: Mapping[type[Method], Callable[[Delta, Any], Settings]] = {
     Compacter: _products,
     PHM: _products,
     LoRA: _lora,
+    MAM: _mam,
+    PrefixTuning: _prefix,
     PromptR: _prompt,
 }
 

@@ -120,7 +120,7 @@ def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
     width, k = pairs[0].out_features, config.bottleneck_size
     whole = len(pairs) * width
     stem = f"{places.classifier.prefix}prefix_tuning.prefix_tunings.{places.adapter}.self_prefix."
-    made = f"{stem}control_trans"
+    made, ours = f"{stem}control_trans", tuple(f"{site.name}/vectors" for site in pairs)
     mlp = {f"{made}.0.weight": (k, width), f"{made}.0.bias": (k,)}
     mlp |= {f"{made}.2.weight": (whole, k), f"{made}.2.bias": (whole,), f"{stem}wte.weight": (method.length, width)}
 
@@ -131,10 +131,11 @@ def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
             act = ACTIVATIONS[ACTIVATION_NAMES[config.non_linearity.lower()]]
             down, down_bias, up, up_bias, table = (state[name] for name in mlp)
             vectors = act(table @ down.T + down_bias) @ up.T + up_bias
-        parts = torch.split(vectors, width, dim=1)
-        return {f"{site.name}/vectors": part for site, part in zip(pairs, parts, strict=True)}
+        return dict(zip(ours, torch.split(vectors, width, dim=1), strict=True))
 
-    return ConversionPlan(method, {made: (method.length * whole,)} if config.flat else mlp, convert)
+    if config.flat:
+        return ConversionPlan(method, {made: (method.length * whole,)}, convert, joined={made: ours})
+    return ConversionPlan(method, mlp, convert)
 
 
 def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
@@ -151,7 +152,11 @@ def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
         if method.adapter == adapter:
             shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
             return ConversionPlan(
-                method, shapes, lambda state: {name: t for part in parts for name, t in part.convert(state).items()}
+                method,
+                shapes,
+                lambda state: {name: t for part in parts for name, t in part.convert(state).items()},
+                tuple(pair for part in parts for pair in part.names),
+                {theirs: ours for part in parts for theirs, ours in part.joined.items()},
             )
     raise BundleError(
         f"a union of {' and '.join(part.method.title for part in parts)} is no delta; what can be is MAM: a prefix "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -42,12 +42,27 @@ class ConversionPlan:
     """``shapes`` by their names; ``convert`` gives our tensors by our names.
 
     Where it gives theirs as they are, ``names`` are their names with ours; one tensor may have several on both sides.
+    ``joined`` are those of theirs that are several of ours, side by side.
     """
 
     method: Method
     shapes: TensorShapes
     convert: Callable[[StateDict], dict[str, Tensor]]
     names: tuple[tuple[str, str], ...] = ()
+    joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def back(self, ours: StateDict) -> dict[str, Tensor]:
+        """Theirs, as far as ours are there and held as they are."""
+        found = {theirs: ours[own] for theirs, own in self.names if own in ours}
+        for theirs, parts in self.joined.items():
+            if ours.keys() >= set(parts):
+                found[theirs] = torch.cat([ours[own] for own in parts], dim=1).reshape(self.shapes[theirs])
+        return found
+
+    @property
+    def held(self) -> set[str]:
+        """What of ours goes ``back``."""
+        return {own for _, own in self.names}.union(*self.joined.values())
 
     @classmethod
     def renaming(cls, method: Method, names: Renaming) -> ConversionPlan:

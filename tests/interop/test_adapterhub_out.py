@@ -20,7 +20,7 @@ CONFIGS = ("adapter_config.json", "head_config.json")
 # Goldens whose tensors an import takes as they are, and whose head is one of AdapterHub's own.
 SAME = (
     "double-seq-bn", "seq-bn", "double-without-the-last", "own-norms", "post-add", "compacter",
-    "phm", "lora", "lora-everywhere", "prompt", "tagging", "multilabel", "question-answering",
+    "phm", "lora", "lora-everywhere", "prompt", "prefix", "tagging", "multilabel", "question-answering",
 )  # fmt: skip
 
 
@@ -40,6 +40,7 @@ def test_what_adapters_wrote_comes_back_tensor_by_tensor_and_with_its_settings(f
     write_adapterhub(delta, backbone, out)
     for files in (("adapter.safetensors", "pytorch_adapter.bin"), ("model_head.safetensors", "pytorch_model_head.bin")):
         ours, theirs = stored(out, *files), stored(GOLDEN / name, *files)
+        theirs = {key: tensor for key, tensor in theirs.items() if ".pool." not in key}  # all prefixes in each layer
         assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in theirs)
     for file in CONFIGS:
         ours, theirs = (json.loads((folder / file).read_text()) for folder in (out, GOLDEN / name))
@@ -81,6 +82,26 @@ def test_every_method_comes_back_through_the_importer(model_type, method, settin
     assert getattr(one, "scale", 1.0) == pytest.approx(getattr(other, "scale", 1.0))
 
 
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("prefix", {"length": 3}),
+        ("prefix", {"length": 3, "projection": 5}),
+        ("mam", {"length": 3, "bottleneck": 8, "activation": "gelu"}),
+        ("mam", {"length": 2, "projection": 5, "bottleneck": 6}),
+    ],
+)
+def test_prefixes_come_back_with_what_their_mlp_made_of_them(model_type, method, settings, tiny, tmp_path):
+    backbone = open_backbone(str(tiny(model_type)))
+    delta = random_delta(backbone, method, "mood", ("a", "b", "c"), settings=settings, head="roberta")
+    write_adapterhub(delta, backbone, tmp_path / "out")
+    ours, again = delta.folded(backbone).tensors(), imported(tmp_path / "out", backbone)
+    theirs = again.tensors()
+    assert set(ours) == set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert (again.card.method, again.card.hyperparameters["projection"]) == (method, 0)
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
@@ -90,6 +111,8 @@ def test_every_method_comes_back_through_the_importer(model_type, method, settin
         ("lora", {"bias": "all"}, "--set bias=none"),
         ("bottleneck", {"reads": "residual", "keeps": "sum"}, "reads=residual with keeps=sum at ffn_output"),
         ("bottleneck", {"norm_after": "sum"}, "norm_after=change"),
+        ("prefix", {"text": "follows"}, "--set text=stays"),
+        ("mam", {"length": 2, "text": "follows"}, "--set text=stays"),
         ("prompt-r", {"length": 2}, "--set place=embeddings|over the first position"),
     ],
 )
@@ -106,8 +129,10 @@ def test_heads_kinds_and_backbones_without_a_form_are_refused(tiny, tmp_path):
         write_adapterhub(random_delta(backbone, "lora", "mood", None, kind="choice"), backbone, tmp_path / "out")
     distilbert, past = open_backbone(str(tiny("distilbert"))), {"length": 2, "place": "embeddings"}
     prompt = random_delta(distilbert, "prompt-r", "mood", ("O", "B-X"), kind="tokens", settings=past)
-    with pytest.raises(EdgepeftError, match="of a DistilBERT AdapterHub"):
-        write_adapterhub(prompt, distilbert, tmp_path / "out")
+    prefix = random_delta(distilbert, "prefix", "mood", ("O", "B-X"), kind="tokens")
+    for delta in (prompt, prefix):
+        with pytest.raises(EdgepeftError, match="of a DistilBERT AdapterHub"):
+            write_adapterhub(delta, distilbert, tmp_path / "out")
     with pytest.raises(UsageError, match=r"of a mpnet\. Backbones that can go: bert, roberta"):
         write_adapterhub(random_delta(mpnet, "lora", "mood"), mpnet, tmp_path / "out")
 
