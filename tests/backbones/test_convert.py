@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny import SIZES, ragged, write_model
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
+from edgepeft.backbones.base import families
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.errors import BundleError, UsageError
@@ -185,7 +186,10 @@ def test_what_can_be_neither_folder_nor_name_is_a_usage_error(
         open_backbone(source)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "modernbert", "deberta-v2", "albert", "t5"])
+# One of each family, and of BERT's own one that shares layers and one with a table of distances.
+@pytest.mark.parametrize(
+    "model_type", sorted({family.model_types[0] for family in families().values()} | {"albert", "mpnet"})
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("pickle_too", [False, True], ids=["safetensors", "pickled"])
 def test_shards_of_transformers_own_are_the_model_in_float32(
