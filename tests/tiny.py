@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 OWN_LAYERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")  # no two share a tensor
 MODEL_TYPES = (*OWN_LAYERS, "albert")
 PRE_NORM = ("xlm-roberta-xl", "roberta-prelayernorm", "megatron-bert")
+ROTARY = ("nomic_bert", "gte")  # of transformers 5
 SAME_BUT_FOR_NAMES = ("camembert", "data2vec-text", "ernie", "rembert")  # parity shows what there is to be shown
 
 _BERT = {
@@ -46,6 +47,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "ernie": _BERT | {"use_task_id": True, "task_type_vocab_size": 5},
     "rembert": _BERT | {"input_embedding_size": 20},
     "roformer": _BERT | {"embedding_size": 20},
+    "nomic_bert": _BERT | {"hidden_act": "silu"},
+    "gte": _BERT | {"type_vocab_size": 1, "pad_token_id": 1, "hidden_act": "gelu"},
     "xlm-roberta-xl": _ROBERTA,
     "roberta-prelayernorm": _ROBERTA,
     "megatron-bert": _BERT,
@@ -129,6 +132,11 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
         else:
             parameter.data = 0.3 * noise
     return model.eval()
+
+
+def known(*model_types: str) -> list[str]:
+    """Those of which the transformers that is installed has a model."""
+    return [model_type for model_type in model_types if model_type in transformers.CONFIG_MAPPING]
 
 
 def write_model(folder: Path, model_type: str, *, seed: int = 0, mean: bool = False, **sizes: Any) -> Path:

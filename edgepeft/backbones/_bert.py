@@ -16,6 +16,7 @@ from edgepeft.errors import UsageError
 
 __all__ = [
     "ACTIVATION_NODES",
+    "SILU",
     "Sizes",
     "modules_of",
     "neighbours",
@@ -33,6 +34,7 @@ ACTIVATION_NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "gelu_pytorch_tanh": ("Gelu", {"approximate": "tanh"}),
     "relu": ("Relu", {}),
 }
+SILU = "silu"  # x times its sigmoid, which gates alone have
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def sizes_of(config: Mapping[str, Any], layout: ModelLayout) -> Sizes:
             f"the config's pad_token_id is {values['pad_token_id']}, which lies beyond its vocabulary of "
             f"{values['vocab_size']} or its {values['max_position_embeddings']} position embeddings."
         )
-    if values["hidden_act"] not in ACTIVATION_NODES:
-        known = ", ".join(ACTIVATION_NODES)
+    activations = (*ACTIVATION_NODES, SILU) if layout.gate else tuple(ACTIVATION_NODES)
+    if values["hidden_act"] not in activations:
+        known = ", ".join(activations)
         raise UsageError(f"the config's activation is {values['hidden_act']!r}; supported: {known}.")
     return Sizes(**values)
 
@@ -117,7 +120,7 @@ def projection_of(layout: ModelLayout, sizes: Sizes) -> str:
 
 
 def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(path, shape of its weight) of what has a bias too: norms are [d], linear layers [out, in]."""
+    """(path, shape of its weight): norms are [d], linear layers [out, in]."""
     d, f, width = sizes.hidden_size, sizes.intermediate_size, sizes.embedding_size
     if layout.embeddings_norm:
         yield "embeddings.LayerNorm", (width,)
@@ -127,7 +130,7 @@ def modules_of(layout: ModelLayout, sizes: Sizes) -> Iterator[tuple[str, tuple[i
         for module in (layout.query, layout.key, layout.value, layout.attention_output):
             yield layer + module, (d, d)
         yield layer + layout.attention_norm, (d,)
-        yield layer + layout.up, (f, d)
+        yield from ((layer + module, (f, d)) for module in (layout.gate, layout.up) if module)
         yield layer + layout.down, (d, f)
         yield layer + layout.ffn_norm, (d,)
     if layout.last_norm:
@@ -141,7 +144,10 @@ def tensors_of(layout: ModelLayout, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     rows |= {"task_type": sizes.task_type_vocab_size} if sizes.task_type_vocab_size else {}
     tables = {f"embeddings.{name}_embeddings.weight": (n, sizes.embedding_size) for name, n in rows.items()}
     tables |= {layout.distances: (BUCKETS, sizes.num_attention_heads)} if layout.distances else {}
-    parts = ((module, {"weight": shape, "bias": shape[:1]}) for module, shape in modules_of(layout, sizes))
+    parts = (
+        (module, {"weight": shape} | ({} if module.endswith(layout.unbiased) else {"bias": shape[:1]}))
+        for module, shape in modules_of(layout, sizes)
+    )
     return {**tables, **{f"{module}.{part}": shape for module, both in parts for part, shape in both.items()}}
 
 
@@ -210,6 +216,8 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
     attention = ends(layout.attention_residual, layout.attention_norm)
     split = ("batch", sizes.num_attention_heads, "places", d // sizes.num_attention_heads)
     heads = {Role.KEY_HEADS: layout.key, Role.VALUE_HEADS: layout.value} if layout.masked else {}
+    first = {Role.FFN_GATE: layout.gate, Role.FFN_GATED: layout.up} if layout.gate else {Role.FFN_UP: layout.up}
+    gated = layout.down if layout.gate else ""
     return [
         *before(Role.ATTENTION_NORM, layout.attention_norm),
         *(at(role, module, module) for role, module in projections.items()),
@@ -219,8 +227,9 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
         ),
         at(Role.ATTENTION_OUTPUT, layout.attention_dropout, layout.attention_output, **attention),
         *before(Role.FFN_NORM, layout.ffn_norm),
-        at(Role.FFN_UP, layout.up, layout.up, outputs=f),
-        at(Role.FFN_ACTIVATION, layout.activation, layout.activation, f, f),
+        *(at(role, module, module, outputs=f) for role, module in first.items()),
+        # What is gated is no module's output, but what the next one reads.
+        at(Role.FFN_ACTIVATION, gated or layout.activation, layout.activation, f, f, enters=bool(gated)),
         at(Role.FFN_OUTPUT, layout.ffn_dropout, layout.down, f, **ends(layout.ffn_residual, layout.ffn_norm)),
         at(Role.LAYER_OUTPUT, layout.layer_end, layout.layer_end),
     ]
@@ -230,7 +239,7 @@ def _layer_sites(layout: ModelLayout, sizes: Sizes, layers: Sequence[str], i: in
 _AROUND: Mapping[Role, Mapping[str, str]] = {
     **{role: {"input": "{below}"} for role in (Role.QUERY, Role.KEY, Role.VALUE)},
     Role.ATTENTION_OUTPUT: {"input": "{layer}context", "residual": "{below}"},
-    Role.FFN_UP: {"input": "{layer}attention_norm"},
+    **{role: {"input": "{layer}attention_norm"} for role in (Role.FFN_UP, Role.FFN_GATE, Role.FFN_GATED)},
     Role.FFN_ACTIVATION: {"input": "{layer}ffn_up"},
     Role.FFN_OUTPUT: {"input": "{layer}ffn_activation", "residual": "{layer}attention_norm"},
 }

@@ -29,12 +29,14 @@ class ModelLayout:
     attention_norm: str = "attention.output.LayerNorm"
     attention_residual: tuple[str, int] = ("attention.output", 1)
     up: str = "intermediate.dense"
+    gate: str = ""  # where there are two first products, the one past which the activation comes; ``up`` is the other
     activation: str = "intermediate.intermediate_act_fn"
     down: str = "output.dense"
     ffn_dropout: str = "output.dropout"
     ffn_residual: tuple[str, int] = ("output", 1)
     ffn_norm: str = "output.LayerNorm"
     layer_end: str = "output"
+    unbiased: tuple[str, ...] = ()  # linear layers without a bias
     positions: bool = True  # a table of them, added to the words'
     token_types: bool = True
     counted_positions: bool = False  # from the count of ids != pad, not from the column

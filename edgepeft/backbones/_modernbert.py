@@ -15,7 +15,18 @@ from edgepeft.backbones.base import Attention, Pooling, Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked
 from edgepeft.errors import UsageError
 
-__all__ = ["Sizes", "attention_of", "neighbours", "norms_of", "pooling_of", "sites_of", "sizes_of", "tensors_of"]
+__all__ = [
+    "Sizes",
+    "attention_of",
+    "mapping",
+    "neighbours",
+    "norms_of",
+    "pooling_of",
+    "refuse_scaling",
+    "sites_of",
+    "sizes_of",
+    "tensors_of",
+]
 
 # What transformers takes where a config is silent; sizes have no default here.
 _DEFAULTS = {
@@ -98,11 +109,11 @@ def _kinds(config: Mapping[str, Any], n_layers: int) -> list[str]:
 
 def _theta(config: Mapping[str, Any], kind: str) -> float:
     """RoPE's base: in ``rope_parameters`` of transformers 5, by a key of its own in transformers 4."""
-    both = _mapping("rope_parameters", config.get("rope_parameters"))
-    own = _mapping("rope_parameters", both.get(kind))
+    both = mapping("rope_parameters", config.get("rope_parameters"))
+    own = mapping("rope_parameters", both.get(kind))
     for settings in (both, own):  # as other models have them, of no kind of layer
-        _refuse_scaling("rope_parameters", settings)
-    _refuse_scaling("rope_scaling", _mapping("rope_scaling", config.get("rope_scaling")))
+        refuse_scaling("rope_parameters", settings)
+    refuse_scaling("rope_scaling", mapping("rope_scaling", config.get("rope_scaling")))
     key, default = _THETAS[kind]
     theta = own.get("rope_theta", config.get(key, default))
     if theta is None and kind == _LOCAL:
@@ -113,7 +124,7 @@ def _theta(config: Mapping[str, Any], kind: str) -> float:
     return float(theta)
 
 
-def _refuse_scaling(key: str, settings: Mapping[str, Any]) -> None:
+def refuse_scaling(key: str, settings: Mapping[str, Any]) -> None:
     scaling = settings.get("rope_type", settings.get("type", "default"))
     if scaling != "default":
         raise UsageError(f"the config's {key} has the rope_type {scaling!r}; supported: default, which scales nothing.")
@@ -121,7 +132,7 @@ def _refuse_scaling(key: str, settings: Mapping[str, Any]) -> None:
         raise UsageError(f"the config's {key} has the partial_rotary_factor {part!r}; supported: 1.0.")
 
 
-def _mapping(key: str, value: Any) -> Mapping[str, Any]:
+def mapping(key: str, value: Any) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise UsageError(f"the config's {key} must be an object; found {value!r}.")
     return value or {}

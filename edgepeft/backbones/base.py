@@ -306,6 +306,10 @@ class Family(ABC):
     def checkpoint_prefix(self, architecture: Architecture) -> str:
         """What whole models, and transformers' classes, put before the base model's names, with its dot."""
 
+    def modules_of_stored(self, name: str) -> tuple[str, ...]:
+        """What files call a tensor -> its names in transformers' modules; several have its rows, in equal parts."""
+        return (name,)
+
     def open_checkpoint(self, architecture: Architecture, weights: Path) -> Checkpoint:
         """Index a weights file by the base model's parameter names, be it the base model's or a whole model's.
 

@@ -52,7 +52,7 @@ class Bert(Family):
         Raises:
             UsageError: a key is missing or of the wrong kind, or the model uses what is not supported.
         """
-        layout = self.layouts[config["model_type"]]
+        layout = self.layout_of(config)
         sizes = sizes_of(config, layout)
         d, offset = sizes.hidden_size, sizes.pad_token_id + 1 if layout.counted_positions else 0
         token_types = ("token_type_ids",) if layout.token_types and sizes.type_vocab_size > 1 else ()
@@ -76,6 +76,10 @@ class Bert(Family):
             head=layout.head,
             reference=layout.reference,
         )
+
+    def layout_of(self, config: Mapping[str, Any]) -> ModelLayout:
+        """The row of the table."""
+        return self.layouts[config["model_type"]]
 
     def neighbours(self, site: Site) -> dict[str, str]:
         """What stands beside a site of its layer."""
@@ -138,7 +142,7 @@ class BertBuilder:
         op = self.emit.op
         table = self.emit.weight("embeddings.word_embeddings.weight")
         hidden = op("Gather", table, self.packing.packed("input_ids"), output="word_embeddings")
-        if self.layout.token_types:
+        if "embeddings.token_type_embeddings.weight" in self.arch.tensors:
             table = self.emit.weight("embeddings.token_type_embeddings.weight")
             types = self.packing.packed("token_type_ids") if "token_type_ids" in self.arch.inputs else self.packing.zero
             hidden = op("Add", hidden, op("Gather", table, types))

@@ -43,8 +43,10 @@ class _Source(NamedTuple):
     read: Callable[[], NDArray[Any]]
 
 
-def plain_folder(folder: Path) -> Path:
+def plain_folder(folder: Path, names: Callable[[str], tuple[str, ...]] = lambda name: (name,)) -> Path:
     """The folder itself when its weights are float32 safetensors and its tokenizer is fast, else a converted copy.
+
+    ``names`` gives what a stored tensor is called in transformers' modules, which the weights are to be called, too.
 
     Raises:
         UsageError: no weights.
@@ -61,7 +63,9 @@ def plain_folder(folder: Path) -> Path:
         )
     if origin is None:
         raise UsageError(f"{folder} has neither {WEIGHTS_FILE} nor {PICKLED_FILE}; it is not a backbone.")
-    as_is = origin == plain and all(t.dtype in _PLAIN_DTYPES for t in Checkpoint.open(plain).tensors.values())
+    as_is = origin == plain and all(
+        t.dtype in _PLAIN_DTYPES and names(t.name) == (t.name,) for t in Checkpoint.open(plain).tensors.values()
+    )
     has_slow = any((folder / name).is_file() for name in _SLOW) or _reads_bytes(folder)
     slow_tokenizer = has_slow and not (folder / "tokenizer.json").is_file()
     if as_is and not slow_tokenizer:
@@ -80,7 +84,7 @@ def plain_folder(folder: Path) -> Path:
                 sources: dict[str, _Source] = {}
                 for part in parts:
                     sources |= _in_pickle(part) if part.suffix == ".bin" else _in_safetensors(part)
-                _write_float32(sources, new / WEIGHTS_FILE)
+                _write_float32(_in_modules(sources, names), new / WEIGHTS_FILE)
             if slow_tokenizer:
                 _convert_tokenizer(folder, new)
     return target
@@ -199,6 +203,22 @@ def _read(path: Path, stored: StoredTensor) -> NDArray[Any]:
     if stored.dtype == "BF16":  # the upper half of a float32
         values = (values.astype("<u4") << 16).view("<f4")
     return values.reshape(stored.shape)
+
+
+def _in_modules(sources: Mapping[str, _Source], names: Callable[[str], tuple[str, ...]]) -> dict[str, _Source]:
+    """By transformers' own names; what is fused in the file is parts of its rows."""
+    found = {}
+    for name, one in sources.items():
+        parts = names(name)
+        rows = one.layout.shape[0] // len(parts) if len(parts) > 1 else 0
+        for i, part in enumerate(parts):
+            found[part] = _rows(one, i * rows, (i + 1) * rows) if rows else one
+    return found
+
+
+def _rows(whole: _Source, first: int, end: int) -> _Source:
+    dtype, (_, *rest) = whole.layout
+    return _Source(Layout(dtype, (end - first, *rest)), lambda: whole.read()[first:end])
 
 
 def _write_float32(sources: Mapping[str, _Source], path: Path) -> None:

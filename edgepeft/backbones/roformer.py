@@ -16,7 +16,7 @@ from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.rotary import Rotary
 from edgepeft.errors import BundleError, UsageError
 
-__all__ = ["FAMILY", "RoFormer"]
+__all__ = ["FAMILY", "RoFormer", "RotaryBuilder"]
 
 _THETA = 10_000.0
 _LEARNT = "embeddings.position_embeddings.weight"
@@ -76,18 +76,21 @@ class RoFormer(Bert):
     @property
     def builder(self) -> type[BertBuilder]:
         """What emits its models."""
-        return _Builder
+        return RotaryBuilder
 
 
 FAMILY = RoFormer()
 
 
-class _Builder(BertBuilder):
+class RotaryBuilder(BertBuilder):
     """BERT's, with its queries and keys turned."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.rotary = Rotary(self.emit, self.packing, _THETA, self.arch.hidden_size, neighbours=True)
+        self.rotary = self._rotary()
+
+    def _rotary(self) -> Rotary:
+        return Rotary(self.emit, self.packing, _THETA, self.arch.hidden_size, neighbours=True)
 
     def _attention(self, layer: str, name: str, hidden: str) -> str:
         """(T, d) -> (T, d)."""

@@ -105,8 +105,8 @@ def open_backbone(source: Backbone | Path | str) -> Backbone:
         folder = _download(source)
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} has no config.json; a backbone is a folder in Hugging Face layout.")
-    family_of(read_config(folder / "config.json"))  # before a conversion that may take minutes
-    folder = plain_folder(folder)
+    family = family_of(read_config(folder / "config.json"))  # before a conversion that may take minutes
+    folder = plain_folder(folder, family.modules_of_stored)
     return Backbone(name, folder, read_config(folder / "config.json"))
 
 

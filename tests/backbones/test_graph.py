@@ -18,7 +18,7 @@ import transformers
 from graphs import Both, build, require_sites, session
 from onnx import TensorProto, helper
 from safetensors.numpy import load_file, save_file
-from tiny import MODEL_TYPES, PRE_NORM, SIZES, ragged, randomise
+from tiny import MODEL_TYPES, PRE_NORM, ROTARY, SIZES, known, ragged, randomise
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
@@ -65,15 +65,18 @@ def test_it_passes_the_checker_at_opset_20_and_ir_10_with_standard_operators(
     assert {node.domain for node in model.graph.node} == {""}
 
 
-@pytest.mark.parametrize("model_type", [*MODEL_TYPES, *PRE_NORM, "roformer"])
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, *PRE_NORM, "roformer", *known(*ROTARY)])
 def test_every_site_its_input_and_residual_are_what_the_modules_of_transformers_see(
     tiny: Callable[..., Path], model_type: str
 ):
     """The site table's two columns, module path and graph value, name the same numbers."""
     both = Both(tiny(model_type))
-    norms = 2 if model_type in PRE_NORM else 0
+    gated = model_type in ROTARY  # a second first product and what it reads; and no input of the activation alone
+    norms = 2 if model_type in PRE_NORM else int(gated)
     in_layers = both.backbone.architecture.n_layers * (8 + 7 + 2 + norms)  # outputs, inputs, residuals
-    others = {"roformer": 2}.get(model_type, 4 if norms else 3)  # words, positions, all embeddings; the last norm
+    others = dict.fromkeys(("roformer", *ROTARY), 2).get(
+        model_type, 4 if norms else 3
+    )  # words, positions, all embeddings; the last norm
     assert require_sites(both, ragged(4, 7, SIZES[model_type])) == in_layers + others
 
 
@@ -184,7 +187,7 @@ def test_a_whole_models_checkpoint_is_read_under_its_prefix(tmp_path: Path, mode
     assert all(name.startswith(f"{prefix}.") for name in weights)
 
 
-@pytest.mark.parametrize("model_type", [*MODEL_TYPES, *PRE_NORM, "roformer"])
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, *PRE_NORM, "roformer", *known(*ROTARY)])
 def test_where_a_config_is_silent_it_is_read_as_transformers_reads_it(tiny: Callable[..., Path], model_type: str):
     kept = ("model_type", "hidden_size", "dim", "num_hidden_layers", "n_layers", "num_attention_heads", "n_heads")
     kept += ("intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings")

@@ -179,6 +179,24 @@ CONFIG = {
         ({"model_type": "albert", "num_hidden_groups": 0}, "num_hidden_groups"),
         ({"model_type": "roformer", "rotary_value": True}, "rotary_value is True; roformer has False"),
         ({"model_type": "roformer", "num_attention_heads": 32}, "num_attention_heads is 32, which does not divide"),
+        (
+            {"model_type": "gte", "rope_scaling": {"type": "ntk", "factor": 8.0}},
+            "rope_scaling has the rope_type 'ntk'; supported: default",
+        ),
+        (
+            {"model_type": "nomic_bert", "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0}},
+            "rope_parameters has the rope_type 'dynamic'",
+        ),
+        ({"model_type": "nomic_bert", "rope_theta": 0}, "rope_theta must be a number from 1 on; found 0"),
+        ({"model_type": "nomic_bert", "head_dim": 9}, "head_dim is 9; supported: 8"),
+        (
+            {"model_type": "gte", "hidden_act": "mish"},
+            "activation is 'mish'; supported: gelu, gelu_new, gelu_pytorch_tanh, relu, silu",
+        ),
+        (
+            {"model_type": "bert", "hidden_act": "silu"},
+            "activation is 'silu'; supported: gelu, gelu_new, gelu_pytorch_tanh, relu.",
+        ),
         ({"model_type": "roformer", "hidden_act": "relu"}, "hidden_act is 'relu'; roformer has gelu"),
         (
             {"model_type": "xlm-roberta-xl", "pad_token_id": 1, "position_embedding_type": "relative_key"},

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import Both
-from tiny import MODEL_TYPES, PRE_NORM, SAME_BUT_FOR_NAMES, SIZES, ragged, write_model
+from tiny import MODEL_TYPES, PRE_NORM, ROTARY, SAME_BUT_FOR_NAMES, SIZES, known, ragged, write_model
 
 MINILM = {"hidden_size": 24, "num_attention_heads": 12, "num_hidden_layers": 3, "layer_norm_eps": 1e-12}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    *((model_type, {}) for model_type in (*MODEL_TYPES, *SAME_BUT_FOR_NAMES, *PRE_NORM, "roformer")),
+    *((model_type, {}) for model_type in (*MODEL_TYPES, *SAME_BUT_FOR_NAMES, *PRE_NORM, "roformer", *known(*ROTARY))),
     ("bert", MINILM),
     ("bert", {"hidden_act": "relu"}),
     ("bert", {"hidden_act": "gelu_new"}),
@@ -26,6 +26,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ernie", {"use_task_id": False}),
     ("roformer", {"embedding_size": 32}),
     ("rembert", {"input_embedding_size": 32}),
+    *((model_type, {"hidden_act": "gelu_new"}) for model_type in known("nomic_bert")),
+    *((model_type, {"type_vocab_size": n}) for model_type in known("gte") for n in (0, 3)),
 ]
 SHAPES = [(1, 1), (1, 5), (3, 7), (33, 17), (4, 62)]
 
@@ -39,7 +41,7 @@ def test_hidden_states_equal_transformers_on_ragged_rows(tiny: Callable[..., Pat
         both.assert_equal(ragged(batch, length, config, seed))
 
 
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet", "roformer"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet", "roformer", *known(*ROTARY)])
 def test_hidden_states_equal_transformers_at_512_tokens(tmp_path: Path, model_type: str):
     sizes = {"max_position_embeddings": 514}
     both = Both(write_model(tmp_path / "m", model_type, **sizes))

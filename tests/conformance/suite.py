@@ -36,6 +36,8 @@ WITHOUT: dict[str, set[str]] = {
     "modernbert": {"bitfit", "mam", "prefix"},
     "deberta-v2": {"mam", "prefix"},
     "roformer": {"mam", "prefix"},
+    "nomic_bert": {"mam", "prefix"},
+    "gte": {"mam", "prefix"},
     "t5": {"linear", "mam", "prefix", "top-k"},  # a head that trains nothing, and two stacks of layers
 }
 SHAPES = [(1, 1), (1, 9), (5, 3), (7, 13)]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import suite
 from test_gradients import Tuned, require_pytorchs
+from tiny import ROTARY, known
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.delta import new_delta
@@ -20,7 +21,7 @@ from edgepeft.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
 
-FAMILIES = ("modernbert", "deberta-v2", "albert", "xlm-roberta-xl", "roformer")
+FAMILIES = ("modernbert", "deberta-v2", "albert", "xlm-roberta-xl", "roformer", *known(*ROTARY))
 
 
 def fits(method: Method) -> bool:
@@ -33,6 +34,7 @@ NEAR_BERT = {
     "albert": {"full", "lora", "prefix"},
     "xlm-roberta-xl": {"full", "pfeiffer"},
     "roformer": {"lora"},
+    "gte": {"lora"},
 }  # whose graphs have but one thing that is new: all others are slow
 
 

@@ -51,6 +51,7 @@ def test_count_on_a_base_model(named, backbone: str, method, count: int):
         ("xlm-roberta-base", 277_453_056),
         ("modernbert-base", 149_014_272),  # 149 M in the paper
         ("deberta-v3-base", 183_831_552),  # 184 M in the paper
+        ("nomic-embed-text-v1.5", 136_731_648),  # 137 M in the paper; the published file's 546,926,592 bytes of float32
         ("mpnet-base", 108_895_872),  # transformers' 109,486,464 less the pooler's 590,592
     ],
 )
