@@ -43,6 +43,7 @@ _CLASSES = {
     "xlm-roberta": "XLMRobertaAdapterModel",
     "distilbert": "DistilBertAdapterModel",
     "electra": "ElectraAdapterModel",
+    "deberta-v2": "DebertaV2AdapterModel",
 }
 _KEEPS: Mapping[str, Any] = {"sublayer": True, "norm": False, "sum": "post_add"}
 _MATRICES = {"query": "q", "key": "k", "value": "v"}

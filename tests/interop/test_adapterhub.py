@@ -62,6 +62,7 @@ def test_adapters_made_the_golden_checkpoints_of_both_backbones():
     assert {card["version"] for card in cards} == {f"adapters.{versions['adapters']}"}
     kinds = [{name.partition("-")[2] for name in NAMES if name.startswith(family)} for family in ("bert-", "roberta-")]
     assert kinds[0] == kinds[1] | {"pooler-head"} and len(kinds[1]) == 36
+    assert len([name for name in NAMES if name.startswith("deberta-")]) == 8
     for name in NAMES:  # in the names and containers that adapters writes, of which our code writes none
         folder = GOLDEN / name
         safe = (folder / SAFE).exists()

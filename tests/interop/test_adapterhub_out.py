@@ -1,6 +1,7 @@
 """A delta as a folder of AdapterHub's: the tensors of adapters' own files, and every form back through the importer."""
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,12 @@ def stored(folder: Path, *names: str) -> dict[str, torch.Tensor]:
     return load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("kind", SAME)
+OF_DEBERTA = ("double-seq-bn", "own-norms", "compacter", "phm", "lora", "lora-everywhere", "tagging")
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [*product(("bert", "roberta"), SAME), *(("deberta", kind) for kind in OF_DEBERTA)]
+)
 def test_what_adapters_wrote_comes_back_tensor_by_tensor_and_with_its_settings(family: str, kind: str, tmp_path: Path):
     name = f"{family}-{kind}"
     backbone, out = backbone_of(name), tmp_path / "out"

@@ -23,7 +23,11 @@ from safetensors.torch import load_file, save_file
 HERE = Path(__file__).parent
 FOLDER = HERE / "adapterhub"
 NAME = "sst"
-FAMILIES = {"bert": adapters.BertAdapterModel, "roberta": adapters.RobertaAdapterModel}
+FAMILIES = {
+    "bert": adapters.BertAdapterModel,
+    "roberta": adapters.RobertaAdapterModel,
+    "deberta": adapters.DebertaV2AdapterModel,
+}
 # transformers' own class and head
 STATIC, TAGS, SPANS = "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"
 DEFAULT = {"num_labels": 3}  # two layers with tanh
@@ -123,6 +127,9 @@ CHECKPOINTS = {
 }  # fmt: skip
 OF_BERT = {"pooler-head": (SeqBnConfig(reduction_factor=4), {"layers": 1, "use_pooler": True}, True)}
 
+# One of each method: names and places are its own, what is done there is BERT's.
+OF_DEBERTA = ("double-seq-bn", "own-norms", "par-bn", "compacter", "phm", "lora", "lora-everywhere", "tagging")
+
 
 def model_of(backbone, head):
     if isinstance(head, str):
@@ -193,8 +200,9 @@ def main():
         FOLDER.mkdir()
     for family in FAMILIES:
         more = OF_BERT if family == "bert" else {}
+        here = OF_DEBERTA if family == "deberta" else (*CHECKPOINTS, *more)
         for name, checkpoint in (CHECKPOINTS | more).items():
-            if name in (named or {**CHECKPOINTS, **more}):
+            if name in here and name in (named or here):
                 write_checkpoint(HERE / family, name, *checkpoint)
     packages = {name: version(name) for name in ("adapters", "torch", "transformers", "safetensors")}
     (FOLDER / "versions.json").write_text(json.dumps(packages, indent=2) + "\n")
