@@ -12,6 +12,7 @@ import pytest
 import suite
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
+from tiny import ROTARY, known
 
 from edgepeft.backbones.packing import MERGE, SPLIT
 from edgepeft.backbones.source import Backbone, open_backbone
@@ -31,7 +32,7 @@ RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "xlm-roberta", "distilbert")},
     "electra": {"embedding_size": 20},
     "albert": {"num_hidden_layers": 2, "num_hidden_groups": 1},
-    **{name: {} for name in ("roformer", "xlm-roberta-xl")},
+    **{name: {} for name in ("roformer", "xlm-roberta-xl", *known(*ROTARY))},
 }
 LENGTHS = (11, 7, 3, 8, 1, 9, 6)
 BY_TOKEN = {"layer.1.key", "layer.1.value"}  # of the last layer
@@ -86,7 +87,8 @@ def test_a_text_has_one_query_and_passes_the_feed_forward_once(tiny: Callable[..
     model, rows = spliced(backbone, "linear"), rows_of(backbone)
     whole, part = (product_flops(count_run(graph, rows).works) for graph in (model, moved(model)))
     texts, longest, tokens = len(LENGTHS), max(LENGTHS), sum(LENGTHS)
-    projections = 2 * (tokens - texts) * (2 * d * d + 2 * d * f)
+    products = 3 if model_type in ROTARY else 2  # of the feed-forward, a gate's too
+    projections = 2 * (tokens - texts) * (2 * d * d + products * d * f)
     scores_and_contexts = 2 * 2 * texts * (longest - 1) * longest * d
     assert whole - part == projections + scores_and_contexts
 
