@@ -7,8 +7,9 @@
  * @typedef {Task & {method: string, head: string, maxLength: number, promptLength: number, structure: string,
  *   lower: string[], values: string | null, check: string, tolerance: {difference: number | null, changed: number}, bytes: number,
  *   tuning?: import("./tuner.js").Tuning}} Entry
+ * @typedef {{task: string, note?: string, [field: string]: any}} Answer what `edgepeft run --json` prints of a row
  * @typedef {{ort: any, Tokenizer?: any, wasm?: string, progress?: import("./files.js").Progress, sessions?: number,
- *   threads?: number}} Options
+ *   threads?: number, providers?: string[]}} Options
  */
 import { replayed } from "./agreement.js";
 import { Files } from "./files.js";
@@ -26,9 +27,10 @@ export class Bundle {
    * Open a site: the manifest, the tokenizer and the weights' bytes.
    * @param {string | URL} url the site's folder; in Node a file: URL too
    * @param {Options} options `ort` is onnxruntime-web, or what has its interface; `Tokenizer` is @huggingface/tokenizers'
-   *   class, `wasm` the site's file that ONNX Runtime is started from, `sessions` how many stay open
+   *   class, `wasm` the site's file that ONNX Runtime is started from, `sessions` how many structures stay open,
+   *   `providers` ONNX Runtime's execution providers
    */
-  static async open(url, { ort, Tokenizer, wasm, progress, sessions = 2, threads = 1 }) {
+  static async open(url, { ort, Tokenizer, wasm, progress, sessions = 2, threads = 1, providers }) {
     const base = String(url).endsWith("/") ? String(url) : `${url}/`;
     const files = new Files(base, progress);
     const site = await files.manifest();
@@ -37,7 +39,7 @@ export class Bundle {
       ort.env.wasm.numThreads = threads;
     }
     const encoder = new Encoder(await files.json("tokenizer.json"), await files.json("tokenizer_config.json"), Tokenizer);
-    return new Bundle(ort, files, site, encoder, await files.read(site.weights), sessions);
+    return new Bundle(ort, files, site, encoder, await files.read(site.weights), sessions, providers);
   }
 
   /**
@@ -47,13 +49,14 @@ export class Bundle {
    * @param {Encoder} encoder
    * @param {Uint8Array | null} weights let go where no other session will need them
    * @param {number} most
+   * @param {string[]} [providers]
    */
-  constructor(ort, files, site, encoder, weights, most) {
+  constructor(ort, files, site, encoder, weights, most, providers = ["wasm"]) {
     this.ort = ort;
     this.files = files;
     this.site = site;
     this.encoder = encoder;
-    this.sessions = new Sessions(ort, files, site, weights, most);
+    this.sessions = new Sessions(ort, files, site, weights, most, providers);
     /** @type {Map<string, Record<string, any>>} by task */
     this.values = new Map();
     /** @type {Promise<any>} */
@@ -75,27 +78,30 @@ export class Bundle {
   /**
    * One answer for each row: a text, a pair, or an object of columns; of several tasks, these by task.  Layers that tasks
    * share are run once for the rows that they read alike.
-   * @param {string | string[]} tasks
+   * @template {string | string[]} T
+   * @param {T} tasks
    * @param {Given | Given[]} rows
-   * @returns {Promise<any>}
+   * @returns {Promise<T extends string ? Answer[] : Record<string, Answer[]>>}
    */
   async predict(tasks, rows) {
     const given = Array.isArray(rows) ? rows : [rows];
-    const read = new Map([tasks].flat().map((task) => [task, this.read(this.entry(task), given)]));
+    const names = /** @type {string[]} */ ([tasks].flat());
+    const read = new Map(names.map((task) => [task, this.read(this.entry(task), given)]));
     /** @type {Map<string, string[]>} */
     const alike = new Map();
     for (const [task, each] of read) {
       const key = JSON.stringify(each.map(({ rows }) => rows.flat().map((row) => row.map(({ id, type }) => [id, type]))));
       alike.set(key, [...(alike.get(key) ?? []), task]);
     }
-    /** @type {Map<string, Record<string, any>[]>} */
+    /** @type {Map<string, Answer[]>} */
     const answers = new Map();
     for (const group of alike.values()) {
       const rows = /** @type {any[]} */ (read.get(group[0])).flatMap((each) => each.rows.flat());
       const logits = await this.queued(() => this.run(group, rows));
       for (const task of group) answers.set(task, this.answers(task, read.get(task) ?? [], logits.get(task) ?? []));
     }
-    return Array.isArray(tasks) ? Object.fromEntries(tasks.map((task) => [task, answers.get(task)])) : answers.get(tasks);
+    const each = (/** @type {string} */ task) => [task, answers.get(task)];
+    return /** @type {any} */ (Array.isArray(tasks) ? Object.fromEntries(tasks.map(each)) : answers.get(tasks));
   }
 
   /**
@@ -113,7 +119,7 @@ export class Bundle {
    * @param {string} task
    * @param {ReturnType<Bundle["read"]>} read
    * @param {Float32Array[]} logits
-   * @returns {Record<string, any>[]}
+   * @returns {Answer[]}
    */
   answers(task, read, logits) {
     const entry = this.entry(task);

@@ -10,13 +10,15 @@ export class Sessions {
    * @param {any} site
    * @param {Uint8Array | null} weights let go where no other session will need them
    * @param {number} most structures that stay open
+   * @param {string[]} providers
    */
-  constructor(ort, files, site, weights, most) {
+  constructor(ort, files, site, weights, most, providers) {
     this.ort = ort;
     this.files = files;
     this.site = site;
     this.weights = weights;
     this.most = most;
+    this.providers = providers;
     /** @type {Map<string, any>} by structure, the one that was used last at the end */
     this.open = new Map();
     /** @type {Map<string, any>} of the layers that tasks share */
@@ -51,7 +53,7 @@ export class Sessions {
     this.weights ??= await this.files.read(this.site.weights);
     return this.ort.InferenceSession.create(await this.files.read(graph), {
       externalData: [{ path: this.site.weights, data: this.weights }],
-      executionProviders: ["wasm"],
+      executionProviders: this.providers,
       logSeverityLevel: 3,
     });
   }
