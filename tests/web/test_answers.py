@@ -72,6 +72,8 @@ TASKS = {
     "regression": ("regression", None, {}, SINGLES),
     "labels": ("labels", ("x", "y", "z"), {"thresholds": [0.2, 0.5, 0.9]}, SINGLES),
     "tokens": ("tokens", TAGS, {}, SINGLES),
+    "tokens of windows": ("tokens", TAGS, {"stride": 5}, SINGLES),
+    "tokens of windows that share most": ("tokens", TAGS, {"stride": 18}, SINGLES),
     "choice": ("choice", None, {"temperature": 0.5}, PICKS),
     "embedding": ("embedding", None, {"dims": 6, "scored": True}, SINGLES),
     "embedding of pairs": ("embedding", None, {"dims": 6, "scored": True}, PAIRS),

@@ -161,18 +161,16 @@ def test_damaged_files_of_the_bundle_are_named_and_nothing_is_left(bundle, modul
 def test_what_a_page_cannot_answer_is_refused_by_name(bundle, modules, tmp_path, monkeypatch):
     manifest = json.loads((bundle / "edgepeft.json").read_text())
     manifest["tasks"]["mood"]["source"] = "mood: {sentence1}"
-    manifest["tasks"]["pair"] |= {"kind": "tokens", "chosen": {"stride": 3}, "labels": ["B-X", "I-X", "O"]}
+    manifest["tasks"]["pair"] |= {"kind": "tokens", "chosen": {}, "labels": ["B-X", "I-X", "O"]}
     manifest["tasks"]["score"] |= {"head_reads": "text", "kind": "text", "labels": None, "regression": False}
     (bundle / "edgepeft.json").write_text(json.dumps(manifest))
     for tasks, said in (
         (["mood"], "mood is posed as text"),
-        (["pair"], "pair stitches"),
         (["score"], "score writes text"),
     ):
         with pytest.raises(UsageError, match=said):
             write_site(Bundle(bundle), tmp_path / "site", tasks=tasks, libraries=modules)
     manifest["tasks"]["mood"]["source"] = None
-    manifest["tasks"]["pair"]["chosen"] = {}
     (bundle / "edgepeft.json").write_text(json.dumps(manifest))
     manifest["tasks"]["score"] |= {
         "head_reads": "mean",

@@ -14,12 +14,12 @@
 import { replayed } from "./agreement.js";
 import { Files } from "./files.js";
 import { KINDS } from "./kinds.js";
+import { passes } from "./passes.js";
 import { note } from "./rows.js";
 import { readSafetensors } from "./safetensors.js";
 import { fed, Sessions } from "./sessions.js";
 import { Encoder } from "./tokenizer.js";
 
-const PASS_TOKENS = 1024; // activations of more do not stay in a core's cache: edgepeft/runtime/passes.py
 const HELD_PASSES = 8; // whose lower layers' results are kept while several tasks read them
 
 export class Bundle {
@@ -139,7 +139,7 @@ export class Bundle {
     if (kind.passages || "stride" in entry.chosen) {
       const overlap = entry.chosen.stride ?? Math.floor(entry.maxLength / 3);
       const found = texts.map((text) => this.encoder.windows(text, entry.maxLength, overlap, Boolean(kind.passages)));
-      return { rows: found.map(({ rows }) => rows), cut: texts.map(() => false) };
+      return { rows: found.map(({ rows }) => rows), cut: texts.map(() => false), whole: found.map(({ whole }) => whole) };
     }
     const found = texts.map((text) => this.encoder.encode(text, entry.maxLength));
     return { rows: found.map(({ row }) => [row]), cut: found.map(({ cut }) => cut) };
@@ -277,27 +277,4 @@ export class Bundle {
     await this.last;
     await this.sessions.close();
   }
-}
-
-/**
- * Rows of like length together, about a thousand tokens at a time.
- * @param {Row[]} rows
- * @param {number} prompt
- * @returns {Generator<number[]>}
- */
-export function* passes(rows, prompt) {
-  const order = rows.map((_, i) => i).sort((a, b) => rows[a].length - rows[b].length);
-  /** @type {number[]} */
-  let part = [];
-  let tokens = 0;
-  for (const i of order) {
-    const own = rows[i].length + prompt;
-    if (part.length && tokens + own > PASS_TOKENS) {
-      yield part;
-      [part, tokens] = [[], 0];
-    }
-    part.push(i);
-    tokens += own;
-  }
-  if (part.length) yield part;
 }

@@ -11,10 +11,10 @@
  *   are hashes: of the delta that the tensors are of, and of the weights
  */
 import { AdamW, clip } from "./adamw.js";
-import { passes } from "./bundle.js";
-import { fed } from "./sessions.js";
 import { rateFactor } from "./course.js";
+import { passes } from "./passes.js";
 import { readSafetensors } from "./safetensors.js";
+import { fed } from "./sessions.js";
 
 const CLIP_NORM = 1;
 
