@@ -25,7 +25,7 @@ GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --determinis
 # The oldest onnxruntime that pyproject.toml allows on this kind of machine.
 OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript lint types contracts faults images-test generated picture check-generated wheel wheel-test ci clean
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -64,7 +64,7 @@ test-oldest: $(INSTALLED)  ## Graphs from elsewhere, on the oldest onnxruntime t
 test-javascript: $(INSTALLED)  ## The JavaScript example, and the sites of `edgepeft web` in Chromium; needs node, npm and chromium
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
 	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
-	mkdir -p build/web && cp -r edgepeft/_data/web/. build/web
+	mkdir -p build/web && cp -r edgepeft/_data/web/. LICENSE build/web && cp edgepeft/_data/serve/answers.js build/web/site
 	npm ci --prefix build/web --ignore-scripts --no-audit --no-fund
 	build/web/node_modules/.bin/tsc -p build/web
 	$(BIN)/python -m pytest -m slow tests/web $(PYTEST_ARGS)
@@ -82,6 +82,11 @@ claims: $(INSTALLED)  ## What we claim beside our peers, a few rounds into build
 	  $(BIN)/python -m bench.suites $$suite --profile $(PROFILE) $(CLAIMS_ARGS) \
 	    --json build/suite-$$suite.json --plot build/suite-$$suite.png || exit; \
 	done
+
+npm-package: $(INSTALLED)  ## build/web/edgepeft-web-VERSION.tgz, the module behind the sites with its types, to be published or installed by name
+	mkdir -p build/web && cp -r edgepeft/_data/web/. LICENSE build/web && cp edgepeft/_data/serve/answers.js build/web/site
+	npm ci --prefix build/web --ignore-scripts --no-audit --no-fund
+	cd build/web && npm pack
 
 lint: $(INSTALLED)  ## ruff: rules and format; hadolint: the Dockerfiles
 	$(BIN)/ruff check .

@@ -24,6 +24,7 @@ from edgepeft.resources import package_data, sha256_of
 from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
 from edgepeft.web.graphs import STRUCTURES_FOLDER
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
+from edgepeft.web.lower import share_layers
 from edgepeft.web.pages import write_pages, write_service_worker
 from edgepeft.web.structures import require_answerable, write_task
 
@@ -107,6 +108,8 @@ def write_site(
         for task in chosen:
             with stage(task):
                 entries[task] = write_task(bundle, task, new, tunable=tunable)
+        with stage("shared layers"):
+            share_layers(bundle, new, entries)
         untunable = {task: entry["untunable"] for task, entry in entries.items() if "untunable" in entry}
         if len(untunable) == len(entries):
             listed = "; ".join(f"{task}: {reason}" for task, reason in untunable.items())

@@ -50,8 +50,6 @@ def _reason(bundle: Bundle, task: str, places: bool) -> str:
         return "is posed as text of a row's columns"
     if entry.weights_sha256 is not None:
         return "has more tensors of its own than a graph can hold"
-    if kind.stitches:
-        return "stitches the windows of long texts (--long windows)"
     if kind.per_token and not places:
         return "answers with places in the text, which in a page only BERT's tokenizer gives"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import subprocess
@@ -12,33 +13,25 @@ from edgepeft.resources import package_data
 
 NODE = shutil.which("node")
 TEXT = "😀 w5 שָׁלוֹם e\u0301 𝛽 end"
-# The page's function, and as much of a document as it asks for; a lone answer as JSON.
+# As much of a document as the page's module asks for; what it shows as JSON.
 DRIVER = """
-const make = (name, text) => ({ name, parts: text === undefined ? [] : [text], append(...more) { this.parts.push(...more); } });
+globalThis.document = { createElement: (name) => ({ name, parts: [], append(...more) { this.parts.push(...more); }, setAttribute() {},
+  set textContent(text) { this.parts.push(text); } }) };
 const told = (part) => (typeof part === "string" ? part : [part.name, ...part.parts.map(told)]);
-const { text, prediction } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const marked = markedText(text, prediction);
-console.log(JSON.stringify([marked.dir, ...told(marked).slice(1)]));
+const { module, text, second, prediction } = JSON.parse((await import("node:fs")).readFileSync(0, "utf8"));
+const { parts } = await import(module);
+const shown = parts(prediction, text, second);
+console.log(JSON.stringify({ dir: shown.at(-1).dir, parts: shown.map(told) }));
 """
 
 
-# The same for a whole card.
-CARD = """
-const titled = (task, name) => make(name, task);
-const make = (name, text) => ({ name, parts: text === undefined ? [] : [text], append(...more) { this.parts.push(...more); } });
-const told = (part) => (typeof part === "string" ? part : [part.name, ...part.parts.map(told)]);
-const { text, second, prediction } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-console.log(JSON.stringify(told(answerCard("qa", { prediction }, text, second)).slice(2)));
-"""
-
-
-def marked(text: str, prediction: dict[str, object], driver: str = DRIVER, **more: str) -> list[object]:
-    page = package_data("serve/page.js").read_text(encoding="utf-8")
-    functions = page[page.index("function markedText") : page.index("function scoreList")]
+def shown(text: str, prediction: dict[str, object], second: str = "") -> dict[str, list[object]]:
     assert NODE is not None
-    given = json.dumps({"text": text, "prediction": prediction, **more})
-    done = subprocess.run([NODE, "-e", functions + driver], input=given, capture_output=True, text=True, check=True)
-    found: list[object] = json.loads(done.stdout)
+    module = "data:text/javascript;base64," + base64.b64encode(package_data("serve/answers.js").read_bytes()).decode()
+    given = json.dumps({"module": module, "text": text, "prediction": prediction, "second": second})
+    command = [NODE, "--input-type=module", "-e", DRIVER]
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=True)
+    found: dict[str, list[object]] = json.loads(done.stdout)
     return found
 
 
@@ -49,10 +42,11 @@ def test_spans_are_marked_where_pythons_string_has_them():
         {"start": TEXT.index(word), "end": TEXT.index(word) + len(word), "label": label, "score": 0.5}
         for word, label in found
     ]
-    parts = marked(TEXT, {"spans": spans, "unread": TEXT.index("end")})
+    found_in = shown(TEXT, {"spans": spans, "unread": TEXT.index("end")})
     marks = [["mark", word, ["b", label]] for word, label in found]
-    assert parts == ["auto", "😀 ", marks[0], " ", marks[1], " ", marks[2], " ", marks[3], " ", ["s", "end"]]
-    assert marked(TEXT, {"spans": []}) == ["auto", TEXT]
+    assert found_in["dir"] == "auto"
+    assert found_in["parts"] == [["p", "😀 ", marks[0], " ", marks[1], " ", marks[2], " ", marks[3], " ", ["s", "end"]]]
+    assert shown(TEXT, {"spans": []})["parts"] == [["p", TEXT]]
 
 
 @pytest.mark.skipif(NODE is None, reason="needs node")
@@ -61,6 +55,6 @@ def test_an_answer_is_marked_in_the_passage_and_not_in_the_question():
     prediction = {"text": "e\u0301", "answered": True, **place, "score": 0.5}
     before, after = TEXT.split("e\u0301")
     expected = ["p", before, ["mark", "e\u0301", ["b", "answer"]], after]
-    assert marked("what?", prediction, CARD, second=TEXT) == [expected]
+    assert shown("what?", prediction, second=TEXT)["parts"] == [["p", "e\u0301"], expected]
     none = {"text": "", "answered": False, "score": 0.5}
-    assert marked("what?", none, CARD, second=TEXT) == [["p", "no answer in the second text"]]
+    assert shown("what?", none, second=TEXT)["parts"] == [["p", "no answer in the second text"]]

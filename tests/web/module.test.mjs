@@ -21,7 +21,7 @@ const TOKENIZER = {
 };
 const TASK = {
   kind: "classification", labels: ["no", "yes"], chosen: {}, step: null, pairs: false, trained: false, outputs: 2,
-  maxLength: 8, promptLength: 0, values: null, tolerance: { difference: 1e-4, changed: 0 },
+  maxLength: 8, promptLength: 0, lower: [], values: null, tolerance: { difference: 1e-4, changed: 0 },
 };
 
 let folder;
@@ -95,12 +95,42 @@ test("the weights' bytes are let go when every task has its session, and read ag
   const bundle = await Bundle.open(url(), { ort, sessions: 3 });
   for (const [task, kept] of [["one", true], ["two", true], ["three", false], ["one", false]]) {
     await bundle.predict(task, "a");
-    assert.equal(bundle.weights !== null, kept, task);
+    assert.equal(bundle.sessions.weights !== null, kept, task);
   }
-  await (await bundle.sessions.get("one.onnx")).release();
-  bundle.sessions.delete("one.onnx");
+  await (await bundle.sessions.open.get("one.onnx")).release();
+  bundle.sessions.open.delete("one.onnx");
   await bundle.predict("one", "a");
   assert.deepEqual(log.filter((line) => line.startsWith("open")), ["1", "2", "3", "1"].map((name) => `open ${name} model.safetensors w`));
+});
+
+test("layers that tasks share run once for rows that they read alike", async () => {
+  const lower = { one: ["low.onnx"], two: ["low.onnx", "mid.onnx"], three: ["low.onnx", "mid.onnx"] };
+  const tasks = Object.fromEntries(Object.entries(lower).map(([name, lower]) => [name, { ...TASK, structure: `${name}.onnx`, lower }]));
+  tasks.three.maxLength = 3; // a long text is cut for it
+  const graphs = Object.fromEntries(["one", "two", "three", "low", "mid"].map((name) => [`${name}.onnx`, name]));
+  const files = { ...graphs, "tokenizer.json": JSON.stringify(TOKENIZER), "tokenizer_config.json": "{}", "model.safetensors": "w" };
+  await write(files, { tasks, weights: "model.safetensors", padTokenId: 0 });
+  const reads = { low: ["input_ids"], mid: ["low"], one: ["low"], two: ["mid", "attention_mask"], three: ["mid"] };
+  const log = [];
+  const create = async (bytes) => {
+    const name = new TextDecoder().decode(bytes);
+    const run = async (given) => {
+      assert.deepEqual(Object.keys(given).sort(), [...reads[name]].sort());
+      log.push(name);
+      const [input] = Object.values(given);
+      return { [name]: input, logits: { data: new Float32Array(2 * input.dims[0]) } };
+    };
+    return { inputNames: reads[name], outputNames: [name], run, release: async () => log.push(`close ${name}`) };
+  };
+  const bundle = await Bundle.open(url(), { ort: { Tensor: counting().ort.Tensor, InferenceSession: { create } }, sessions: 1 });
+  const answers = await bundle.predict(["two", "one", "three"], ["a", "b a"]);
+  assert.deepEqual(Object.entries(answers).map(([name, [{ task }]]) => [name, task]), ["two", "one", "three"].map((name) => [name, name]));
+  const count = (/** @type {string} */ name) => log.filter((each) => each === name).length;
+  assert.deepEqual(["low", "mid", "one", "two", "three"].map(count), [1, 1, 1, 1, 1]);
+  assert.deepEqual(log.filter((each) => each.startsWith("close")).length, 2, "one structure stays open; what is shared does too");
+  log.length = 0;
+  await bundle.predict(["one", "two", "three"], "a b a b");
+  assert.deepEqual(["low", "mid"].map(count), [2, 2], "a row that is cut is another one");
 });
 
 test("requests at the same time wait for each other", async () => {

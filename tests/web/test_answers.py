@@ -72,6 +72,8 @@ TASKS = {
     "regression": ("regression", None, {}, SINGLES),
     "labels": ("labels", ("x", "y", "z"), {"thresholds": [0.2, 0.5, 0.9]}, SINGLES),
     "tokens": ("tokens", TAGS, {}, SINGLES),
+    "tokens of windows": ("tokens", TAGS, {"stride": 5}, SINGLES),
+    "tokens of windows that share most": ("tokens", TAGS, {"stride": 18}, SINGLES),
     "choice": ("choice", None, {"temperature": 0.5}, PICKS),
     "embedding": ("embedding", None, {"dims": 6, "scored": True}, SINGLES),
     "embedding of pairs": ("embedding", None, {"dims": 6, "scored": True}, PAIRS),
@@ -115,7 +117,14 @@ def test_answers_are_pythons(tmp_path, name):
     logits = logits_of(batch, kind)
     expected = [answer.as_json() for answer in predictions("task", entry, read, logits, batch)]
     facts = {"kind": kind.name, "labels": labels, "chosen": chosen, "step": None, "pairs": False, "trained": True}
-    more = {"outputs": kind.n_outputs, "maxLength": 24, "promptLength": prompt, "structure": "s", "values": None}
+    more = {
+        "outputs": kind.n_outputs,
+        "maxLength": 24,
+        "promptLength": prompt,
+        "structure": "s",
+        "lower": [],
+        "values": None,
+    }
     given = {"entry": {**facts, **more}, "rows": rows, "tokenizer": json.loads(tokenizer.to_str())}
     found = run_node(PREDICT, given)
     for row, one, other in zip(rows, found["answers"], expected, strict=True):

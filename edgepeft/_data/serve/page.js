@@ -1,19 +1,11 @@
 // The service's own page: all tasks on one text, and what the service is doing. Asks nobody but the service.
-"use strict";
+import { SHOWN, make, parts } from "./answers.js";
 
 const $ = (id) => document.getElementById(id);
 const POINTS = 120; // seconds of the curve
-const SHOWN = 6; // labels of a task
 const rates = [];
 let tasks = [];
 let batch = 64; // rows of a request; a service with a lower limit says so
-
-function make(name, text, className) {
-  const node = document.createElement(name);
-  if (text !== undefined) node.textContent = text; // never as markup: labels come from a bundle
-  if (className) node.className = className;
-  return node;
-}
 
 async function call(path, body) {
   const headers = {};
@@ -59,70 +51,11 @@ function taskCard(task) {
   return card;
 }
 
-// The text with its spans marked. Places count characters as Python does; JavaScript's strings count halves of some.
-function markedText(text, { spans, unread }) {
-  const points = Array.from(text);
-  const shown = make("p", undefined, "marked");
-  shown.dir = "auto";
-  let done = 0;
-  const add = (end) => {
-    if (end > done) shown.append(points.slice(done, end).join(""));
-    done = end;
-  };
-  for (const span of spans) {
-    add(span.start);
-    const mark = make("mark", points.slice(span.start, span.end).join(""));
-    mark.title = `${span.label} ${(100 * span.score).toFixed(1)} %`;
-    mark.append(make("b", span.label));
-    shown.append(mark);
-    done = span.end;
-  }
-  add(unread ?? points.length);
-  if (unread !== undefined) shown.append(make("s", points.slice(unread).join("")));
-  return shown;
-}
-
-function answerCard(task, answer, text, second) {
+function answerCard(task, { error, prediction }, text, second) {
   const card = titled(task, "answer");
-  if (answer.error) {
-    const problem = make("p", answer.error.message);
-    problem.setAttribute("role", "alert");
-    card.append(problem);
-  } else if (answer.prediction.scores) {
-    const several = answer.prediction.labels;
-    if (several) card.append(make("p", several.join(", ") || "none of the labels", "value"));
-    if (answer.prediction.unsure) card.append(make("p", "unsure", "value"));
-    card.append(scoreList(answer.prediction.scores));
-  } else if (answer.prediction.vector) {
-    const { vector, cosine } = answer.prediction;
-    const first = vector.slice(0, SHOWN).map((number) => number.toFixed(3));
-    card.append(make("p", `${first.join(", ")}${vector.length > SHOWN ? `, … (${vector.length} numbers)` : ""}`, "value"));
-    if (cosine !== undefined) card.append(make("p", `cosine of the two texts: ${cosine.toFixed(3)}`));
-  } else {
-    const { value, spans, answered, start, end, score } = answer.prediction;
-    if (spans) card.append(markedText(text, answer.prediction));
-    else if (answered) card.append(markedText(second, { spans: [{ start, end, label: "answer", score }] }));
-    else if (answered === false) card.append(make("p", "no answer in the second text", "value"));
-    else card.append(make("p", value === undefined ? answer.prediction.text : value.toFixed(3), "value"));
-  }
-  if (answer.prediction?.note) {
-    card.append(make("p", answer.prediction.note));
-  }
+  card.append(...parts(error ? { error: error.message } : prediction, text, second));
+  if (prediction?.note) card.append(make("p", prediction.note));
   return card;
-}
-
-function scoreList(scores) {
-  const list = make("ol");
-  const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
-  for (const [label, score] of sorted.slice(0, SHOWN)) {
-    const line = make("li");
-    const bar = make("i");
-    bar.style.width = `${100 * score}%`;
-    line.append(bar, make("span", label), make("span", `${(100 * score).toFixed(1)} %`));
-    list.append(line);
-  }
-  if (sorted.length > SHOWN) list.append(make("li", `and ${sorted.length - SHOWN} more`));
-  return list;
 }
 
 async function ask(text, second, candidates) {

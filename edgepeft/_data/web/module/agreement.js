@@ -4,6 +4,8 @@
  *
  * @typedef {import("./kinds.js").Task} Task
  */
+import { readSafetensors } from "./safetensors.js";
+
 const CLOSE = 2e-4; // twice what a logit may be off by
 
 /**
@@ -53,4 +55,33 @@ function best(outputs) {
     }
     return other > same;
   };
+}
+
+/**
+ * A task's check file, run again: token rows, and the logits that PyTorch gave for them.
+ * @param {import("./bundle.js").Bundle} bundle
+ * @param {string} task
+ */
+export async function replayed(bundle, task) {
+  const entry = bundle.entry(task);
+  const tensors = readSafetensors(await bundle.files.read(entry.check));
+  const column = (/** @type {string} */ name) => tensors.get(name)?.data;
+  const [n, length] = /** @type {{shape: number[]}} */ (tensors.get("input_ids")).shape;
+  const logits = /** @type {Float32Array} */ (column("logits"));
+  const rows = Array.from({ length: n }, (_, i) => {
+    const at = Array.from({ length }, (_, j) => i * length + j).filter((j) => column("attention_mask")?.[j]);
+    return at.map((j) => ({ id: Number(column("input_ids")?.[j]), type: Number(column("token_type_ids")?.[j] ?? 0), part: 0, start: 0, end: 0 }));
+  });
+  const given = await bundle.logits(task, rows);
+  const width = logits.length / n;
+  const reference = given.map((own, i) => logits.subarray(i * width, i * width + own.length));
+  let difference = 0;
+  given.forEach((own, i) =>
+    // Not the largest alone: a NaN must fail.
+    own.forEach((value, j) => (difference = Math.max(difference, Number.isFinite(value) ? Math.abs(value - reference[i][j]) : Infinity))),
+  );
+  const others = changed(entry, reference, given);
+  const { tolerance } = entry;
+  const passed = difference <= (tolerance.difference ?? Number.MAX_VALUE) && others / n <= tolerance.changed;
+  return { task, rows: n, difference, changed: others, tolerance, passed };
 }

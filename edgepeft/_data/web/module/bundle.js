@@ -5,28 +5,32 @@
  * @typedef {import("./kinds.js").Task} Task
  * @typedef {import("./tokenizer.js").Row} Row
  * @typedef {Task & {method: string, head: string, maxLength: number, promptLength: number, structure: string,
- *   values: string | null, check: string, tolerance: {difference: number | null, changed: number}, bytes: number,
+ *   lower: string[], values: string | null, check: string, tolerance: {difference: number | null, changed: number}, bytes: number,
  *   tuning?: import("./tuner.js").Tuning}} Entry
+ * @typedef {{task: string, note?: string, [field: string]: any}} Answer what `edgepeft run --json` prints of a row
  * @typedef {{ort: any, Tokenizer?: any, wasm?: string, progress?: import("./files.js").Progress, sessions?: number,
- *   threads?: number}} Options
+ *   threads?: number, providers?: string[]}} Options
  */
-import { changed } from "./agreement.js";
+import { replayed } from "./agreement.js";
 import { Files } from "./files.js";
 import { KINDS } from "./kinds.js";
+import { passes } from "./passes.js";
 import { note } from "./rows.js";
 import { readSafetensors } from "./safetensors.js";
+import { fed, Sessions } from "./sessions.js";
 import { Encoder } from "./tokenizer.js";
 
-const PASS_TOKENS = 1024; // activations of more do not stay in a core's cache: edgepeft/runtime/passes.py
+const HELD_PASSES = 8; // whose lower layers' results are kept while several tasks read them
 
 export class Bundle {
   /**
    * Open a site: the manifest, the tokenizer and the weights' bytes.
    * @param {string | URL} url the site's folder; in Node a file: URL too
    * @param {Options} options `ort` is onnxruntime-web, or what has its interface; `Tokenizer` is @huggingface/tokenizers'
-   *   class, `wasm` the site's file that ONNX Runtime is started from, `sessions` how many stay open
+   *   class, `wasm` the site's file that ONNX Runtime is started from, `sessions` how many structures stay open,
+   *   `providers` ONNX Runtime's execution providers
    */
-  static async open(url, { ort, Tokenizer, wasm, progress, sessions = 2, threads = 1 }) {
+  static async open(url, { ort, Tokenizer, wasm, progress, sessions = 2, threads = 1, providers }) {
     const base = String(url).endsWith("/") ? String(url) : `${url}/`;
     const files = new Files(base, progress);
     const site = await files.manifest();
@@ -35,7 +39,7 @@ export class Bundle {
       ort.env.wasm.numThreads = threads;
     }
     const encoder = new Encoder(await files.json("tokenizer.json"), await files.json("tokenizer_config.json"), Tokenizer);
-    return new Bundle(ort, files, site, encoder, await files.read(site.weights), sessions);
+    return new Bundle(ort, files, site, encoder, await files.read(site.weights), sessions, providers);
   }
 
   /**
@@ -45,16 +49,14 @@ export class Bundle {
    * @param {Encoder} encoder
    * @param {Uint8Array | null} weights let go where no other session will need them
    * @param {number} most
+   * @param {string[]} [providers]
    */
-  constructor(ort, files, site, encoder, weights, most) {
+  constructor(ort, files, site, encoder, weights, most, providers = ["wasm"]) {
     this.ort = ort;
     this.files = files;
     this.site = site;
     this.encoder = encoder;
-    this.weights = weights;
-    this.most = most;
-    /** @type {Map<string, any>} by structure, the one that was used last at the end */
-    this.sessions = new Map();
+    this.sessions = new Sessions(ort, files, site, weights, most, providers);
     /** @type {Map<string, Record<string, any>>} by task */
     this.values = new Map();
     /** @type {Promise<any>} */
@@ -74,20 +76,57 @@ export class Bundle {
   }
 
   /**
-   * One answer for each row: a text, a pair, or an object of columns.
-   * @param {string} task
+   * One answer for each row: a text, a pair, or an object of columns; of several tasks, these by task.  Layers that tasks
+   * share are run once for the rows that they read alike.
+   * @template {string | string[]} T
+   * @param {T} tasks
    * @param {Given | Given[]} rows
-   * @returns {Promise<Record<string, any>[]>}
+   * @returns {Promise<T extends string ? Answer[] : Record<string, Answer[]>>}
    */
-  async predict(task, rows) {
+  async predict(tasks, rows) {
+    const given = Array.isArray(rows) ? rows : [rows];
+    const names = /** @type {string[]} */ ([tasks].flat());
+    const read = new Map(names.map((task) => [task, this.read(this.entry(task), given)]));
+    /** @type {Map<string, string[]>} */
+    const alike = new Map();
+    for (const [task, each] of read) {
+      const key = JSON.stringify(each.map(({ rows }) => rows.flat().map((row) => row.map(({ id, type }) => [id, type]))));
+      alike.set(key, [...(alike.get(key) ?? []), task]);
+    }
+    /** @type {Map<string, Answer[]>} */
+    const answers = new Map();
+    for (const group of alike.values()) {
+      const rows = /** @type {any[]} */ (read.get(group[0])).flatMap((each) => each.rows.flat());
+      const logits = await this.queued(() => this.run(group, rows));
+      for (const task of group) answers.set(task, this.answers(task, read.get(task) ?? [], logits.get(task) ?? []));
+    }
+    const each = (/** @type {string} */ task) => [task, answers.get(task)];
+    return /** @type {any} */ (Array.isArray(tasks) ? Object.fromEntries(tasks.map(each)) : answers.get(tasks));
+  }
+
+  /**
+   * @param {Entry} entry
+   * @param {Given[]} rows
+   */
+  read(entry, rows) {
+    return rows.map((given) => {
+      const texts = KINDS[entry.kind].texts(given);
+      return { given, texts, ...this.tokenized(entry, texts) };
+    });
+  }
+
+  /**
+   * @param {string} task
+   * @param {ReturnType<Bundle["read"]>} read
+   * @param {Float32Array[]} logits
+   * @returns {Answer[]}
+   */
+  answers(task, read, logits) {
     const entry = this.entry(task);
-    const kind = KINDS[entry.kind];
-    const read = (Array.isArray(rows) ? rows : [rows]).map((given) => ({ given, texts: kind.texts(given) }));
-    const tokenized = read.map(({ given, texts }) => ({ given, texts, ...this.tokenized(entry, texts) }));
-    const logits = await this.logits(task, tokenized.flatMap(({ rows }) => rows.flat()));
-    return tokenized.map((each) => {
-      const own = each.rows.map((windows) => windows.map(() => /** @type {Float32Array} */ (logits.shift())));
-      return { task, ...kind.answer(entry, { ...each, logits: own }), ...note(entry, each.texts[0]) };
+    let at = 0;
+    return read.map((each) => {
+      const own = each.rows.map((windows) => windows.map(() => logits[at++]));
+      return { task, ...KINDS[entry.kind].answer(entry, { ...each, logits: own }), ...note(entry, each.texts[0]) };
     });
   }
 
@@ -100,7 +139,7 @@ export class Bundle {
     if (kind.passages || "stride" in entry.chosen) {
       const overlap = entry.chosen.stride ?? Math.floor(entry.maxLength / 3);
       const found = texts.map((text) => this.encoder.windows(text, entry.maxLength, overlap, Boolean(kind.passages)));
-      return { rows: found.map(({ rows }) => rows), cut: texts.map(() => false) };
+      return { rows: found.map(({ rows }) => rows), cut: texts.map(() => false), whole: found.map(({ whole }) => whole) };
     }
     const found = texts.map((text) => this.encoder.encode(text, entry.maxLength));
     return { rows: found.map(({ row }) => [row]), cut: found.map(({ cut }) => cut) };
@@ -112,8 +151,8 @@ export class Bundle {
    * @param {Row[]} rows
    * @returns {Promise<Float32Array[]>}
    */
-  logits(task, rows) {
-    return this.queued(() => this.run(task, rows));
+  async logits(task, rows) {
+    return /** @type {Float32Array[]} */ ((await this.queued(() => this.run([task], rows))).get(task));
   }
 
   /**
@@ -129,73 +168,84 @@ export class Bundle {
   }
 
   /**
-   * @param {string} task
+   * The logits of the same rows by each task.
+   * @param {string[]} tasks
    * @param {Row[]} rows
    */
-  async run(task, rows) {
-    const entry = this.entry(task);
-    const session = await this.session(entry.structure);
-    const values = await this.valuesOf(task, entry);
-    /** @type {Float32Array[]} */
-    const found = new Array(rows.length);
-    for (const part of passes(rows, entry.promptLength)) {
-      const inputs = this.inputs(part.map((i) => rows[i]), session.inputNames);
-      const { data } = (await session.run({ ...values, ...inputs }, ["logits"])).logits;
-      let at = 0;
-      for (const i of part) {
-        const tokens = KINDS[entry.kind].perToken;
-        at += tokens ? entry.promptLength * entry.outputs : 0;
-        const size = tokens ? rows[i].length * entry.outputs : entry.outputs;
-        found[i] = data.slice(at, at + size);
-        at += size;
-      }
+  async run(tasks, rows) {
+    const found = new Map(tasks.map((task) => [task, /** @type {Float32Array[]} */ (new Array(rows.length))]));
+    const parts = [...passes(rows, Math.max(...tasks.map((task) => this.entry(task).promptLength)))];
+    const most = tasks.length > 1 ? HELD_PASSES : 1;
+    while (parts.length) {
+      const held = parts.splice(0, most).map((part) => ({ part, known: this.inputs(part.map((i) => rows[i])) }));
+      for (const task of this.ordered(tasks))
+        for (const { part, known } of held) this.put(/** @type {any} */ (found.get(task)), task, rows, part, await this.computed(task, known));
     }
     return found;
   }
 
   /**
-   * @param {Row[]} rows
-   * @param {string[]} names
+   * Tasks of one structure together, and those first whose session is open.
+   * @param {string[]} tasks
    */
-  inputs(rows, names) {
+  ordered(tasks) {
+    const rank = (/** @type {string} */ task) => [this.sessions.open.has(this.entry(task).structure) ? 0 : 1, this.entry(task).structure].join(" ");
+    return [...tasks].sort((a, b) => (rank(a) < rank(b) ? -1 : 1));
+  }
+
+  /**
+   * A task's logits of a pass; what the graphs below give is added to `known`, for the next task.
+   * @param {string} task
+   * @param {Record<string, any>} known
+   * @returns {Promise<Float32Array>}
+   */
+  async computed(task, known) {
+    const entry = this.entry(task);
+    for (const name of entry.lower) {
+      const session = await this.sessions.lower(name);
+      const [value] = session.outputNames;
+      known[value] ??= (await session.run(fed(session, known)))[value];
+    }
+    const session = await this.sessions.of(entry.structure);
+    return (await session.run({ ...(await this.valuesOf(task, entry)), ...fed(session, known) }, ["logits"])).logits.data;
+  }
+
+  /**
+   * @param {Float32Array[]} found
+   * @param {string} task
+   * @param {Row[]} rows
+   * @param {number[]} part
+   * @param {Float32Array} logits
+   */
+  put(found, task, rows, part, logits) {
+    const { kind, outputs, promptLength } = this.entry(task);
+    const { perToken } = KINDS[kind];
+    let at = 0;
+    for (const i of part) {
+      at += perToken ? promptLength * outputs : 0;
+      const size = perToken ? rows[i].length * outputs : outputs;
+      found[i] = logits.slice(at, at + size);
+      at += size;
+    }
+  }
+
+  /**
+   * What a graph may read of token rows.
+   * @param {Row[]} rows
+   * @returns {Record<string, any>}
+   */
+  inputs(rows) {
     const longest = Math.max(...rows.map((row) => row.length));
     const tensor = (/** @type {number} */ fill, /** @type {(token: Row[number]) => number} */ value) => {
       const data = new BigInt64Array(rows.length * longest).fill(BigInt(fill));
       rows.forEach((row, i) => row.forEach((token, j) => (data[i * longest + j] = BigInt(value(token)))));
       return new this.ort.Tensor("int64", data, [rows.length, longest]);
     };
-    /** @type {Record<string, () => any>} */
-    const known = {
-      input_ids: () => tensor(this.site.padTokenId, ({ id }) => id),
-      attention_mask: () => tensor(0, () => 1),
-      token_type_ids: () => tensor(0, ({ type }) => type),
+    return {
+      input_ids: tensor(this.site.padTokenId, ({ id }) => id),
+      attention_mask: tensor(0, () => 1),
+      token_type_ids: tensor(0, ({ type }) => type),
     };
-    return Object.fromEntries(names.filter((name) => name in known).map((name) => [name, known[name]()]));
-  }
-
-  /** @param {string} structure */
-  async session(structure) {
-    let session = this.sessions.get(structure);
-    this.sessions.delete(structure);
-    while (!session && this.sessions.size >= this.most) {
-      const [oldest, least] = /** @type {[string, any]} */ (this.sessions.entries().next().value);
-      this.sessions.delete(oldest);
-      await least.release(); // each holds a copy of the weights: ONNX Runtime Web shares none
-    }
-    session ??= await this.opened(structure);
-    this.sessions.set(structure, session);
-    if (Object.values(this.tasks).every((task) => this.sessions.has(task.structure))) this.weights = null;
-    return session;
-  }
-
-  /** @param {string} structure */
-  async opened(structure) {
-    this.weights ??= await this.files.read(this.site.weights);
-    return this.ort.InferenceSession.create(await this.files.read(structure), {
-      externalData: [{ path: this.site.weights, data: this.weights }],
-      executionProviders: ["wasm"],
-      logSeverityLevel: 3,
-    });
   }
 
   /**
@@ -218,57 +268,13 @@ export class Bundle {
    * Replays a task's check file: token rows, and the logits that PyTorch gave for them.
    * @param {string} task
    */
-  async verify(task) {
-    const entry = this.entry(task);
-    const tensors = readSafetensors(await this.files.read(entry.check));
-    const column = (/** @type {string} */ name) => tensors.get(name)?.data;
-    const [n, length] = /** @type {{shape: number[]}} */ (tensors.get("input_ids")).shape;
-    const logits = /** @type {Float32Array} */ (column("logits"));
-    const rows = Array.from({ length: n }, (_, i) => {
-      const at = Array.from({ length }, (_, j) => i * length + j).filter((j) => column("attention_mask")?.[j]);
-      return at.map((j) => ({ id: Number(column("input_ids")?.[j]), type: Number(column("token_type_ids")?.[j] ?? 0), part: 0, start: 0, end: 0 }));
-    });
-    const given = await this.logits(task, rows);
-    const width = logits.length / n;
-    const reference = given.map((own, i) => logits.subarray(i * width, i * width + own.length));
-    let difference = 0;
-    given.forEach((own, i) =>
-      // Not the largest alone: a NaN must fail.
-      own.forEach((value, j) => (difference = Math.max(difference, Number.isFinite(value) ? Math.abs(value - reference[i][j]) : Infinity))),
-    );
-    const others = changed(entry, reference, given);
-    const { tolerance } = entry;
-    const passed = difference <= (tolerance.difference ?? Number.MAX_VALUE) && others / n <= tolerance.changed;
-    return { task, rows: n, difference, changed: others, tolerance, passed };
+  verify(task) {
+    return replayed(this, task);
   }
 
   /** Close all sessions. */
   async close() {
     await this.last;
-    for (const session of this.sessions.values()) await session.release();
-    this.sessions.clear();
+    await this.sessions.close();
   }
-}
-
-/**
- * Rows of like length together, about a thousand tokens at a time.
- * @param {Row[]} rows
- * @param {number} prompt
- * @returns {Generator<number[]>}
- */
-export function* passes(rows, prompt) {
-  const order = rows.map((_, i) => i).sort((a, b) => rows[a].length - rows[b].length);
-  /** @type {number[]} */
-  let part = [];
-  let tokens = 0;
-  for (const i of order) {
-    const own = rows[i].length + prompt;
-    if (part.length && tokens + own > PASS_TOKENS) {
-      yield part;
-      [part, tokens] = [[], 0];
-    }
-    part.push(i);
-    tokens += own;
-  }
-  if (part.length) yield part;
 }

@@ -6,8 +6,10 @@
  * @typedef {string | [string, string | null] | Record<string, any>} Given a text, a pair, or a row's columns
  * @typedef {{kind: string, labels: string[] | null, step: number | null, chosen: Record<string, any>, outputs: number,
  *   pairs: boolean, trained: boolean}} Task
- * @typedef {{given: Given, texts: Text[], rows: Row[][], cut: boolean[], logits: Float32Array[][]}} Read
- *   a row as it was given, its texts, the token rows of each text, and the logits of each of those
+ * @typedef {{given: Given, texts: Text[], rows: Row[][], cut: boolean[], logits: Float32Array[][],
+ *   whole?: Row[]}} Read
+ *   a row as it was given, its texts, the token rows of each text, and the logits of each of those; `whole` are texts
+ *   that are read in windows
  * @typedef {{texts: (given: Given) => Text[], answer: (task: Task, read: Read) => Record<string, any>,
  *   perToken?: boolean, passages?: boolean}} Kind
  */

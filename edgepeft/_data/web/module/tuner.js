@@ -11,9 +11,10 @@
  *   are hashes: of the delta that the tensors are of, and of the weights
  */
 import { AdamW, clip } from "./adamw.js";
-import { passes } from "./bundle.js";
 import { rateFactor } from "./course.js";
+import { passes } from "./passes.js";
 import { readSafetensors } from "./safetensors.js";
+import { fed } from "./sessions.js";
 
 const CLIP_NORM = 1;
 
@@ -119,9 +120,9 @@ export class Tuner {
     for (const part of passes(rows, this.entry.promptLength)) {
       const own = part.map((i) => rows[i]);
       const found = await this.bundle.queued(async () => {
-        const session = await this.bundle.session(this.tuning.graph);
+        const session = await this.bundle.sessions.of(this.tuning.graph);
         /** @type {Record<string, any>} */
-        const given = this.bundle.inputs(own, session.inputNames);
+        const given = fed(session, this.bundle.inputs(own));
         for (const { name, width } of this.tuning.states) {
           const data = joined(own.map((row) => this.states.get(row)?.[name] ?? new Float32Array()));
           given[name] = new Tensor("float32", data, [data.length / width, width]);
@@ -150,8 +151,8 @@ export class Tuner {
     for (const part of passes(lacking, this.entry.promptLength)) {
       const own = part.map((i) => lacking[i]);
       const found = await this.bundle.queued(async () => {
-        const session = await this.bundle.session(/** @type {string} */ (below));
-        return session.run(this.bundle.inputs(own, session.inputNames), states.map(({ name }) => name));
+        const session = await this.bundle.sessions.of(/** @type {string} */ (below));
+        return session.run(fed(session, this.bundle.inputs(own)), states.map(({ name }) => name));
       });
       let tokens = 0;
       own.forEach((row, i) => {

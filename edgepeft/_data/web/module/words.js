@@ -21,15 +21,17 @@ const WORD = new RegExp(
 export const tokens = {
   perToken: true,
   texts: pair,
-  answer(task, { texts, rows, cut, logits }) {
+  answer(task, { texts, rows, cut, logits, whole }) {
     const text = cleaned(texts[0][0]);
     const points = Array.from(text);
     const words = wordsOf(text);
-    const places = placesOf(words, rows[0][0]);
+    const places = placesOf(words, whole ? whole[0] : rows[0][0]);
+    const seen = whole ? mostContext(whole[0], rows[0], task.chosen.stride) : null;
     const labels = /** @type {string[]} */ (task.labels);
     const tags = places.map((place) => {
       if (place < 0) return { tag: "O", share: 1 / labels.length };
-      const own = logits[0][0].subarray(place * labels.length, (place + 1) * labels.length);
+      const { window, at } = seen?.get(place) ?? { window: 0, at: place };
+      const own = logits[0][window].subarray(at * labels.length, (at + 1) * labels.length);
       const best = argmax(own);
       return { tag: labels[best], share: softmax(own)[best] };
     });
@@ -73,6 +75,30 @@ export function placesOf(words, row) {
     while (i < own.length && own[i].end <= start) i++;
     return i < own.length && own[i].start < end ? own[i++].place : -1;
   });
+}
+
+/**
+ * By the place of each token of a text: the window in which it has most context, and its place there, as `most_context`
+ * of `edgepeft/data/windows.py` has it (Devlin et al., 2019).
+ * @param {Row} whole
+ * @param {Row[]} windows
+ * @param {number} overlap
+ */
+export function mostContext(whole, windows, overlap) {
+  const placesOfText = (/** @type {Row} */ row) => row.flatMap(({ part }, place) => (part === null ? [] : [place]));
+  const text = placesOfText(whole);
+  const step = placesOfText(windows[0]).length - overlap;
+  /** @type {Map<number, {window: number, at: number, context: number}>} */
+  const found = new Map();
+  windows.forEach((row, window) => {
+    const own = placesOfText(row);
+    own.forEach((at, i) => {
+      const context = Math.min(i, own.length - 1 - i) + 0.01 * own.length;
+      const token = text[window * step + i];
+      if (context > (found.get(token)?.context ?? -1)) found.set(token, { window, at, context });
+    });
+  });
+  return found;
 }
 
 /**

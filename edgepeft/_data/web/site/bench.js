@@ -1,5 +1,6 @@
 /** Measures in the worker, shows it, and offers the document. */
-import { $, Client, keep, make, megabytes, tell } from "./client.js";
+import { make } from "./answers.js";
+import { $, Client, keep, megabytes, tell } from "./client.js";
 
 const LABELS = ["task", "batch", "median", "90 % within", "texts a minute"];
 const client = new Client(

@@ -72,20 +72,6 @@ export async function keep(updated) {
   }
 }
 
-/**
- * An element with a text in it, never markup: names and labels come from a bundle.
- * @template {keyof HTMLElementTagNameMap} N
- * @param {N} name
- * @param {string} [text]
- * @param {string} [className]
- */
-export function make(name, text, className) {
-  const node = document.createElement(name);
-  if (text !== undefined) node.textContent = text;
-  if (className) node.className = className;
-  return node;
-}
-
 /** @param {string} id @returns {any} */
 export const $ = (id) => document.getElementById(id);
 

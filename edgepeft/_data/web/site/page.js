@@ -1,7 +1,6 @@
 /** The page: which tasks, one text, their answers.  The model runs in a worker; nothing is sent anywhere. */
-import { $, Client, keep, make, megabytes, tell } from "./client.js";
-
-const SHOWN = 6; // labels of a task
+import { SHOWN, make, parts } from "./answers.js";
+import { $, Client, keep, megabytes, tell } from "./client.js";
 
 /** @type {Record<string, any>} */
 let tasks = {};
@@ -100,13 +99,33 @@ async function ask() {
   $("go").disabled = true;
   $("answers").replaceChildren();
   const begin = performance.now();
-  for (const [i, name] of names.entries()) {
-    $("took").textContent = `${name}, ${i + 1} of ${names.length}…`;
-    const answer = await client.call("predict", name, [rowFor(tasks[name])]).catch((error) => [{ error: error.message }]);
-    $("answers").append(card(name, answer[0]));
-  }
+  $("took").textContent = names.length === 1 ? `${names[0]}…` : `${names.length} tasks…`;
+  const answers = await answered(names);
+  $("answers").append(...names.map((name) => card(name, answers[name])));
   $("took").textContent = `${names.length === 1 ? "1 task" : `${names.length} tasks`} in ${seconds(performance.now() - begin)}`;
   $("go").disabled = false;
+}
+
+/**
+ * Tasks that read the same columns in one call, for what they share; one by one where one of them cannot read these.
+ * @param {string[]} names
+ */
+async function answered(names) {
+  /** @type {Map<string, string[]>} */
+  const alike = new Map();
+  for (const name of names) {
+    const row = JSON.stringify(rowFor(tasks[name]));
+    alike.set(row, [...(alike.get(row) ?? []), name]);
+  }
+  /** @type {Record<string, any>} */
+  const answers = {};
+  for (const [row, group] of alike) {
+    const asked = (/** @type {string[]} */ of) => client.call("predict", of, [JSON.parse(row)]);
+    const found = await asked(group).catch(() => null);
+    for (const name of group)
+      answers[name] = found ? found[name][0] : await asked([name]).then((one) => one[name][0], (error) => ({ error: error.message }));
+  }
+  return answers;
 }
 
 /** @param {string} name @param {any} answer */
@@ -114,69 +133,9 @@ function card(name, answer) {
   const found = make("article", undefined, "card answer");
   const title = make("h3");
   title.append(make("b", name), make("span", `${tasks[name].method}${tuned[name]?.account ? ", tuned here" : ""}`));
-  found.append(title, ...parts(answer));
+  found.append(title, ...parts(answer, $("text").value, $("second").value));
   if (answer.note) found.append(make("p", answer.note));
   return found;
-}
-
-/** @param {any} answer @returns {HTMLElement[]} */
-function parts(answer) {
-  const value = (/** @type {string} */ text) => make("p", text, "value");
-  if (answer.error) {
-    const problem = make("p", answer.error);
-    problem.setAttribute("role", "alert");
-    return [problem];
-  }
-  if (answer.scores) {
-    const several = answer.labels && value(answer.labels.join(", ") || "none of the labels");
-    return [several, answer.unsure && value("unsure"), scoreList(answer.scores)].filter(Boolean);
-  }
-  if (answer.vector) {
-    const first = answer.vector.slice(0, SHOWN).map((/** @type {number} */ each) => each.toFixed(3));
-    const near = answer.cosine === undefined ? [] : [make("p", `cosine of the two texts: ${answer.cosine.toFixed(3)}`)];
-    return [value(`${first.join(", ")}, … (${answer.vector.length} numbers)`), ...near];
-  }
-  if (answer.spans) return [marked($("text").value, answer.spans, answer.unread)];
-  if (answer.answered === false) return [value("no answer in the second text")];
-  if (answer.answered) return [value(answer.text), marked($("second").value, [{ ...answer, label: "answer" }])];
-  return [value(answer.value.toFixed(3))];
-}
-
-/**
- * A text with spans in it; places count code points, and what was not read is struck.
- * @param {string} text
- * @param {{start: number, end: number, label: string, score: number}[]} spans
- * @param {number} [unread]
- */
-function marked(text, spans, unread) {
-  const points = Array.from(text);
-  const found = make("p", undefined, "marked");
-  found.dir = "auto";
-  let done = 0;
-  for (const { start, end, label, score } of spans) {
-    const mark = make("mark", points.slice(start, end).join(""));
-    mark.title = `${label} ${(100 * score).toFixed(1)} %`;
-    mark.append(make("b", label));
-    found.append(points.slice(done, start).join(""), mark);
-    done = end;
-  }
-  found.append(points.slice(done, unread ?? points.length).join(""));
-  if (unread !== undefined) found.append(make("s", points.slice(unread).join("")));
-  return found;
-}
-
-/** @param {Record<string, number>} scores */
-function scoreList(scores) {
-  const list = make("ol");
-  const sorted = Object.entries(scores).sort((a, b) => b[1] - a[1]);
-  for (const [label, score] of sorted.slice(0, SHOWN)) {
-    const [line, bar] = [make("li"), make("i")];
-    bar.style.width = `${100 * score}%`;
-    line.append(bar, make("span", label), make("span", `${(100 * score).toFixed(1)} %`));
-    list.append(line);
-  }
-  if (sorted.length > SHOWN) list.append(make("li", `and ${sorted.length - SHOWN} more`));
-  return list;
 }
 
 const set = (/** @type {boolean} */ to) => () => {

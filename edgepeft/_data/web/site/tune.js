@@ -1,5 +1,6 @@
 /** Examples that a person types, and a task tuned on them in the worker.  Both stay in this browser until they are removed. */
-import { $, Client, keep, make, megabytes, tell } from "./client.js";
+import { make } from "./answers.js";
+import { $, Client, keep, megabytes, tell } from "./client.js";
 import { load, save } from "./store.js";
 
 /**

@@ -1,5 +1,6 @@
 /** Replays every task's check file, and compares the tokens of texts with those that Python has. */
-import { $, Client, keep, make, tell } from "./client.js";
+import { make } from "./answers.js";
+import { $, Client, keep, tell } from "./client.js";
 
 const LABELS = ["checked", "rows", "largest difference", "decisions changed", "result"];
 

@@ -25,7 +25,7 @@ const calls = {
     const { tasks, files, weights, title } = bundle.site;
     return { tasks, title, threads, weights: { name: weights, bytes: files[weights].bytes } };
   },
-  predict: (task, rows) => bundle.predict(task, rows),
+  predict: (tasks, rows) => bundle.predict(tasks, rows),
   verify: (task) => bundle.verify(task),
   benched: () => ({ tasks: measuredTasks(bundle), work: WORK, rounds: ROUNDS }),
   bench(userAgent) {
