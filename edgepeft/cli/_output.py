@@ -66,7 +66,9 @@ def _escaped(cell: RenderableType | None) -> RenderableType | None:
 
 def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
-    return _Console(stderr=True, highlight=False)
+    console = _Console(stderr=True, highlight=False)
+    # Who reads a log or a pipe looks for lines, and rich would break them at 80.
+    return console if console.is_terminal else _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def table_console() -> Console:

@@ -14,6 +14,7 @@ from verbs import ENTRY, edgepeft, process
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app, main
+from edgepeft.cli._output import messages
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -295,6 +296,25 @@ def test_an_unknown_choice_is_told_with_those_that_are_known(arguments, option, 
     done = edgepeft(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: Invalid value for '{option}': 'foo' is not one of {known}")
+
+
+def test_all_options_that_are_missing_are_named_at_once(monkeypatch, capsys):
+    def said(*arguments):
+        monkeypatch.setattr(sys, "argv", ["edgepeft", "train", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        return capsys.readouterr().err.partition(" See: ")[0]
+
+    assert said() == "error: Missing options '--backbone', '--data', '--task', '--out'."
+    assert said("--data=rows.csv", "--out", "mood") == "error: Missing options '--backbone', '--task'."
+    assert said("--data", "rows.csv", "--out", "mood", "--task", "m") == "error: Missing option '--backbone'."
+
+
+def test_a_message_is_one_line_where_no_terminal_reads_it(capsys):
+    message = "note: " + "what is said is found by line in a log, " * 10
+    messages().print(message)
+    assert capsys.readouterr().err == f"{message}\n"
 
 
 def swallowed(app):
