@@ -69,7 +69,8 @@ def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
     console = _Console(stderr=True, highlight=False)
     # Who reads a log or a pipe looks for lines, and rich would break them at 80.
-    return console if console.is_terminal else _Console(stderr=True, highlight=False, soft_wrap=True)
+    drawn = console.is_terminal or console.is_jupyter
+    return console if drawn else _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def table_console() -> Console:
