@@ -37,6 +37,7 @@ __all__ = [
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
 _WIDTH = 120
+_MOST_CLASSES = 30  # in a table on the terminal: ten thousand would scroll the score out of sight
 _STDOUT = "-"
 _Result = TypeVar("_Result", bound="Part")
 
@@ -66,7 +67,10 @@ def _escaped(cell: RenderableType | None) -> RenderableType | None:
 
 def messages() -> Console:
     """Messages and progress; standard error, so that standard output stays the result's."""
-    return _Console(stderr=True, highlight=False)
+    console = _Console(stderr=True, highlight=False)
+    # Who reads a log or a pipe looks for lines, and rich would break them at 80.
+    drawn = console.is_terminal or console.is_jupyter
+    return console if drawn else _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def table_console() -> Console:
@@ -96,8 +100,11 @@ def show_errors(errors: Mapping[str, Any]) -> None:
     shown_tables = []
     for (first, *numbers), rows in tables:
         shown_tables.append(plain_table(first, numbers=numbers))
-        for row in rows:
+        for row in rows[:_MOST_CLASSES]:
             shown_tables[-1].add_row(*map(Text, row))
+        if len(rows) > _MOST_CLASSES:
+            shown_tables[-1].caption = f"the worst of {len(rows):,}; all of them: --json, or edgepeft report"
+            shown_tables[-1].caption_justify = "left"
     worst = plain_table("worst rows", *(["text"] if "text" in errors["worst"][0] else []), "label", "answer", "loss")
     for each in errors["worst"]:
         shown = {**each, "loss": f"{each['loss']:.3f}"}

@@ -124,9 +124,9 @@ def run(options: Mapping[str, Any]) -> TrainResult:
     begun = request.begun()
     out, again = options["out"], {name: options[name] for name in ("resume", "force")}
     prepare_output(out, **again)  # what is wrong with it is reported before files are read
+    rows = begun.rows()
     if options["method"] is None:
         messages().print(f"note: trains {METHOD}, for no --method was given; `edgepeft methods` lists the others.")
-    rows = begun.rows()
     use_threads(options["threads"])
     with interruptible(request.task) as (watch, stop):
         result = train(request.backbone, begun.method, rows, begun.options, out, **again, watch=watch, stop=stop)

@@ -48,7 +48,7 @@ def command(
         print_json({"folder": str(out), **site._asdict()})
         return
     messages().print(
-        f"{site.tasks} tasks in {site.structures} structures: {site.n_bytes:,} bytes, {site.weights_bytes:,} of them "
+        f"tasks: {site.tasks}; structures: {site.structures}; {site.n_bytes:,} bytes, {site.weights_bytes:,} of them "
         f"weights and {site.values_bytes:,} the tasks' values",
         markup=False,
     )

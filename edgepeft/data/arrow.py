@@ -6,6 +6,7 @@ configurations); ``#SPLIT`` after it names one of its splits.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -85,6 +86,10 @@ def _parted(path: Path) -> tuple[str, str]:
 def _opened(source: str) -> Mapping[str, Any]:
     with requiring("data", f"{source} is no file of rows; as a dataset of Hugging Face it"):
         import datasets
+    # Without a network it logs an exception for each of its retries; the sentence below says it once.
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)
     try:
         name, _, config = source.partition(":")
         local = Path(source).is_dir()
@@ -95,4 +100,6 @@ def _opened(source: str) -> Mapping[str, Any]:
             f"there is no file {source}, and datasets gave none of that name ({reason}). Give a file, a folder of "
             "save_to_disk, or a name that the Hub has; it needs a network the first time."
         ) from error
+    finally:
+        hub.setLevel(level)
     return found if isinstance(found, dict) else {"train": found}

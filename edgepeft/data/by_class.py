@@ -38,7 +38,7 @@ def worst_of(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def class_rows(errors: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table: the classes, those of the lowest F1 first, or the residuals, or scores of texts."""
+    """Head and rows of a table: the classes, lowest F1, then most rows, first; or the residuals, or scores of texts."""
     if "texts" in errors:
         return figure_rows(errors["texts"])
     if "residuals" in errors:
@@ -49,7 +49,7 @@ def class_rows(errors: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     matrix = len(found) <= _MOST_COLUMNS
     more = [] if not confusion else [f"as {name}" for name in found] if matrix else ["most often taken for"]
     rows = []
-    for name, of in sorted(found.items(), key=lambda item: item[1]["f1"]):
+    for name, of in sorted(found.items(), key=lambda item: (item[1]["f1"], -item[1]["support"])):
         given = (confusion or {}).get(name, {})
         taken = [str(given.get(other, 0)) for other in found] if matrix else [_most_wrong(name, given)]
         figures = (f"{of[key]:.3f}" for key in ("precision", "recall", "f1"))

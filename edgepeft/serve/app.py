@@ -123,7 +123,8 @@ async def _warm(serving: Serving) -> None:
         if serving.state == "starting":
             serving.state = "ok"
             serving.started.set()
-        log.info("ready, with %d tasks", len(serving.service.manifest.tasks) - len(serving.unavailable))
+        tasks = len(serving.service.manifest.tasks) - len(serving.unavailable)
+        log.info("ready, with %d task%s", tasks, "" if tasks == 1 else "s")
 
 
 async def _warm_tasks(serving: Serving) -> None:

@@ -213,7 +213,7 @@ def require_few(labels: Sequence[str], n: int, file: str) -> None:
     if len(labels) > MANY and 2 * len(labels) > n:
         raise DataError(
             f"{file}: {len(labels):,} different labels in {n:,} rows, such as {listed(labels[:3])}; a label stands in "
-            "many rows. Is it another column (--label-column NAME), or numbers (--regression)?"
+            "many rows. Is it another column (--label-column NAME), or numbers (edgepeft train --regression)?"
         )
 
 
@@ -229,7 +229,7 @@ def say_what_is_odd(labels: Sequence[str], file: str) -> None:
     if len(labels) > VERY_MANY:
         warnings.warn(
             f"{file} has {len(labels):,} labels; each needs rows of its own to be learnt. If it is not the column of "
-            "labels, --label-column names another; numbers to predict are for --regression.",
+            "labels, --label-column names another; numbers to predict are for: edgepeft train --regression.",
             stacklevel=2,
         )
 

@@ -14,6 +14,7 @@ from verbs import ENTRY, edgepeft, process
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.cli._main import app, main
+from edgepeft.cli._output import messages, show_errors
 from edgepeft.runtime.runtime import Runtime
 
 
@@ -295,6 +296,40 @@ def test_an_unknown_choice_is_told_with_those_that_are_known(arguments, option, 
     done = edgepeft(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: Invalid value for '{option}': 'foo' is not one of {known}")
+
+
+def test_all_options_that_are_missing_are_named_at_once(monkeypatch, capsys):
+    def said(*arguments):
+        monkeypatch.setattr(sys, "argv", ["edgepeft", "train", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        return capsys.readouterr().err.partition(" See: ")[0]
+
+    assert said() == "error: Missing options '--backbone', '--data', '--task', '--out'."
+    assert said("--data=rows.csv", "--out", "mood") == "error: Missing options '--backbone', '--task'."
+    assert said("--data", "rows.csv", "--out", "mood", "--task", "m") == "error: Missing option '--backbone'."
+
+
+def test_a_message_is_one_line_where_no_terminal_reads_it(capsys):
+    message = "note: " + "what is said is found by line in a log, " * 10
+    messages().print(message)
+    assert capsys.readouterr().err == f"{message}\n"
+
+
+def test_of_very_many_classes_the_worst_with_most_rows_are_shown_and_the_rest_counted(capsys):
+    perfect = {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 1}
+    classes = {f"c{i}": perfect for i in range(9_998)}
+    missed = {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+    classes |= {"absent": {**missed, "support": 0}, "missed": {**missed, "support": 7}}
+    worst = [{"where": "many.csv:2", "label": "missed", "answer": "c1", "loss": 9.0}]
+    show_errors({"by_class": classes, "confusion": {"missed": {"c1": 7}}, "worst": worst})
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
+    firsts = [line[0] for line in lines if line]
+    assert firsts[firsts.index("label") + 2 :][:3] == ["missed", "absent", "c0"]
+    assert sum(first.startswith("c") for first in firsts) == 28
+    assert "the worst of 10,000; all of them: --json, or edgepeft report" in shown
 
 
 def swallowed(app):
