@@ -34,7 +34,7 @@ log = logging.getLogger("edgepeft.serve")
 
 _ROUTES = (*ROUTES, *ENDPOINTS)
 _WATCH_S = 1.0
-_STATIC = ("page.html", "page.css", "page.js", "answers.js", "docs.html", "docs.js", "icon.svg")
+_STATIC = ("page.html", "page.css", "page.js", "answers.js", "picker.js", "docs.html", "docs.js", "icon.svg")
 
 
 def create_app(settings: Settings) -> Starlette:

@@ -24,7 +24,7 @@ _POLICY = (
     "style-src 'self'; img-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'"
 )
 _SCRIPTS = {
-    "index.html": ("answers.js", "client.js", "page.js"),
+    "index.html": ("answers.js", "client.js", "picker.js", "page.js"),
     "verify.html": ("answers.js", "client.js", "verify.js"),
     "bench.html": ("answers.js", "client.js", "bench.js"),
 }
@@ -40,7 +40,7 @@ def write_pages(out: Path, title: str, *, tunable: bool = False) -> None:
     for path in sorted(package_data("web/site").iterdir()):
         if path.name not in {*_SCRIPTS, *_TUNING, SERVICE_WORKER, *other}:
             shutil.copyfile(path, out / path.name)
-    for name in ("page.css", "icon.svg", "answers.js"):  # as the service's page looks
+    for name in ("page.css", "icon.svg", "answers.js", "picker.js"):  # as the service's page looks
         shutil.copyfile(package_data("serve") / name, out / name)
     for page, scripts in pages.items():
         head = [f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">']

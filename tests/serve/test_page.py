@@ -83,19 +83,27 @@ def test_a_text_is_answered_by_all_tasks_with_scores_and_latency(browser, served
 
 def test_what_can_be_asked_stands_there_before_the_first_question(browser, served):
     browser.get(f"http://127.0.0.1:{served.port}/")
-    wait(browser, lambda: len(find(browser, ".task")) == 3)
-    cards = [card.text.split("\n") for card in find(browser, ".task")]
-    assert [sorted(lines) for lines in cards] == [
-        sorted(lines)
-        for lines in (
-            ["mood", "lora", "texts: no, yes"],
-            ["pair", "houlsby", "pairs of texts: a, b, c"],
-            ["score", "bitfit", "texts: a number"],
-        )
+    wait(browser, lambda: len(find(browser, "#tasks li")) == 3)
+    assert sorted(item.text.split("\n") for item in find(browser, "#tasks li")) == [
+        ["mood", "lora · texts: no, yes"],
+        ["pair", "houlsby · pairs of texts: a, b, c"],
+        ["score", "bitfit · texts: a number"],
     ]
+
+
+def test_the_chosen_tasks_are_asked_and_stay_chosen(browser, served):
+    browser.get(f"http://127.0.0.1:{served.port}/")
+    wait(browser, lambda: len(find(browser, "#tasks li")) == 3)
+    assert browser.find_element(By.ID, "pair").is_displayed()
+    browser.find_element(By.ID, "none").click()
     ask(browser, "w5")
-    wait(browser, lambda: len(find(browser, ".answer")) == 3)
-    assert find(browser, ".task") == []
+    wait(browser, lambda: browser.find_element(By.ID, "error").text == "choose a task")
+    browser.find_element(By.CSS_SELECTOR, "#tasks input[value=score]").click()
+    assert not browser.find_element(By.ID, "pair").is_displayed()
+    ask(browser, " w6")
+    wait(browser, lambda: [card.text.split("\n")[0] for card in find(browser, ".answer")] == ["score"])
+    assert [box.get_property("value") for box in find(browser, "#tasks input:checked")] == ["score"]
+    assert "1 task in" in browser.find_element(By.ID, "took").text
     assert problems(browser) == []
 
 
@@ -119,8 +127,8 @@ def test_an_answer_says_what_holds_and_whether_it_is_unsure(browser, served, pre
 
 def test_a_task_that_picks_is_asked_with_candidates(browser, picking):
     browser.get(f"http://127.0.0.1:{picking.port}/")
-    wait(browser, lambda: len(find(browser, ".task")) == 1)
-    assert find(browser, ".task")[0].text.split("\n")[-1] == "texts: one of their candidates"
+    wait(browser, lambda: len(find(browser, "#tasks li")) == 1)
+    assert find(browser, "#tasks li")[0].text.endswith("texts: one of their candidates")
     ask(browser, "w5")
     wait(browser, lambda: "the row has no candidate" in browser.find_element(By.ID, "error").text)
     browser.get_log("browser")  # of that answer's status

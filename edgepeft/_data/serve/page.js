@@ -1,5 +1,6 @@
-// The service's own page: all tasks on one text, and what the service is doing. Asks nobody but the service.
-import { SHOWN, make, parts } from "./answers.js";
+// The service's own page: its tasks on one text, and what the service is doing. Asks nobody but the service.
+import { make, parts } from "./answers.js";
+import { chosen, named, pick } from "./picker.js";
 
 const $ = (id) => document.getElementById(id);
 const POINTS = 120; // seconds of the curve
@@ -20,46 +21,46 @@ async function call(path, body) {
 }
 
 async function loadTasks() {
+  const [before, picked] = [new Set(tasks.map((task) => task.name)), new Set(chosen())];
   tasks = (await call("/v1/tasks")).tasks;
-  $("summary").textContent = tasks.length === 1 ? "1 task" : `${tasks.length} tasks`;
-  $("pair").hidden = !tasks.some((task) => task.pairs);
-  $("picks").hidden = !tasks.some((task) => task.candidates);
-  if (!document.querySelector(".answer")) $("answers").replaceChildren(...tasks.map(taskCard));
+  $("summary").textContent = counted(tasks);
+  const choice = (task) => ({
+    name: task.name,
+    about: `${task.method} · ${told(task)}`,
+    checked: picked.has(task.name) || !before.has(task.name),
+    problem: task.available ? undefined : "cannot be opened; the service's log says why",
+  });
+  pick(tasks.map(choice), shown);
 }
 
-function titled(task, kind) {
-  const card = make("article", undefined, `card ${kind}`);
-  const title = make("h3");
-  title.append(make("b", task.name), make("span", task.method));
-  card.append(title);
-  return card;
+const counted = (some) => (some.length === 1 ? "1 task" : `${some.length} tasks`);
+const asked = () => tasks.filter((task) => chosen().includes(task.name));
+
+// What the chosen tasks read.
+function shown() {
+  $("pair").hidden = !asked().some((task) => task.pairs);
+  $("picks").hidden = !asked().some((task) => task.candidates);
 }
 
-// What a task can be asked, before it is.
-function taskCard(task) {
-  const card = titled(task, "task");
-  const more = task.labels && task.labels.length > SHOWN ? ` and ${task.labels.length - SHOWN} more` : "";
+// What a task can be asked.
+function told(task) {
   const vector = task.dims ? `a vector of ${task.dims}` : "a number";
   const other = task.candidates ? "one of their candidates" : task.writes ? "a text" : vector;
-  const answers = task.labels ? task.labels.slice(0, SHOWN).join(", ") + more : other;
-  card.append(make("p", `${task.pairs && !task.candidates ? "pairs of texts" : "texts"}: ${answers}`));
-  if (!task.available) {
-    const problem = make("p", "cannot be opened; the service's log says why");
-    problem.setAttribute("role", "alert");
-    card.append(problem);
-  }
-  return card;
+  return `${task.pairs && !task.candidates ? "pairs of texts" : "texts"}: ${task.labels ? named(task.labels) : other}`;
 }
 
 function answerCard(task, { error, prediction }, text, second) {
-  const card = titled(task, "answer");
+  const card = make("article", undefined, "card answer");
+  const title = make("h3");
+  title.append(make("b", task.name), make("span", task.method));
+  card.append(title);
   card.append(...parts(error ? { error: error.message } : prediction, text, second));
   if (prediction?.note) card.append(make("p", prediction.note));
   return card;
 }
 
-async function ask(text, second, candidates) {
-  const rows = tasks.map((task) => {
+async function ask(wanted, text, second, candidates) {
+  const rows = wanted.map((task) => {
     const row = { text, task: task.name };
     if (task.pairs && second) row.second = second;
     if (task.candidates) row.candidates = candidates;
@@ -83,13 +84,15 @@ $("ask").addEventListener("submit", async (event) => {
   $("error").hidden = true;
   try {
     await loadTasks();
+    const wanted = asked();
+    if (!wanted.length) throw new Error("choose a task");
     const begin = performance.now();
     const text = $("text").value;
     const candidates = $("candidates").value.split("\n").filter((line) => line.trim());
     const second = $("second").value;
-    const answers = await ask(text, second, candidates);
-    $("took").textContent = `${tasks.length === 1 ? "1 task" : `${tasks.length} tasks`} in ${(performance.now() - begin).toFixed(1)} ms`;
-    $("answers").replaceChildren(...tasks.map((task, i) => answerCard(task, answers[i], text, second)));
+    const answers = await ask(wanted, text, second, candidates);
+    $("took").textContent = `${counted(wanted)} in ${(performance.now() - begin).toFixed(1)} ms`;
+    $("answers").replaceChildren(...wanted.map((task, i) => answerCard(task, answers[i], text, second)));
   } catch (error) {
     $("error").textContent = error.message;
     $("error").hidden = false;

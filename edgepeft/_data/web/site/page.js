@@ -1,6 +1,7 @@
 /** The page: which tasks, one text, their answers.  The model runs in a worker; nothing is sent anywhere. */
-import { SHOWN, make, parts } from "./answers.js";
+import { make, parts } from "./answers.js";
 import { $, Client, keep, megabytes, tell } from "./client.js";
+import { chosen, named, pick } from "./picker.js";
 
 /** @type {Record<string, any>} */
 let tasks = {};
@@ -23,8 +24,7 @@ async function start() {
   $("tune").hidden = !Object.values(tasks).some(({ tuning }) => tuning);
   const n = Object.keys(tasks).length;
   $("summary").textContent = `${n === 1 ? "1 task" : `${n} tasks`} on one backbone, in this browser`;
-  $("tasks").replaceChildren(...Object.entries(tasks).map(choice));
-  shown();
+  pick(Object.entries(tasks).map(choice), shown);
   $("progress").hidden = true;
   $("took").textContent = "Ready.";
   $("go").disabled = false;
@@ -49,31 +49,17 @@ async function stored(name) {
 const seconds = (/** @type {number} */ ms) => (ms < 1000 ? `${ms.toFixed(0)} ms` : `${(ms / 1000).toFixed(1)} s`);
 
 /** @param {[string, any]} task @param {number} i */
-function choice([name, task], i) {
-  const item = make("li");
-  const label = make("label");
-  const box = make("input");
-  box.type = "checkbox";
-  box.value = name;
-  box.checked = i === 0;
-  box.addEventListener("change", shown);
-  const text = make("span");
-  text.append(make("b", name), make("small", `${task.kind} · ${task.method}${told(task)}${tuned[name]?.account ? " · tuned here" : ""}`));
-  label.append(box, text);
-  item.append(label);
-  return item;
-}
+const choice = ([name, task], i) => ({
+  name,
+  about: `${task.kind} · ${task.method}${told(task)}${tuned[name]?.account ? " · tuned here" : ""}`,
+  checked: i === 0,
+});
 
 /** @param {any} task */
 function told({ labels, kind, outputs }) {
   if (kind === "embedding") return ` · ${outputs} numbers`;
-  if (!labels) return "";
-  return ` · ${labels.slice(0, SHOWN).join(", ")}${labels.length > SHOWN ? ` and ${labels.length - SHOWN} more` : ""}`;
+  return labels ? ` · ${named(labels)}` : "";
 }
-
-/** @returns {HTMLInputElement[]} */
-const boxes = () => Array.from(document.querySelectorAll("#tasks input"));
-const chosen = () => boxes().flatMap((box) => (box.checked ? [box.value] : []));
 
 /** What the chosen tasks read. */
 function shown() {
@@ -138,12 +124,6 @@ function card(name, answer) {
   return found;
 }
 
-const set = (/** @type {boolean} */ to) => () => {
-  for (const box of boxes()) box.checked = to;
-  shown();
-};
-$("all").addEventListener("click", set(true));
-$("none").addEventListener("click", set(false));
 $("ask").addEventListener("submit", (/** @type {Event} */ event) => {
   event.preventDefault();
   ask();
