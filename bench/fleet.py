@@ -1,11 +1,12 @@
 """A fleet of simulated boards against one static server: requests and bytes a board, time to 99 %, what many cost.
 
-    python -m bench.fleet BUNDLE [--boards 1000] [--period 30] [--json result.json]
+    python -m bench.fleet BUNDLE [--boards 1000] [--period 30] [--other BUNDLE] [--json result.json]
 
 Every board is a thread that does what ``edgepeft pull`` does up to the verified files, by the same code, over loopback;
 the replay of a delta's check, which costs the server nothing, is left out.  Four rounds: a first pull (``--first``
-boards), no change, one more task, and a refresh that all come for at once.  ``--period`` seconds stand for the time
-between two pulls, in which moments are drawn as ``--every`` does.
+boards), no change, one more task, and a refresh that all come for at once; with ``--other`` a fifth, in which that
+bundle, of another backbone, takes the channel's place.  ``--period`` seconds stand for the time between two pulls, in
+which moments are drawn as ``--every`` does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from statistics import median
 from bench.static_server import Served, serving
 from edgepeft.atomic import write_json
 from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.fleet.publish import publish, refresh
+from edgepeft.fleet.publish import publish, refresh, withdraw
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.rhythm import moments
 from edgepeft.host.machine import host_facts
@@ -104,8 +105,11 @@ def drawn(number: int, period_s: float, seed: int) -> list[float]:
     return waits
 
 
-def simulate(bundle: Path, number: int, first: int, period_s: float, seed: int) -> list[Round]:
-    """The four rounds, on a repository that is made for it."""
+def simulate(options: argparse.Namespace) -> list[Round]:
+    """The rounds, on a repository that is made for it."""
+    bundle, number, first, period_s, seed = (
+        getattr(options, name) for name in ("bundle", "boards", "first", "period", "seed")
+    )
     *before, last = Manifest.read(bundle).tasks
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="edgepeft-fleet.")))
@@ -123,6 +127,10 @@ def simulate(bundle: Path, number: int, first: int, period_s: float, seed: int) 
         rounds.append(play("one more task", served, boards, drawn(number, period_s, seed + 1), period_s))
         refresh(repository, keys)
         rounds.append(play("a refresh, all at once", served, boards, [0.0] * number, 0.0))
+        if options.other is not None:
+            withdraw(repository, keys, [*before, last])
+            publish(options.other, repository, keys)
+            rounds.append(play("another backbone", served, boards, drawn(number, period_s, seed + 2), period_s))
     return rounds
 
 
@@ -154,13 +162,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--period", type=float, default=30.0, help="seconds that the time between two pulls is played in"
     )
+    parser.add_argument("--other", type=Path, help="a bundle of another backbone, which is published last")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="every board's figures")
     options = parser.parse_args(arguments)
     try:
         if len(Manifest.read(options.bundle).tasks) < 2 or not 0 < options.first <= options.boards:
             raise UsageError("a bundle with two tasks or more is needed, and --first is at most --boards.")
-        rounds = simulate(options.bundle, options.boards, options.first, options.period, options.seed)
+        rounds = simulate(options)
     except EdgepeftError as error:
         parser.error(str(error))
     host = host_facts()

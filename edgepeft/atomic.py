@@ -18,6 +18,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 
 __all__ = [
     "check_target",
+    "disk_errors",
     "drop_leftovers",
     "new_folder",
     "refuse_mount_point",
@@ -37,7 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         EdgepeftError: no space left or no permission; the old file is untouched.
     """
-    with _disk_errors(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(path)
         try:
@@ -96,7 +97,7 @@ def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
     if path.exists() and any(path.iterdir()) and not force:
         raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
     made = [parent for parent in path.parents if not parent.exists()]
-    with _disk_errors(path):
+    with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(path) as temporary:
             mode = temporary.stat().st_mode & 0o666  # what this process gives its files
@@ -153,7 +154,7 @@ def drop_leftovers(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors(target: Path) -> Iterator[None]:
+def disk_errors(target: Path) -> Iterator[None]:
     """Turn an errno into a message about what could not be written."""
     try:
         yield

@@ -62,7 +62,7 @@ def command(
     for _ in moments(period, lambda wait: messages().print(f"the next pull is in {wait:.0f} s", markup=False)):
         try:
             once()
-        except EdgepeftError as error:
+        except (EdgepeftError, OSError) as error:  # a service outlives a disk that the system cannot read for a while
             if first and isinstance(error, UsageError):  # the command, not what it met
                 raise
             messages().print(f"error: {error}", markup=False, soft_wrap=True)

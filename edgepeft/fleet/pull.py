@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
-from edgepeft.atomic import drop_leftovers
+from edgepeft.atomic import disk_errors, drop_leftovers
 from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.fleet.decision import Decision, decide
 from edgepeft.fleet.layout import METADATA, same_base
@@ -71,11 +71,12 @@ def pull(
     work, new = folder / WORK, not folder.exists()
     if not new and not (folder / MANIFEST_FILE).is_file() and any(path.name != WORK for path in folder.iterdir()):
         raise UsageError(f"{folder} is not a bundle, and not empty. Give a bundle's folder, or a new one.")
-    work.mkdir(parents=True, exist_ok=True)
     try:
-        with held(work, folder):
-            drop_leftovers(folder.resolve())
-            return _Pull(Remote(address, work, channel, root), folder, replace_tuned, stage).run()
+        with disk_errors(folder):  # of tuf's files too
+            work.mkdir(parents=True, exist_ok=True)
+            with held(work, folder):
+                drop_leftovers(folder.resolve())
+                return _Pull(Remote(address, work, channel, root), folder, replace_tuned, stage).run()
     finally:
         if not (work / METADATA).is_dir():  # nothing is trusted: leave no trace
             shutil.rmtree(work, ignore_errors=True)
@@ -153,10 +154,22 @@ class _Pull:
         state.refused = {sha256: why for sha256, why in state.refused.items() if sha256 in self.offered.values()}
         done = self._commit(prepared, decision, state)
         if state != before:
-            state.write(self.work)
+            self._note(state, (*done.take, *done.remove))
         _drop_all_but(self.remote.files, ())
         kept = {task: why for task, why in done.keep.items() if task not in refused}
         return self._pulled(done.take, done.remove, kept, refused)
+
+    def _note(self, state: State, changed: Sequence[str]) -> None:
+        """Write down what is in force; where that fails the next pull sees it, by what was noted before the commit."""
+        try:
+            state.write(self.work)
+        except EdgepeftError as error:
+            if not changed:
+                raise
+            raise EdgepeftError(
+                f"{', '.join(changed)}: in force as published, but {self.work} could not be written to note it: "
+                f"{error.__cause__ or error}. Free some space; the next pull notes it."
+            ) from error
 
     def _prepared(self, tasks: Iterable[str], refused: dict[str, str], state: State) -> dict[str, PreparedTask]:
         """Tasks that passed here; of the others, the reason goes to ``refused`` and to the state."""

@@ -111,7 +111,7 @@ class Replacement:
 
     def _remember(self, fresh: Path, state: State, taken: Iterable[str]) -> None:
         """Trust and state go along, and come into force with the rest."""
-        shutil.copytree(self.folder / WORK / METADATA, fresh / WORK / METADATA, symlinks=True)
+        _copy(self.folder / WORK / METADATA, fresh / WORK / METADATA)
         sha256s = {task: self.published.manifest.tasks[task].sha256 for task in taken}
         state.note(sha256s)
         state.confirm(sha256s, set())
@@ -124,3 +124,15 @@ def _link(source: Path, place: Path) -> None:
         os.link(source, place)
     except OSError:  # a file system without links
         shutil.copyfile(source, place)
+
+
+def _copy(source: Path, place: Path) -> None:
+    """A folder with its links; not by ``shutil.copytree``, whose error no longer says that the disk is full."""
+    place.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_symlink():
+            (place / path.name).symlink_to(path.readlink())
+        elif path.is_dir():
+            _copy(path, place / path.name)
+        else:
+            shutil.copyfile(path, place / path.name)

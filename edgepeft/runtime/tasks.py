@@ -20,7 +20,7 @@ import onnxruntime as ort
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.atomic import write_atomically
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.splice import splice, splice_text
@@ -236,7 +236,9 @@ def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Man
                 entries[task.name] = task.entry.model_copy(update={"previous": previous})
     bundle.manifest = _write(bundle, entries)
     for task in tasks:
-        settle(folder, task.name, entries[task.name])
+        # In force already: where the disk is full, the files stay under their version's name, and are found there.
+        with contextlib.suppress(EdgepeftError):
+            settle(folder, task.name, entries[task.name])
     return bundle.manifest
 
 

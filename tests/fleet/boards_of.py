@@ -1,9 +1,10 @@
-"""What a board answers, and what lies in its folder."""
+"""What a board answers, what lies in its folder, and what is published for it to take up."""
 
 from __future__ import annotations
 
 import hashlib
 
+from edgepeft.fleet.publish import publish, withdraw
 from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.tasks import commit_tasks, prepare_exported
@@ -31,3 +32,16 @@ def tuned(board, source, task="mood"):
 def downloads(board):
     """What lies in the board's folder of downloads."""
     return sorted(path.name for path in (board / ".fleet" / "files").glob("*"))
+
+
+def one_task(repository, keys, retrained):
+    """Another version of one task is published; the bundle that boards come to."""
+    publish(retrained / "newer", repository, keys)
+    return retrained / "newer"
+
+
+def all_of_it(repository, keys, retrained):
+    """Another backbone with its tasks."""
+    withdraw(repository, keys, ["pair", "score"])
+    publish(retrained / "other", repository, keys)
+    return retrained / "other"

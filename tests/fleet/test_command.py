@@ -108,3 +108,21 @@ def test_what_a_pull_every_hour_meets_is_said_and_it_goes_on(fleet, board, monke
     done = edgepeft("pull", fleet.served.address, board, "--every", "1h")
     assert waits == [1800, 3600, 3600, 3600] and done.stderr.count("a file is missing") == 2
     assert "nothing changed" in done.stderr
+
+
+def test_a_service_outlives_what_the_system_refuses(fleet, board, monkeypatch):
+    """Such as a card that cannot be read for a while: an error of the system, not of edgepeft's."""
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    def refused(*_, **__):
+        raise OSError(5, "Input/output error", "state.json")
+
+    monkeypatch.setattr(moments, "__defaults__", (lambda _: None, sleep, iter([0.5] * 9).__next__))
+    monkeypatch.setattr("edgepeft.fleet.pull.pull", refused)
+    done = edgepeft("pull", fleet.served.address, board, "--every", "1h")
+    assert len(waits) == 3 and done.stderr.count("Input/output error") == 2

@@ -11,25 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from boards_of import answers
+from boards_of import all_of_it, answers, one_task
 from kills import DONE, WRITING, run_child, wait
 
-from edgepeft.fleet.publish import publish, withdraw
 from edgepeft.fleet.pull import pull
 from edgepeft.runtime.bundle import TASKS_FOLDER
 from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.versions import content_of
-
-
-def one_task(repository, keys, retrained):
-    publish(retrained / "newer", repository, keys)
-    return retrained / "newer"
-
-
-def all_of_it(repository, keys, retrained):
-    withdraw(repository, keys, ["pair", "score"])
-    publish(retrained / "other", repository, keys)
-    return retrained / "other"
 
 
 def killed(change, published, retrained, folder, times, seed):
