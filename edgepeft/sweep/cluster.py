@@ -141,6 +141,7 @@ def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[
     if there != here:
         raise EdgepeftError(f"node {platform.node()} has {there}; the sweep is of {here}. Install the same on all.")
     job, begun = asked
+    job = replace(job, shared=cache_folder() / "sweep" / "states")  # of this node
     with tempfile.TemporaryDirectory(prefix="edgepeft-run-") as work:
         sweep = replace(job.sweep, folder=Path(work))
         cell = replace(job.cell, options=_placed(job.cell.options, sources))

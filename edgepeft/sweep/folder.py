@@ -3,6 +3,7 @@
     SWEEP/sweep.json             the plan, and its cells
     SWEEP/runs/<hash>/           the delta that `edgepeft train` writes, or its checkpoints
     SWEEP/runs/<hash>.json       how the run ended
+    SWEEP/states/                hidden states that runs have in common, until all are over
 
 A run's name is the hash of what ``train`` records as asked, so that equal runs are one, and none is computed twice.
 """
@@ -89,6 +90,11 @@ class Sweep:
         """The folder of a cell's run."""
         return self.folder / "runs" / cell.name
 
+    @property
+    def shared(self) -> Path:
+        """The folder of hidden states that runs leave each other."""
+        return self.folder / "states"
+
     def outcome(self, cell: Cell) -> Outcome | None:
         """How the run ended; None where it has not.  A card that is whole is a run that is done."""
         path = self.run(cell).with_suffix(".json")
@@ -150,6 +156,10 @@ class Sweep:
     def forget_checkpoints(self, cell: Cell) -> None:
         """Remove what a run that goes no further left."""
         shutil.rmtree(self.run(cell), ignore_errors=True)
+
+    def forget_shared(self) -> None:
+        """Remove what the runs that are over had in common."""
+        shutil.rmtree(self.shared, ignore_errors=True)
 
     def write(self) -> None:
         """Write ``sweep.json``."""

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,10 @@ _OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end w
 
 @dataclass(frozen=True)
 class Job:
-    """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``."""
+    """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``.
+
+    ``shared`` has the hidden states that cells have in common; None is the sweep's own folder.
+    """
 
     sweep: Sweep
     cell: Cell
@@ -36,6 +40,7 @@ class Job:
     until: int | None = None
     gpu: int | None = None
     keep_tensors: bool = True
+    shared: Path | None = None
 
 
 def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
@@ -96,6 +101,7 @@ def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], boo
     resume = job.sweep.state(job.cell) == "begun"
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
+    how["shared"] = job.shared or job.sweep.shared
     return train(begun.request.backbone, begun.method, begun.rows(), begun.options, folder, **how)
 
 

@@ -4,9 +4,11 @@ import dataclasses
 import hashlib
 import json
 from statistics import mean, stdev
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+import torch
 from inline import inline
 
 from edgepeft.card import read_card
@@ -16,6 +18,10 @@ from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.run import estimate, run_sweep
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.sweep.work import Job, compute
+from edgepeft.training import engine
+from edgepeft.training.loop import train
+from edgepeft.training.request import Request
+from edgepeft.training.shared import SharedStates
 
 
 def run(sweep, **how):
@@ -185,3 +191,46 @@ def test_a_damaged_folder_is_said(swept, content):
     (sweep.folder / "sweep.json").write_text(content)
     with pytest.raises(DataError, match=r"sweep\.json"):
         open_sweep(sweep.folder)
+
+
+@pytest.fixture
+def alike(tiny, swept, plan, tmp_path):
+    """A sweep whose cells are easily taken for each other: backbones of the same tokens, of which two have the same
+    weights too and pool otherwise, and two data sets whose rows are as many and as long."""
+    plan()
+    for name in ("tone", "test"):
+        (tmp_path / f"other-{name}.jsonl").write_text((tmp_path / f"{name}.jsonl").read_text().replace("w7", "w8"))
+    backbones = tiny("bert", mean=True), tiny("bert", mean=True, seed=1), tiny("bert")
+    data = '[data.other]\ndata = "other-tone.jsonl"\ntest = "other-test.jsonl"'
+    sweep = swept(backbone='", "'.join(map(str, backbones)), data=data, steps=2)
+    return dataclasses.replace(sweep, cells=tuple(cell for cell in sweep.cells if (cell.seed, cell.rate) == (0, 1e-3)))
+
+
+def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(alike, tmp_path, monkeypatch):
+    computed, states_of = [], engine.states_of
+    monkeypatch.setattr(engine, "states_of", lambda *given: computed.append(given) or states_of(*given))
+    failing = dataclasses.replace(alike.cells[-1], options={**alike.cells[-1].options, "data": "gone.jsonl"})
+    sweep = dataclasses.replace(alike, cells=(*alike.cells[:-1], failing))
+    assert list(run(sweep)[1]) == [failing.name]
+    kept = list(sweep.shared.iterdir())
+    # A batch of each part, of each data set on each backbone; linear heads train on the same ones.
+    assert len(computed) == len(kept) == 3 * 2 * 3
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-8])  # damaged ones are computed anew
+    assert run(alike) == (ANY, {}) and not sweep.shared.exists()
+    for cell in alike.cells:
+        request = Request.model_validate(cell.options)
+        begun = request.begun()
+        alone = train(request.backbone, begun.method, begun.rows(), begun.options, tmp_path / "alone", force=True)
+        assert alone.delta.card == alike.card(cell)
+
+
+def test_two_processes_that_need_the_same_states_at_once_both_have_them(tmp_path):
+    inputs, shared = {"input_ids": torch.arange(6).view(2, 3)}, SharedStates(tmp_path / "states", "a")
+
+    def meanwhile():
+        shared.of(inputs, "mean", lambda: np.ones((2, 4), np.float32))
+        return np.ones((2, 4), np.float32)
+
+    assert (shared.of(inputs, "mean", meanwhile) == 1).all()
+    assert (shared.of(inputs, "mean", pytest.fail) == 1).all() and len(list(shared.folder.iterdir())) == 1
