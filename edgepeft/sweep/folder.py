@@ -28,7 +28,7 @@ from edgepeft.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.mistakes import in_words
-from edgepeft.sweep.plan import Plan
+from edgepeft.sweep.plan import Plan, placed
 
 __all__ = ["SWEEP_FILE", "SWEEP_SCHEMA", "Cell", "Outcome", "Sweep", "name_of", "open_sweep"]
 
@@ -41,8 +41,8 @@ _NAME_LENGTH = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid; ``options`` are those of ``edgepeft train``, ``rows`` train, in so many ``steps`` at most
-    and with an evaluation each ``interval``."""
+    """One run of the grid; ``options`` are those of ``edgepeft train``, with paths as ``recorded`` has them, ``rows``
+    train, in so many ``steps`` at most and with an evaluation each ``interval``."""
 
     name: str
     backbone: str
@@ -89,6 +89,14 @@ class Sweep:
     def run(self, cell: Cell) -> Path:
         """The folder of a cell's run."""
         return self.folder / "runs" / cell.name
+
+    def options(self, cell: Cell) -> dict[str, Any]:
+        """The options of a cell's run, with the paths that its data and backbone have here.
+
+        Raises:
+            UsageError: a variable of the plan is not set.
+        """
+        return placed(cell.options, self.folder)
 
     @property
     def shared(self) -> Path:

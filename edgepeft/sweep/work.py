@@ -84,8 +84,9 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
             raise
         return None
     except Diverged as diverged:
-        sweep.forget_checkpoints(cell)
-        outcome = Outcome("diverged", time.perf_counter() - start, reason=str(diverged))
+        sweep.forget_checkpoints(cell)  # and the best tensors, which the error names
+        why = str(diverged.__cause__ or diverged)
+        outcome = Outcome("diverged", time.perf_counter() - start, reason=why)
     else:
         np.savez_compressed(sweep.run(cell) / ANSWERS_FILE, allow_pickle=False, **_plain(result))
         outcome = sweep.done(cell, time.perf_counter() - start, max(first, 0))
@@ -97,7 +98,7 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
 
 def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainResult:
     folder = job.sweep.run(job.cell)
-    begun = Request.model_validate(job.cell.options).begun()
+    begun = Request.model_validate(job.sweep.options(job.cell)).begun()
     resume = job.sweep.state(job.cell) == "begun"
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}

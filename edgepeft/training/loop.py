@@ -109,7 +109,7 @@ def train(
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
-        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.")
+        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.") from diverged
     return TrainResult(**vars(result), delta=delta)
 
 

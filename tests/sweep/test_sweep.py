@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 from statistics import mean, stdev
 from unittest.mock import ANY
 
@@ -10,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 from inline import inline
+from verbs import edgepeft
 
 from edgepeft.card import read_card
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import DataError, UsageError
+from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep
+from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import estimate, run_sweep
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.sweep.work import Job, compute
@@ -175,6 +179,37 @@ def test_cards_alone_make_the_same_table(swept):
     assert not_worse([column.chosen["linear"]], [column.chosen["lora:rank=2"]]) is not None
 
 
+def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(tiny("bert", mean=True), here / "model")
+    monkeypatch.setenv("BACKBONE", str(here / "model"))
+    monkeypatch.setenv("DATA", str(tmp_path))
+    path = plan(backbone="$BACKBONE", data='[data.other]\ndata = "$DATA/test.jsonl"\ntest = "$DATA/tone.jsonl"')
+    sweep = sweep_of(read_plan(path), here / "sweep")
+    assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
+    kept = [path for path in sweep.folder.rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if str(tmp_path).encode() in path.read_bytes()]
+
+    table = document(sweep)
+    shutil.move(here, there)
+    shutil.move(there / "model", there / "model-elsewhere")
+    rows = there / "rows"
+    rows.mkdir()
+    for name in ("tone.jsonl", "test.jsonl", "plan.toml"):
+        shutil.move(tmp_path / name, rows)
+    monkeypatch.setenv("BACKBONE", str(there / "model-elsewhere"))
+    monkeypatch.setenv("DATA", str(rows))
+    report = edgepeft("report", there / "sweep", "--out", tmp_path / "page")
+    assert report.returncode == 0 and sweep.cells[0].name in (tmp_path / "page" / "report.md").read_text()
+    chosen = edgepeft("choose", there / "sweep", "--profile", "rpi4")
+    assert chosen.returncode == 0 and f"--backbone {there / 'model-elsewhere'}" in chosen.stderr
+    moved = sweep_of(read_plan(rows / "plan.toml"), there / "sweep")
+    assert run(moved) == ([], {})
+    assert [{**row, "backbone": None} for row in document(moved)["rows"]] == [
+        {**row, "backbone": None} for row in table["rows"]
+    ]
+
+
 def test_what_is_left_is_estimated_from_what_is_done(swept):
     sweep = swept()
     assert estimate(sweep, 1) is None
@@ -219,7 +254,7 @@ def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(al
         path.write_bytes(path.read_bytes()[:-8])  # damaged ones are computed anew
     assert run(alike) == (ANY, {}) and not sweep.shared.exists()
     for cell in alike.cells:
-        request = Request.model_validate(cell.options)
+        request = Request.model_validate(alike.options(cell))
         begun = request.begun()
         alone = train(request.backbone, begun.method, begun.rows(), begun.options, tmp_path / "alone", force=True)
         assert alone.delta.card == alike.card(cell)
