@@ -16,6 +16,7 @@ from verbs import edgepeft
 from edgepeft.card import read_card
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import DataError, UsageError
+from edgepeft.sweep import table
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.plan import read_plan
@@ -124,6 +125,16 @@ def test_the_bootstrap_resamples_rows_of_both_alike(done):
     assert column.worse().keys() <= {"linear", "lora:rank=2"}
 
 
+def test_an_arm_is_resampled_once_whatever_it_is_compared_with(done, monkeypatch):
+    drawn, asked = table.uniform, []
+    monkeypatch.setattr(table, "uniform", lambda *given: asked.append(given) or drawn(*given))
+    (column,) = columns(done)
+    one, other = column.chosen.values()
+    first = not_worse([one], [other])
+    assert not_worse([one], [other]) == first and column.worse().keys() <= {"linear", "lora:rank=2"}
+    assert asked == [("bootstrap 0", (1_000, 40))] * 2
+
+
 def _as_kept(sweep, cell, outputs):
     kept = sweep.answers(cell)[1]
     return outputs.argmax(1).astype(kept.dtype) if kept.ndim == 1 else outputs.astype(kept.dtype)
@@ -190,7 +201,7 @@ def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_p
     kept = [path for path in sweep.folder.rglob("*") if path.is_file()]
     assert kept and not [path for path in kept if str(tmp_path).encode() in path.read_bytes()]
 
-    table = document(sweep)
+    before = document(sweep)
     shutil.move(here, there)
     shutil.move(there / "model", there / "model-elsewhere")
     rows = there / "rows"
@@ -206,7 +217,7 @@ def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_p
     moved = sweep_of(read_plan(rows / "plan.toml"), there / "sweep")
     assert run(moved) == ([], {})
     assert [{**row, "backbone": None} for row in document(moved)["rows"]] == [
-        {**row, "backbone": None} for row in table["rows"]
+        {**row, "backbone": None} for row in before["rows"]
     ]
 
 
