@@ -93,7 +93,7 @@ def command(
     found = candidates(opened, *(named or ()))
     with tempfile.TemporaryDirectory() as work:
         with stages(1) as stage, stage("exporting each method once"):
-            source = found[0].arms[0].cells[0].options["backbone"]
+            source = opened.options(found[0].arms[0].cells[0])["backbone"]
             bundle = exported([each.arms[0].cards[0] for each in found], source, Path(work))
         measured = None
         if mode != "predicted":
@@ -229,7 +229,7 @@ def _export(sweep: Sweep, choice: Choice) -> str:
         folder = sweep.run(best)
         folders.append(f"--delta {folder}")
         trained += [] if (folder / "delta.safetensors").is_file() else [best.data]
-    backbone = choice.chosen.arms[0].cells[0].options["backbone"]
+    backbone = sweep.options(choice.chosen.arms[0].cells[0])["backbone"]
     note = f" (the sweep kept the cards of {', '.join(trained)} alone: train these anew first)" if trained else ""
     return f"edgepeft export --backbone {backbone} {' '.join(folders)} --out BUNDLE{note}"
 

@@ -138,7 +138,8 @@ def _lines(key: str, title: str, text: str, x: str, lines: Mapping[str, Sequence
         _legend(axes)
 
     rows = [
-        (method, at, _rounded(arm.score), _rounded(deviation(arm.tests)), len(arm.tests))
+        # A rate as text: a page rounds numbers to three places.
+        (method, at if at >= 1 else f"{at:g}", _rounded(arm.score), _rounded(deviation(arm.tests)), len(arm.tests))
         for method, points in lines.items()
         for at, arm in points
     ]

@@ -18,7 +18,7 @@ from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.methods.base import Method, method_of
 from edgepeft.mistakes import in_words
 from edgepeft.sweep.folder import Cell, Sweep, name_of
-from edgepeft.sweep.plan import Plan, rate_of, share_of_rows
+from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows
 from edgepeft.training.loop import asked, settled
 from edgepeft.training.request import Begun, Request
 
@@ -33,7 +33,7 @@ def sweep_of(plan: Plan, folder: Path, watch: Callable[[int, int], None] = lambd
     Raises:
         UsageError: what ``edgepeft train`` would refuse, with the cell's name; two cells that are one run.
     """
-    made = _Grid(plan)
+    made = _Grid(plan := recorded(plan, folder), folder)
     combinations = list(made.combinations())
     cells: dict[str, Cell] = {}
     for n, combination in enumerate(combinations, 1):
@@ -59,6 +59,7 @@ class _Grid:
     """The plan with what its cells share: backbones, methods and rows are read once."""
 
     plan: Plan
+    folder: Path
     backbones: dict[str, Backbone] = field(default_factory=dict)
     methods: dict[str, Method] = field(default_factory=dict)
     rows: dict[Any, TaskData] = field(default_factory=dict)
@@ -106,7 +107,7 @@ class _Grid:
 
     def _backbone(self, source: str) -> Backbone:
         if source not in self.backbones:
-            self.backbones[source] = opened = open_backbone(source)
+            self.backbones[source] = opened = open_backbone(placed({"backbone": source}, self.folder)["backbone"])
             self.sources[f"backbone {opened.source}"] = opened.sha256
         return self.backbones[source]
 
@@ -117,7 +118,8 @@ class _Grid:
         pattern = begun.posing.source.text if begun.posing.source else None  # Compacter's depends on the method
         key = (request.task, request.few_shot, drawn, pattern)
         if key not in self.rows:
-            self.rows[key] = begun.rows()
+            here = placed(request.model_dump(mode="json", exclude_unset=True), self.folder)
+            self.rows[key] = Request.model_validate(here).begun().rows()
             if drawn is None:
                 self.sources[f"data {request.task}{f' as {pattern!r}' if pattern else ''}"] = self.rows[key].sha256
         return self.rows[key]

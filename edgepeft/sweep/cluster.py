@@ -24,7 +24,7 @@ from edgepeft.atomic import new_folder
 from edgepeft.data.course.run import Interrupted
 from edgepeft.errors import EdgepeftError, UsageError, requiring
 from edgepeft.resources import cache_folder, sha256_of
-from edgepeft.sweep.folder import Cell, Outcome
+from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import Ended
 from edgepeft.sweep.work import Job, compute
 
@@ -75,7 +75,8 @@ class Cluster:
                 on_gpu = bool(gpus) and job.cell.options.get("device") != "cpu"
                 needs = {"num_cpus": job.threads, "num_gpus": int(on_gpu), "max_retries": RETRIES}
                 task = self._ray.remote(_remote).options(**needs)
-                under_way[task.remote(_HERE, self._job(job), *self._sources(job.cell))] = job
+                options = job.sweep.options(job.cell)
+                under_way[task.remote(_HERE, self._job(job, options), *self._sources(options))] = job
             while under_way:
                 (ready, *_), _ = self._ray.wait(list(under_way), num_returns=1)
                 yield self._ended(under_way.pop(ready), ready)
@@ -88,16 +89,17 @@ class Cluster:
         """Leave the cluster."""
         self._ray.shutdown()
 
-    def _job(self, job: Job) -> tuple[Job, bytes | None]:
+    def _job(self, job: Job, options: dict[str, Any]) -> tuple[Job, bytes | None]:
         folder = job.sweep.run(job.cell)
-        return replace(job, sweep=replace(job.sweep, folder=Path())), _packed(folder) if folder.is_dir() else None
+        sent = replace(job, sweep=replace(job.sweep, folder=Path()), cell=replace(job.cell, options=options))
+        return sent, _packed(folder) if folder.is_dir() else None
 
-    def _sources(self, cell: Cell) -> list[Any]:
+    def _sources(self, options: Mapping[str, Any]) -> list[Any]:
         """What the run reads, as references into the object store: the backbone, then the rows; None is a name."""
-        backbone = Path(cell.options["backbone"])
+        backbone = Path(options["backbone"])
         named = [self._stored(backbone, _OF_A_BACKBONE) if backbone.is_dir() else None]
         for option in _ROWS:
-            path = cell.options.get(option)
+            path = options.get(option)
             known = isinstance(path, str) and Path(path).is_file()
             named.append(self._stored(Path(str(path)), ()) if known else None)
         return named
@@ -141,6 +143,7 @@ def _remote(here: str, asked: tuple[Job, bytes | None], *sources: Any) -> tuple[
     if there != here:
         raise EdgepeftError(f"node {platform.node()} has {there}; the sweep is of {here}. Install the same on all.")
     job, begun = asked
+    job = replace(job, shared=cache_folder() / "sweep" / "states")  # of this node
     with tempfile.TemporaryDirectory(prefix="edgepeft-run-") as work:
         sweep = replace(job.sweep, folder=Path(work))
         cell = replace(job.cell, options=_placed(job.cell.options, sources))

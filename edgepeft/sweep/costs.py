@@ -18,6 +18,7 @@ from edgepeft.backbones.base import Role
 from edgepeft.backbones.source import open_backbone
 from edgepeft.card import DeltaCard
 from edgepeft.delta import new_delta
+from edgepeft.errors import UsageError
 from edgepeft.exporting.bundle import export_bundle
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
@@ -66,9 +67,11 @@ def exported(cards: Sequence[DeltaCard], backbone: str, work: Path) -> Bundle:
         work: an empty folder, which is written to.
 
     Raises:
-        UsageError: a backbone or method that cannot be exported.
+        UsageError: a backbone or method that cannot be exported; not the backbone that was trained on.
     """
     opened, folders = open_backbone(backbone), []
+    if opened.sha256 != (trained := cards[0].backbone).sha256:
+        raise UsageError(f"{backbone} is not {trained.source} that the sweep trained on: its weights are others.")
     for n, card in enumerate(cards):
         with torch.random.fork_rng(devices=[]):
             method = method_named(card.method).from_settings(card.hyperparameters)

@@ -3,6 +3,7 @@
     SWEEP/sweep.json             the plan, and its cells
     SWEEP/runs/<hash>/           the delta that `edgepeft train` writes, or its checkpoints
     SWEEP/runs/<hash>.json       how the run ended
+    SWEEP/states/                hidden states that runs have in common, until all are over
 
 A run's name is the hash of what ``train`` records as asked, so that equal runs are one, and none is computed twice.
 """
@@ -27,7 +28,7 @@ from edgepeft.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import BundleError, DataError, UsageError
 from edgepeft.mistakes import in_words
-from edgepeft.sweep.plan import Plan
+from edgepeft.sweep.plan import Plan, placed
 
 __all__ = ["SWEEP_FILE", "SWEEP_SCHEMA", "Cell", "Outcome", "Sweep", "name_of", "open_sweep"]
 
@@ -40,8 +41,8 @@ _NAME_LENGTH = 16
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid; ``options`` are those of ``edgepeft train``, ``rows`` train, in so many ``steps`` at most
-    and with an evaluation each ``interval``."""
+    """One run of the grid; ``options`` are those of ``edgepeft train``, with paths as ``recorded`` has them, ``rows``
+    train, in so many ``steps`` at most and with an evaluation each ``interval``."""
 
     name: str
     backbone: str
@@ -88,6 +89,19 @@ class Sweep:
     def run(self, cell: Cell) -> Path:
         """The folder of a cell's run."""
         return self.folder / "runs" / cell.name
+
+    def options(self, cell: Cell) -> dict[str, Any]:
+        """The options of a cell's run, with the paths that its data and backbone have here.
+
+        Raises:
+            UsageError: a variable of the plan is not set.
+        """
+        return placed(cell.options, self.folder)
+
+    @property
+    def shared(self) -> Path:
+        """The folder of hidden states that runs leave each other."""
+        return self.folder / "states"
 
     def outcome(self, cell: Cell) -> Outcome | None:
         """How the run ended; None where it has not.  A card that is whole is a run that is done."""
@@ -150,6 +164,10 @@ class Sweep:
     def forget_checkpoints(self, cell: Cell) -> None:
         """Remove what a run that goes no further left."""
         shutil.rmtree(self.run(cell), ignore_errors=True)
+
+    def forget_shared(self) -> None:
+        """Remove what the runs that are over had in common."""
+        shutil.rmtree(self.shared, ignore_errors=True)
 
     def write(self) -> None:
         """Write ``sweep.json``."""

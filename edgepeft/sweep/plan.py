@@ -26,7 +26,8 @@
     [published.scores.houlsby]
     sst2 = 0.94
 
-Paths are relative to the plan's folder; ``$NAME`` is a variable of the environment.
+Paths are relative to the plan's folder; ``$NAME`` is a variable of the environment.  A sweep writes them down with
+their variables, or relative to its own folder, so that both can be moved to another machine.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import math
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +47,10 @@ from edgepeft.errors import UsageError
 from edgepeft.mistakes import in_words
 from edgepeft.task_name import check_new_name
 
-__all__ = ["Plan", "Published", "read_plan", "share_of_rows"]
+__all__ = ["Plan", "Published", "placed", "read_plan", "recorded", "share_of_rows"]
 
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
-_PATHS = ("data", "eval", "test")
+PATHS = ("data", "eval", "test")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
@@ -151,7 +153,7 @@ def share_of_rows(size: int | str, rows: int) -> int | None:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan with its paths made absolute.
+    """The plan with its paths as one would give them here; absolute ones and their variables stay as they are.
 
     Raises:
         UsageError: not there, no TOML, an unknown key or a value of another type; a variable that is not set.
@@ -173,26 +175,63 @@ def read_plan(path: Path) -> Plan:
     if odd := [name for name in plan.rates if name not in known]:
         raise UsageError(f"{path}: [rates] names {odd[0]}, which is no method of the plan: {', '.join(sorted(known))}.")
     data = {
-        name: {key: _placed(path, value) if key in _PATHS else value for key, value in each.items()}
+        name: {key: _placed(path, value) if key in PATHS else value for key, value in each.items()}
         for name, each in plan.data.items()
     }
     return plan.model_copy(update={"data": data, "backbones": [_backbone(path, name) for name in plan.backbones]})
 
 
+def recorded(plan: Plan, folder: Path) -> Plan:
+    """The plan as a sweep in ``folder`` writes it down: paths relative to that, but for variables and absolute ones."""
+
+    def path(value: Any) -> Any:
+        if not isinstance(value, str) or value.startswith("$") or Path(value).is_absolute():
+            return value
+        return os.path.relpath(value, os.path.realpath(folder))
+
+    data = {
+        name: {key: path(value) if key in PATHS else value for key, value in each.items()}
+        for name, each in plan.data.items()
+    }
+    backbones = [path(name) if Path(name).is_dir() else name for name in plan.backbones]
+    return plan.model_copy(update={"data": data, "backbones": backbones})
+
+
+def placed(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Options of ``edgepeft train`` that a sweep in ``folder`` wrote down, with paths that can be opened here.
+
+    Raises:
+        UsageError: a variable is not set.
+    """
+    found = dict(options)
+    for name in (name for name in ("backbone", *PATHS) if isinstance(options.get(name), str)):
+        text = _expanded(options[name])
+        path = os.path.normpath(Path(os.path.realpath(folder)) / text)  # a sweep that is not there yet has no ".."
+        found[name] = path if name != "backbone" or Path(path).is_dir() else text
+    return found
+
+
 def _backbone(plan: Path, name: str) -> str:
     """A folder beside the plan or in its place; else the name as it is, of the Hub."""
-    placed = _placed(plan, name)
-    return placed if Path(placed).is_dir() or "$" in name else name
+    text = _placed(plan, name)
+    return text if "$" in name or Path(text).is_dir() else name
 
 
 def _placed(plan: Path, value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    try:
+        expanded = _expanded(value)
+    except UsageError as error:
+        raise UsageError(f"{plan}: {error}") from None
+    return value if Path(expanded).is_absolute() else os.path.relpath(plan.parent / expanded)
 
+
+def _expanded(text: str) -> str:
     def variable(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         if name not in os.environ:
-            raise UsageError(f"{plan}: {value} has the variable {name}, which is not set: export {name}=FOLDER.")
+            raise UsageError(f"{text} has the variable {name}, which is not set: export {name}=FOLDER.")
         return os.environ[name]
 
-    return str(plan.parent / _VARIABLE.sub(variable, value))
+    return _VARIABLE.sub(variable, text)

@@ -65,6 +65,8 @@ def run_sweep(
             _run(sweep, failed, executor, jobs, watch)
             _drop(sweep)
         _run(sweep, failed, executor, [replace(like, cell=cell) for cell in _left(sweep)], watch)
+        if not _left(sweep):
+            sweep.forget_shared()
     return failed
 
 

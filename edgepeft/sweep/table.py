@@ -6,7 +6,7 @@ Beside the best of a column stands whether another is worse beyond chance, by th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -97,6 +97,27 @@ class Arm:
         """Of the delta's tensors."""
         return max((found.bytes for cell in self.cells if (found := self.sweep.outcome(cell))), default=0)
 
+    def resampled(self, n: int) -> tuple[int, NDArray[np.float64]] | None:
+        """How many test rows there are, and the mean of the seeds' scores in each of the ``n``-th ``RESAMPLES``; None
+        where answers were not kept."""
+        if n not in self._resampled:  # each other method of a column is compared with the same best
+            self._resampled[n] = self._scores(n)
+        return self._resampled[n]
+
+    @cached_property
+    def _resampled(self) -> dict[int, tuple[int, NDArray[np.float64]] | None]:
+        return {}
+
+    def _scores(self, n: int) -> tuple[int, NDArray[np.float64]] | None:
+        found = [self.sweep.answers(cell) for cell in self.cells]
+        kept = [(card.task_kind, *each) for card, each in zip(self.cards, found, strict=True) if each and len(each[0])]
+        if len(kept) < len(found):
+            return None
+        size = len(kept[0][1])
+        drawn = (uniform(f"bootstrap {n}", (RESAMPLES, size)) * size).astype(np.intp)
+        scores = [mean(kind.score(self.metric, t[rows], o[rows]) for kind, t, o in kept) for rows in drawn]
+        return size, np.array(scores)
+
     def baselines(self) -> dict[str, float]:
         """What each baseline scores on the test rows."""
         return {name: float(found["test"]) for name, found in self.cards[0].metrics["baselines"].items()}
@@ -165,26 +186,11 @@ def not_worse(ones: Sequence[Arm], others: Sequence[Arm]) -> float | None:
     """
     gains = np.zeros(RESAMPLES)
     for n, (one, other) in enumerate(zip(ones, others, strict=True)):
-        mine, theirs = _scorers(one), _scorers(other)
+        mine, theirs = one.resampled(n), other.resampled(n)
         if mine is None or theirs is None or mine[0] != theirs[0]:
             return None
-        size = mine[0]
-        drawn = (uniform(f"bootstrap {n}", (RESAMPLES, size)) * size).astype(np.intp)
-        gains += [mine[1](rows) - theirs[1](rows) for rows in drawn]
+        gains += mine[1] - theirs[1]
     return float((gains >= -1e-12).mean())  # sums of equal scores in another order
-
-
-def _scorers(arm: Arm) -> tuple[int, Callable[[NDArray[np.intp]], float]] | None:
-    """How many test rows there are, and what scores some of them in the mean of the seeds."""
-    found = [arm.sweep.answers(cell) for cell in arm.cells]
-    if any(each is None or not len(each[0]) for each in found):
-        return None
-    kept = [(card.task_kind, *each) for card, each in zip(arm.cards, found, strict=True) if each is not None]
-
-    def score(rows: NDArray[np.intp]) -> float:
-        return mean(kind.score(arm.metric, targets[rows], outputs[rows]) for kind, targets, outputs in kept)
-
-    return len(kept[0][1]), score
 
 
 def grouped(found: Sequence[Column]) -> dict[tuple[str, str], list[Column]]:

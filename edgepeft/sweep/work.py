@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,10 @@ _OTHERS_S = 600.0  # what a sweep that was killed left running sees to its end w
 
 @dataclass(frozen=True)
 class Job:
-    """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``."""
+    """A cell and how it is computed: in ``threads``, up to step ``until``, on the GPU of number ``gpu``.
+
+    ``shared`` has the hidden states that cells have in common; None is the sweep's own folder.
+    """
 
     sweep: Sweep
     cell: Cell
@@ -36,6 +40,7 @@ class Job:
     until: int | None = None
     gpu: int | None = None
     keep_tensors: bool = True
+    shared: Path | None = None
 
 
 def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> Outcome | None:
@@ -79,8 +84,9 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
             raise
         return None
     except Diverged as diverged:
-        sweep.forget_checkpoints(cell)
-        outcome = Outcome("diverged", time.perf_counter() - start, reason=str(diverged))
+        sweep.forget_checkpoints(cell)  # and the best tensors, which the error names
+        why = str(diverged.__cause__ or diverged)
+        outcome = Outcome("diverged", time.perf_counter() - start, reason=why)
     else:
         np.savez_compressed(sweep.run(cell) / ANSWERS_FILE, allow_pickle=False, **_plain(result))
         outcome = sweep.done(cell, time.perf_counter() - start, max(first, 0))
@@ -92,10 +98,11 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
 
 def _trained(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) -> TrainResult:
     folder = job.sweep.run(job.cell)
-    begun = Request.model_validate(job.cell.options).begun()
+    begun = Request.model_validate(job.sweep.options(job.cell)).begun()
     resume = job.sweep.state(job.cell) == "begun"
     prepare_output(folder, resume=resume, force=not resume)
     how: dict[str, Any] = {"resume": resume, "force": not resume, "watch": watch, "stop": stop}
+    how["shared"] = job.shared or job.sweep.shared
     return train(begun.request.backbone, begun.method, begun.rows(), begun.options, folder, **how)
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
@@ -21,6 +22,7 @@ from edgepeft.data.several import LOWEST
 from edgepeft.delta import Delta
 from edgepeft.heads.text import decoder_inputs
 from edgepeft.tasks.base import Kind
+from edgepeft.training.shared import SharedStates
 
 __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
 
@@ -32,7 +34,8 @@ class PyTorchEngine(TrainingEngine):
 
     ``weights`` [labels] multiply the rows' losses by their labels; None weighs all alike.  Both modules move to
     ``device``.  With ``bf16`` a step's forward is under autocast; what is trained, its gradients and AdamW's moments
-    are float32 all the same, whose exponents bfloat16 has, so no loss is scaled.  Evaluations are float32.
+    are float32 all the same, whose exponents bfloat16 has, so no loss is scaled.  Evaluations are float32.  ``shared``
+    has states of the bare backbone that other runs computed; those of each token are too large to be kept there.
     """
 
     def __init__(
@@ -46,11 +49,13 @@ class PyTorchEngine(TrainingEngine):
         weights: Sequence[float] | None = None,
         device: torch.device = CPU,
         bf16: bool = False,
+        shared: SharedStates | None = None,
     ) -> None:
         self.delta, self.model, self.rows, self.clip_norm = delta.eval().to(device), model.to(device), rows, clip_norm
         self.kind = delta.card.task_kind
         self.weights = None if weights is None else torch.tensor(weights, device=device)
         self.device, self.bf16 = device, bf16
+        self.shared = None if delta.card.pooling is Pooling.TOKENS else shared
         self.optimizer = _adamw(delta, rates)
         self.kept: dict[str, list[Tensor]] = {}  # of token rows [d], or [length, d], by part: what a lone head reads
 
@@ -119,10 +124,14 @@ class PyTorchEngine(TrainingEngine):
         """[token rows, d], or [token rows, length, d], of the bare backbone."""
         inputs, _ = torch_batch(self.rows[part], chosen, self.device)
         pooling, found = self.delta.card.pooling, list[NDArray[np.float32]]()
-        with torch.inference_mode():
-            for few in _at_once(inputs):
-                found.append(pool(states_of(self.model, few), few["attention_mask"], pooling).cpu().numpy())
-        return np.concatenate(found)
+
+        def computed() -> NDArray[np.float32]:
+            with torch.inference_mode():
+                for few in _at_once(inputs):
+                    found.append(pool(states_of(self.model, few), few["attention_mask"], pooling).cpu().numpy())
+            return np.concatenate(found)
+
+        return computed() if self.shared is None else self.shared.of(inputs, pooling.value, computed)
 
     def tensors(self) -> Arrays:
         """Copies by name."""

@@ -29,6 +29,7 @@ from edgepeft.training.devices import check_memory, device_named, device_of, fit
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
+from edgepeft.training.shared import SharedStates
 from edgepeft.training.text_engine import TextEngine
 
 __all__ = ["TrainResult", "asked", "settled", "train"]
@@ -53,6 +54,7 @@ def train(
     watch: Callable[[Progress], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     start: Mapping[str, Tensor] | None = None,
+    shared: Path | None = None,
 ) -> TrainResult:
     """Train and write the delta's folder; torch's global generator is left as it was.
 
@@ -67,6 +69,7 @@ def train(
         watch: gets each progress.
         stop: whether to write a checkpoint and end; called after every step.
         start: every tensor of the delta, to begin there and not where the method does.
+        shared: a folder of hidden states, which runs on the same rows of the same backbone leave each other.
 
     Raises:
         UsageError: options that this backbone, method or data cannot have; ``out`` exists.
@@ -84,7 +87,7 @@ def train(
     device = device_of(options.device)
     check_memory(device, method, backbone.architecture)
     data, options = settled(backbone, method, data, options)
-    run = _Run(backbone, method, options, device, start, watch, stop)
+    run = _Run(backbone, method, options, device, start, shared, watch, stop)
     with fitting(device, options):
         engine = run.engine(data)
         course = run.course(engine, data, out / FOLDER)
@@ -106,7 +109,7 @@ def train(
     if CURVE in result.metrics:
         draw_curve(result.metrics, f"{options.task}: {method.name} on {backbone.source}", out)
     if diverged is not None:
-        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.")
+        raise Diverged(f"{diverged} {out} holds its best tensors, {_best(result)}.") from diverged
     return TrainResult(**vars(result), delta=delta)
 
 
@@ -135,6 +138,7 @@ class _Run:
     options: TrainOptions
     device: torch.device
     start: Mapping[str, Tensor] | None
+    shared: Path | None
     watch: Callable[[Progress], None]
     stop: Callable[[], bool]
 
@@ -164,7 +168,8 @@ class _Run:
         rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
         known = data.class_weights
         weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
-        how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16}
+        shared = None if self.shared is None else SharedStates(self.shared, backbone.sha256)
+        how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16, "shared": shared}
         if delta.card.writes:
             return TextEngine(delta, model, rows, rates, options.clip_norm, decode=encoder.decode, **how)
         return PyTorchEngine(delta, model, rows, rates, options.clip_norm, **how)

@@ -57,7 +57,8 @@ def write_plan(folder, backbone, more="", train="", data="", steps=4):
 def plan(tiny, tmp_path):
     """``plan(more="sizes = [20]")`` -> the path of a plan; its rows lie beside it."""
     write_rows(tmp_path)
-    return lambda **more: write_plan(tmp_path, tiny("bert", mean=True), **more)
+    usual = tiny("bert", mean=True)
+    return lambda backbone=usual, **more: write_plan(tmp_path, backbone, **more)
 
 
 @pytest.fixture

@@ -1,12 +1,14 @@
 """What a plan may say, what it comes to, and how it is refused."""
 
 import itertools
+import os
+from pathlib import Path
 
 import pytest
 
 from edgepeft.errors import UsageError
 from edgepeft.methods.base import method_of
-from edgepeft.sweep.plan import Plan, read_plan, share_of_rows
+from edgepeft.sweep.plan import Plan, placed, read_plan, recorded, share_of_rows
 
 
 def test_a_plan_is_every_combination_of_what_it_names(swept):
@@ -78,5 +80,13 @@ def test_no_plan_and_no_toml_are_refused_by_their_path(tmp_path):
 def test_paths_are_relative_to_the_plan_and_take_variables(plan, monkeypatch, tmp_path):
     monkeypatch.setenv("ROWS", str(tmp_path))
     found = read_plan(plan(data="[data.other]\ndata = '${ROWS}/tone.jsonl'\neval = 0.2"))
-    assert found.data["other"] == {"data": str(tmp_path / "tone.jsonl"), "eval": 0.2}
-    assert found.data["tone"]["test"] == str(tmp_path / "test.jsonl")
+    assert found.data["other"] == {"data": "${ROWS}/tone.jsonl", "eval": 0.2}
+    written = recorded(found, tmp_path / "new" / "sweep")
+    assert written.data["tone"] == {"data": "../../tone.jsonl", "test": "../../test.jsonl"}
+    for name, each in found.data.items():
+        there = placed(written.data[name], tmp_path / "new" / "sweep")
+        assert there == {
+            **each,
+            **{key: str(tmp_path / Path(each[key]).name) for key in ("data", "test") if key in each},
+        }
+    assert found.data["tone"]["test"] == os.path.relpath(tmp_path / "test.jsonl")

@@ -27,6 +27,7 @@ def test_a_sweeps_page_traces_every_number_to_its_run(swept, tmp_path):
         line = next(line for line in text.splitlines() if line.startswith(f"| {cell.name} "))
         assert f"| {score:,}" in line
     assert "| lora, published | 81.25 |" in text and "Somebody (2020), table 9" in text
+    assert "0.004<" not in (tmp_path / "page" / "index.html").read_text()  # 0.0045 is not rounded
     for title in ("Learning curves: tone", "Scores and trained parameters", "Rates: tone"):
         assert title in text
     pictures = list((tmp_path / "page" / "pictures").glob("*.svg"))

@@ -3,19 +3,30 @@
 import dataclasses
 import hashlib
 import json
+import shutil
 from statistics import mean, stdev
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
+import torch
 from inline import inline
+from verbs import edgepeft
 
 from edgepeft.card import read_card
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.errors import DataError, UsageError
+from edgepeft.sweep import table
+from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep
+from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import estimate, run_sweep
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.sweep.work import Job, compute
+from edgepeft.training import engine
+from edgepeft.training.loop import train
+from edgepeft.training.request import Request
+from edgepeft.training.shared import SharedStates
 
 
 def run(sweep, **how):
@@ -114,6 +125,16 @@ def test_the_bootstrap_resamples_rows_of_both_alike(done):
     assert column.worse().keys() <= {"linear", "lora:rank=2"}
 
 
+def test_an_arm_is_resampled_once_whatever_it_is_compared_with(done, monkeypatch):
+    drawn, asked = table.uniform, []
+    monkeypatch.setattr(table, "uniform", lambda *given: asked.append(given) or drawn(*given))
+    (column,) = columns(done)
+    one, other = column.chosen.values()
+    first = not_worse([one], [other])
+    assert not_worse([one], [other]) == first and column.worse().keys() <= {"linear", "lora:rank=2"}
+    assert asked == [("bootstrap 0", (1_000, 40))] * 2
+
+
 def _as_kept(sweep, cell, outputs):
     kept = sweep.answers(cell)[1]
     return outputs.argmax(1).astype(kept.dtype) if kept.ndim == 1 else outputs.astype(kept.dtype)
@@ -169,6 +190,37 @@ def test_cards_alone_make_the_same_table(swept):
     assert not_worse([column.chosen["linear"]], [column.chosen["lora:rank=2"]]) is not None
 
 
+def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_path, monkeypatch):
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(tiny("bert", mean=True), here / "model")
+    monkeypatch.setenv("BACKBONE", str(here / "model"))
+    monkeypatch.setenv("DATA", str(tmp_path))
+    path = plan(backbone="$BACKBONE", data='[data.other]\ndata = "$DATA/test.jsonl"\ntest = "$DATA/tone.jsonl"')
+    sweep = sweep_of(read_plan(path), here / "sweep")
+    assert not run_sweep(sweep, inline, Job(sweep, sweep.cells[0], keep_tensors=False), watch=lambda _: None)
+    kept = [path for path in sweep.folder.rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if str(tmp_path).encode() in path.read_bytes()]
+
+    before = document(sweep)
+    shutil.move(here, there)
+    shutil.move(there / "model", there / "model-elsewhere")
+    rows = there / "rows"
+    rows.mkdir()
+    for name in ("tone.jsonl", "test.jsonl", "plan.toml"):
+        shutil.move(tmp_path / name, rows)
+    monkeypatch.setenv("BACKBONE", str(there / "model-elsewhere"))
+    monkeypatch.setenv("DATA", str(rows))
+    report = edgepeft("report", there / "sweep", "--out", tmp_path / "page")
+    assert report.returncode == 0 and sweep.cells[0].name in (tmp_path / "page" / "report.md").read_text()
+    chosen = edgepeft("choose", there / "sweep", "--profile", "rpi4")
+    assert chosen.returncode == 0 and f"--backbone {there / 'model-elsewhere'}" in chosen.stderr
+    moved = sweep_of(read_plan(rows / "plan.toml"), there / "sweep")
+    assert run(moved) == ([], {})
+    assert [{**row, "backbone": None} for row in document(moved)["rows"]] == [
+        {**row, "backbone": None} for row in before["rows"]
+    ]
+
+
 def test_what_is_left_is_estimated_from_what_is_done(swept):
     sweep = swept()
     assert estimate(sweep, 1) is None
@@ -185,3 +237,46 @@ def test_a_damaged_folder_is_said(swept, content):
     (sweep.folder / "sweep.json").write_text(content)
     with pytest.raises(DataError, match=r"sweep\.json"):
         open_sweep(sweep.folder)
+
+
+@pytest.fixture
+def alike(tiny, swept, plan, tmp_path):
+    """A sweep whose cells are easily taken for each other: backbones of the same tokens, of which two have the same
+    weights too and pool otherwise, and two data sets whose rows are as many and as long."""
+    plan()
+    for name in ("tone", "test"):
+        (tmp_path / f"other-{name}.jsonl").write_text((tmp_path / f"{name}.jsonl").read_text().replace("w7", "w8"))
+    backbones = tiny("bert", mean=True), tiny("bert", mean=True, seed=1), tiny("bert")
+    data = '[data.other]\ndata = "other-tone.jsonl"\ntest = "other-test.jsonl"'
+    sweep = swept(backbone='", "'.join(map(str, backbones)), data=data, steps=2)
+    return dataclasses.replace(sweep, cells=tuple(cell for cell in sweep.cells if (cell.seed, cell.rate) == (0, 1e-3)))
+
+
+def test_states_that_cells_share_are_computed_once_and_no_cell_takes_anothers(alike, tmp_path, monkeypatch):
+    computed, states_of = [], engine.states_of
+    monkeypatch.setattr(engine, "states_of", lambda *given: computed.append(given) or states_of(*given))
+    failing = dataclasses.replace(alike.cells[-1], options={**alike.cells[-1].options, "data": "gone.jsonl"})
+    sweep = dataclasses.replace(alike, cells=(*alike.cells[:-1], failing))
+    assert list(run(sweep)[1]) == [failing.name]
+    kept = list(sweep.shared.iterdir())
+    # A batch of each part, of each data set on each backbone; linear heads train on the same ones.
+    assert len(computed) == len(kept) == 3 * 2 * 3
+    for path in kept:
+        path.write_bytes(path.read_bytes()[:-8])  # damaged ones are computed anew
+    assert run(alike) == (ANY, {}) and not sweep.shared.exists()
+    for cell in alike.cells:
+        request = Request.model_validate(alike.options(cell))
+        begun = request.begun()
+        alone = train(request.backbone, begun.method, begun.rows(), begun.options, tmp_path / "alone", force=True)
+        assert alone.delta.card == alike.card(cell)
+
+
+def test_two_processes_that_need_the_same_states_at_once_both_have_them(tmp_path):
+    inputs, shared = {"input_ids": torch.arange(6).view(2, 3)}, SharedStates(tmp_path / "states", "a")
+
+    def meanwhile():
+        shared.of(inputs, "mean", lambda: np.ones((2, 4), np.float32))
+        return np.ones((2, 4), np.float32)
+
+    assert (shared.of(inputs, "mean", meanwhile) == 1).all()
+    assert (shared.of(inputs, "mean", pytest.fail) == 1).all() and len(list(shared.folder.iterdir())) == 1
