@@ -49,7 +49,7 @@ function told(task) {
   return `${task.pairs && !task.candidates ? "pairs of texts" : "texts"}: ${task.labels ? named(task.labels) : other}`;
 }
 
-function answerCard(task, { error, prediction }, text, second) {
+export function answerCard(task, { error, prediction }, text, second) {
   const card = make("article", undefined, "card answer");
   const title = make("h3");
   title.append(make("b", task.name), make("span", task.method));
