@@ -51,6 +51,28 @@ def test_the_protocols_are_those_of_the_papers(monkeypatch, tmp_path):
     assert low.train["steps"] * low.train["batch_size"] == 100_000
 
 
+def test_a_set_is_cut_into_rows_that_train_choose_and_are_reported(tmp_path):
+    rows = {"train": [str(i) for i in range(100)], "validation": [f"-{i}" for i in range(30)]}
+    (tmp_path / "whole" / "moods").mkdir(parents=True)
+    for part, lines in rows.items():
+        (tmp_path / "whole" / "moods" / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    cut = [sys.executable, RECIPES / "cut.py", tmp_path / "whole", tmp_path / "cut", "--train", "40", "--test", "20"]
+    found = []
+    for _ in range(2):
+        subprocess.run(cut, check=True)
+        kept = {
+            part: (tmp_path / "cut" / "moods" / f"{part}.jsonl").read_text().split()
+            for part in ("train", "eval", "test")
+        }
+        found.append(kept)
+    assert found[0] == found[1]
+    assert [len(kept) for kept in found[0].values()] == [40, 25, 20]  # a quarter of the file chooses, not 160
+    assert len({*found[0]["train"], *found[0]["eval"]}) == 65 and {*found[0]["train"], *found[0]["eval"]} <= {
+        *rows["train"]
+    }
+    assert {*found[0]["test"]} < {*rows["validation"]}
+
+
 @pytest.fixture(scope="module")
 def few_shot(tmp_path_factory):
     """The few-shot table on a tiny model: two sets of nonsense that can be told apart, and a regression."""
