@@ -198,7 +198,7 @@ class _Pull:
             taken = [task for task in now.take if task in prepared and task not in busy]
             gone = [task for task in now.remove if task in before.remove and task not in busy]
             if taken or gone:
-                state.note({task: self.offered[task] for task in taken})
+                state.note({task: self.offered[task] for task in taken}, gone)
                 state.write(self.work)
             if taken:
                 commit_tasks(bundle, [prepared[task] for task in taken], replace=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,8 @@ _MOST_KNOWN = 50  # versions of a task: an older one counts as the board's own
 
 
 class State(BaseModel):
-    """SHA-256 of tasks' graphs: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed.
+    """SHA-256 of tasks' graphs: ``taken`` last, by task; ``known``, all that ever came; ``pending``, being committed;
+    ``leaving``, being removed as withdrawn.
 
     ``refused`` are those that failed here, with the reason; ``under`` says on what, for elsewhere they may pass.
     """
@@ -38,6 +39,7 @@ class State(BaseModel):
     taken: dict[str, FileHash] = {}
     known: dict[str, list[FileHash]] = {}
     pending: dict[str, FileHash] = {}
+    leaving: list[str] = []
     refused: dict[str, str] = {}
     under: str = ""
 
@@ -56,8 +58,7 @@ class State(BaseModel):
                 f"{path} is damaged. Remove it: then every task that is not as published counts as this board's own."
             ) from error
         done = {task: sha256 for task, sha256 in state.pending.items() if present.get(task) == sha256}
-        state.taken |= done
-        state.pending = {}
+        state.confirm(done, {task for task in state.leaving if task not in present})
         return state
 
     @staticmethod
@@ -74,14 +75,14 @@ class State(BaseModel):
         if here != self.under:
             self.under, self.refused = here, {}
 
-    def note(self, sha256s: Mapping[str, str]) -> None:
-        """Versions that are about to be committed."""
-        self.pending = dict(sha256s)
+    def note(self, sha256s: Mapping[str, str], leaving: Iterable[str] = ()) -> None:
+        """Versions that are about to be committed, and withdrawn tasks that are about to be removed."""
+        self.pending, self.leaving = dict(sha256s), list(leaving)
         self._know(sha256s)
 
     def confirm(self, sha256s: Mapping[str, str], gone: set[str]) -> None:
         """They are in force, and tasks that are gone need no memory."""
-        self.pending = {}
+        self.pending, self.leaving = {}, []
         self._know(sha256s)
         self.taken = {task: sha256 for task, sha256 in {**self.taken, **sha256s}.items() if task not in gone}
         self.known = {task: known for task, known in self.known.items() if task not in gone}

@@ -46,3 +46,13 @@ def test_a_commit_that_was_cut_short_is_settled_by_what_lies_there(tmp_path):
     assert (found.taken, found.pending) == ({"t": B, "u": A}, {})
     # Neither is the board's own, and u is to be taken up again.
     assert decide({"t": B, "u": B}, {"t": B, "u": A}, found, replace=False).take == ("u",)
+
+
+def test_a_withdrawal_that_was_cut_short_is_not_taken_for_a_removal_here(tmp_path):
+    state = State(taken={"t": A, "u": A}, known={"t": [A], "u": [A]})
+    state.note({}, ["t", "u"])
+    state.write(tmp_path)
+    found = State.read(tmp_path, {"u": A})  # t went, u did not
+    assert (found.taken, found.leaving) == ({"u": A}, [])
+    assert decide({"t": A}, {"u": A}, found, replace=False).take == ("t",)  # published again
+    assert decide({}, {"u": A}, found, replace=False).remove == ("u",)
