@@ -15,7 +15,7 @@ from edgepeft.host import groups
 from edgepeft.host.cores import cpu_quota, usable_cores
 from edgepeft.host.sensors import ROOT
 
-__all__ = ["board_name", "cpu_model", "host_facts", "isa_flags", "memory_bytes", "versions"]
+__all__ = ["board_name", "cpu_model", "cpu_vendor", "host_facts", "isa_flags", "memory_bytes", "versions"]
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 
@@ -64,6 +64,11 @@ def cpu_model(proc: Path = groups.PROC) -> str:
     part = info.get("CPU part", "")
     names = [info.get("Model", ""), _ARM_PARTS.get(part, part and f"ARM part {part}")]
     return ", ".join(name for name in names if name) or platform.processor() or platform.machine()
+
+
+def cpu_vendor(proc: Path = groups.PROC) -> str:
+    """What an x86 processor says of its maker, such as AuthenticAMD; empty where the kernel does not tell."""
+    return _cpuinfo(proc).get("vendor_id", "")
 
 
 def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from edgepeft.training.devices import check_memory, device_named, device_of, fit
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.options import TrainOptions
 from edgepeft.training.output import FOLDER, prepare_output
+from edgepeft.training.products import attention_for, float32_by_onednn
 from edgepeft.training.shared import SharedStates
 from edgepeft.training.text_engine import TextEngine
 
@@ -87,8 +88,9 @@ def train(
     device = device_of(options.device)
     check_memory(device, method, backbone.architecture)
     data, options = settled(backbone, method, data, options)
-    run = _Run(backbone, method, options, device, start, shared, watch, stop)
-    with fitting(device, options):
+    with float32_by_onednn(device) as by_onednn, fitting(device, options):
+        attention = attention_for(by_onednn, options.max_length or 0)
+        run = _Run(backbone, method, options, device, attention, start, shared, watch, stop)
         engine = run.engine(data)
         course = run.course(engine, data, out / FOLDER)
         if checkpoint is not None:
@@ -137,6 +139,7 @@ class _Run:
     method: Method
     options: TrainOptions
     device: torch.device
+    attention: str | None
     start: Mapping[str, Tensor] | None
     shared: Path | None
     watch: Callable[[Progress], None]
@@ -160,7 +163,7 @@ class _Run:
                 kind=data.task_kind.name,
                 stride=data.stride,
             )
-            model = model or load_model(backbone)  # transformers draws what the checkpoint lacks
+            model = model or load_model(backbone, self.attention)  # transformers draws what the checkpoint lacks
         if self.start is not None:
             delta.read(self.start, "the start")
         encoder, pad = backbone.encoder(), backbone.architecture.pad_token_id

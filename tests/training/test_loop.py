@@ -89,7 +89,7 @@ def test_pairs_are_trained_as_pairs(run):
 def test_every_trained_tensor_moves_and_no_weight_of_the_backbone_does(run, backbone, monkeypatch):
     models = []
     monkeypatch.setattr(
-        "edgepeft.training.loop.load_model", lambda backbone: models.append(load_model(backbone)) or models[0]
+        "edgepeft.training.loop.load_model", lambda *given: models.append(load_model(*given)) or models[0]
     )
     result = run()
     torch.manual_seed(OPTIONS.seed)
