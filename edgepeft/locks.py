@@ -47,7 +47,8 @@ def locked(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
                 break
         os.close(descriptor)  # the one who held it has removed it
     try:
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(OSError):  # a full disk only hides who holds it, and what is held may make room
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
         yield
     finally:
         with contextlib.suppress(FileNotFoundError):  # the folder was exchanged, or the file removed by hand

@@ -11,7 +11,8 @@ os.environ["EDGEPEFT_CHECK_CONTRACTS"] = "1"  # around every graph pass, in work
 # as these the threads wait for each other (half of the tests' time).  tests/isas.py sets two in one of its surroundings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,19 @@ pytest_plugins = ["kernels"]
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Conversions go to a folder of the test run, never to the user's cache."""
     monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path_factory.getbasetemp() / "edgepeft-cache"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place]
+    mounted = subprocess.run(mount, check=False, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"needs the right to mount: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", place], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgepeft.atomic import disk_errors, replacing
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Interrupted, Progress
 from edgepeft.locks import locked
@@ -54,9 +55,9 @@ def compute(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool
         os.environ["CUDA_VISIBLE_DEVICES"] = str(job.gpu)
     torch.set_num_threads(job.threads)
     sweep, cell = job.sweep, job.cell
-    (folder := sweep.run(cell)).parent.mkdir(parents=True, exist_ok=True)
-    lock = folder.parent / f".{cell.name}"
-    lock.mkdir(exist_ok=True)
+    lock = (folder := sweep.run(cell)).parent / f".{cell.name}"
+    with disk_errors(folder):
+        lock.mkdir(parents=True, exist_ok=True)
     with locked(lock, _OTHERS_S):
         found = sweep.outcome(cell) or _run(job, watch, stop)
     with contextlib.suppress(OSError):  # another process waits for it
@@ -88,7 +89,8 @@ def _run(job: Job, watch: Callable[[Progress], None], stop: Callable[[], bool]) 
         why = str(diverged.__cause__ or diverged)
         outcome = Outcome("diverged", time.perf_counter() - start, reason=why)
     else:
-        np.savez_compressed(sweep.run(cell) / ANSWERS_FILE, allow_pickle=False, **_plain(result))
+        with replacing(sweep.run(cell) / ANSWERS_FILE) as new, new.open("xb") as file:
+            np.savez_compressed(file, allow_pickle=False, **_plain(result))
         outcome = sweep.done(cell, time.perf_counter() - start, max(first, 0))
         if not job.keep_tensors:
             sweep.forget_tensors(cell)

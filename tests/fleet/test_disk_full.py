@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections import Counter, namedtuple
 from pathlib import Path
 
@@ -23,19 +22,6 @@ from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.versions import content_of
 
 PLENTY = namedtuple("usage", "total used free")(1 << 40, 0, 1 << 40)
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A small file system of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place]
-    mounted = subprocess.run(mount, check=False, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"needs the right to mount: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", place], check=True)
 
 
 def room(disk):
