@@ -50,9 +50,13 @@ def _options(
     """Many parameter-efficient tasks on one frozen Transformer, on one small board."""
 
 
-for _module in modules_of("edgepeft.cli"):
+# In the order in which a new user needs them; each verb names its own.
+_PANELS = ("Start", "Train and choose", "Bundles", "Answer and tune", "Measure", "Fleets")
+
+for _module in sorted(modules_of("edgepeft.cli"), key=lambda module: _PANELS.index(module.PANEL)):
     # import_.py holds the verb import, which Python keeps for itself.
-    app.command(name=_module.__name__.rsplit(".", 1)[-1].rstrip("_"))(_module.command)
+    _name = _module.__name__.rsplit(".", 1)[-1].rstrip("_")
+    app.command(name=_name, rich_help_panel=_module.PANEL)(_module.command)
 
 
 def main(command: typer.Typer = app) -> None:

@@ -26,6 +26,8 @@ from edgepeft.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 
 def command(
     bundle: BundleFolder,

@@ -14,6 +14,8 @@ from edgepeft.cli._output import plain_table, print_json, table_console
 
 __all__ = ["command"]
 
+PANEL = "Start"
+
 
 class _Noted(dict[str, Any]):
     """A config that notes which of its keys were asked for, and what they gave."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Measure"
+
 _MAX_REGRESSION = "5%"
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Train and choose"
+
 # Of a small sweep, the cheapest first: what its time does not allow is left out.
 SMALL = ("linear", "bitfit", "lora", "pfeiffer", "compacter", "houlsby", "spartan")
 _MINUTES = 20.0

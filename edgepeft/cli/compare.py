@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Measure"
+
 
 def command(
     base: Annotated[Path, typer.Argument(help="An earlier result of `edgepeft bench --json`.", metavar="BASE.json")],

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Measure"
+
 
 def command(
     bundle: BundleFolder,

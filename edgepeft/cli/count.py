@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Train and choose"
+
 
 def command(
     *,

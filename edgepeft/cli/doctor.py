@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Start"
+
 _STYLES = {"ok": "green", "note": "", "warning": "yellow", "bad": "bold red"}
 _HOLDS = {True: "holds", False: "does not hold", None: "the host was busy: try again"}
 

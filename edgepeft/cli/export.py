@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Elsewhere", "command", "document", "run"]
 
+PANEL = "Bundles"
+
 
 class Elsewhere(NamedTuple):
     """The folder that is written for another library, and the option that asked for it."""

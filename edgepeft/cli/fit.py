@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Measure"
+
 _WORKLOADS = ("infer", "finetune")
 
 

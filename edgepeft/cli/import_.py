@@ -13,6 +13,8 @@ from edgepeft.errors import requiring
 
 __all__ = ["command"]
 
+PANEL = "Train and choose"
+
 
 def command(
     folder: Annotated[Path, typer.Argument(help="The checkpoint's folder, as its library saved it.")],

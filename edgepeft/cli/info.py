@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 _FACTS = ("method", "hyperparameters", "labels", "pairs", "max_length", "trainable_parameters", "metrics")
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Measure"
+
 
 def command(
     *,

@@ -13,6 +13,8 @@ from edgepeft.cli._progress import stages
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 
 def command(
     bundle: BundleFolder,

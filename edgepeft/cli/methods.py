@@ -13,6 +13,8 @@ from edgepeft.errors import UnknownName
 
 __all__ = ["command"]
 
+PANEL = "Start"
+
 
 def command(
     name: Annotated[str | None, typer.Argument(help="A method's name.", show_default=False)] = None,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Start"
+
 _NEW = "new"
 _GRADES = (
     "What is known of an encoder's speed: A, ONNX Runtime was measured; B, another runtime, in fp32; C, in another "

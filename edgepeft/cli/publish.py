@@ -13,6 +13,8 @@ from edgepeft.errors import UsageError, requiring
 
 __all__ = ["command"]
 
+PANEL = "Fleets"
+
 
 def command(
     folders: Annotated[

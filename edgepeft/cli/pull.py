@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Fleets"
+
 
 def command(
     repository: Annotated[str, typer.Argument(help="The repository's URL or folder.")],

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Start"
+
 PROFILE = "rpi4"
 LENGTHS = "mrpc"  # real lengths, counted with this backbone's own tokenizer
 ROUNDS, MAX_SECONDS = 8, 180.0  # a first figure; `edgepeft bench` measures long enough for a comparison

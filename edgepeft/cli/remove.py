@@ -11,6 +11,8 @@ from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 
 def command(bundle: BundleFolder, task: Annotated[str, typer.Argument(help="The task to take out.")]) -> None:
     """Remove a task from a bundle; the backbone is untouched."""

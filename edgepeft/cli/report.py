@@ -11,6 +11,8 @@ from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
+PANEL = "Measure"
+
 
 def command(
     results: Annotated[

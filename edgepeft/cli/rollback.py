@@ -11,6 +11,8 @@ from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 
 def command(
     bundle: BundleFolder, task: Annotated[str, typer.Option(help="The task whose previous version comes back.")]

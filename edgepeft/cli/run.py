@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Answer and tune"
+
 
 def command(
     bundle: BundleFolder,

@@ -13,6 +13,8 @@ from edgepeft.errors import requiring
 
 __all__ = ["command"]
 
+PANEL = "Answer and tune"
+
 TokenFile = Annotated[Path | None, typer.Option(help="A file with the token that every request must carry.")]
 PublicKey = Annotated[
     Path | None, typer.Option(metavar="PUBLIC_KEY", help="Serve only what the owner of this key signed.")

@@ -12,6 +12,8 @@ from edgepeft.cli._output import messages
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 
 def command(
     bundle: BundleFolder, key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")]

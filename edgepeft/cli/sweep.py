@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "local", "showing"]
 
+PANEL = "Train and choose"
+
 _DONE, _REST = "done", "the same command goes on with the rest"
 
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "document", "run"]
 
+PANEL = "Train and choose"
+
 
 def command(
     *,

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+PANEL = "Answer and tune"
+
 _PrefixCache = Annotated[
     bool, typer.Option("--prefix-cache/--no-prefix-cache", help="Compute what lies below the trained modules once.")
 ]

@@ -15,6 +15,8 @@ from edgepeft.errors import UsageError, VerificationFailed
 
 __all__ = ["command"]
 
+PANEL = "Bundles"
+
 
 def command(
     bundle: BundleFolder,

@@ -13,6 +13,8 @@ from edgepeft.cli._progress import stages
 
 __all__ = ["command"]
 
+PANEL = "Answer and tune"
+
 
 def command(
     bundle: BundleFolder,
