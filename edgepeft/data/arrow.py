@@ -42,7 +42,7 @@ def is_dataset(path: Path) -> bool:
     folder = Path(_parted(path)[0])
     if folder.exists():
         return any((folder / name).is_file() for name in _SAVED)
-    return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?(:[\w.-]+)?", str(folder)) is not None
+    return re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?(:[\w.-]+)?", str(folder)) is not None
 
 
 def read_dataset(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

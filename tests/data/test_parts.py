@@ -1,6 +1,7 @@
 """Which rows train, choose and are reported; what is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -212,3 +213,10 @@ def test_a_hundred_labels_of_one_row_each_are_taken_without_a_word(recwarn):
     parts = labelled(["item 3"]), [Row("another text", None, "item 4", "test.csv", 2)]
     data = task_data(labelled([f"item {i}" for i in range(100)]), *parts)
     assert len(data.labels) == 100 and not [w for w in recwarn if issubclass(w.category, UserWarning)]
+
+
+def test_standard_input_trains_as_a_file_does(monkeypatch, tmp_path):
+    (given := tmp_path / "given.csv").write_text("sentence1,label\n" + "".join(f"row {n},{n % 2}\n" for n in range(30)))
+    with given.open() as opened:
+        monkeypatch.setattr("sys.stdin", opened)
+        assert load_data(Path("-")).sha256 == load_data(given).sha256
