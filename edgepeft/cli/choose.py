@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ import typer
 
 from edgepeft.cli._bench_options import MaxSeconds
 from edgepeft.cli._bench_options import Mode as BenchMode
-from edgepeft.cli._options import Variant
+from edgepeft.cli._options import LabelColumn, PairColumn, TaskKind, TextColumn, Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
 from edgepeft.cli._progress import say, shown_steps, stages
 from edgepeft.errors import DoesNotFit, UnknownName, UsageError, requiring
@@ -60,6 +60,10 @@ def command(
     data: Annotated[
         str | None, typer.Option(help="A data set of the sweep. Default: the mean of all. Without a sweep, rows.")
     ] = None,
+    text_column: TextColumn = None,
+    pair_column: PairColumn = None,
+    label_column: LabelColumn = None,
+    kind: TaskKind = None,
     backbone: Annotated[str | None, typer.Option(help="One of the sweep's. Without a sweep, a folder or name.")] = None,
     minutes: Annotated[float | None, typer.Option(help=f"Of training, without a sweep. Default: {_MINUTES:g}.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where a small sweep is kept; that folder goes on.")] = None,
@@ -84,11 +88,13 @@ def command(
         None if memory is None else amount_of(memory, "--memory"),
         None if disk is None else amount_of(disk, "--disk"),
     )
+    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column, "kind": kind}
+    of_rows = {name: value for name, value in columns.items() if value is not None}
     if sweep is None:
-        opened, named = _small_sweep(data, backbone, minutes, out), None
-    elif minutes is not None or out is not None:
+        opened, named = _small_sweep(data, of_rows, backbone, minutes, out), None
+    elif small := [name for name, value in {"minutes": minutes, "out": out, **columns}.items() if value is not None]:
         raise UsageError(
-            "--minutes and --out are of a small sweep, and SWEEP is there already; leave them or SWEEP out."
+            f"--{small[0].replace('_', '-')} is of a small sweep, and SWEEP is there already; leave it or SWEEP out."
         )
     else:
         opened, named = open_sweep(sweep), (data, backbone)
@@ -157,7 +163,9 @@ def _measured(
     return found
 
 
-def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, out: Path | None) -> Sweep:
+def _small_sweep(
+    data: str | None, of_rows: Mapping[str, str], backbone: str | None, minutes: float | None, out: Path | None
+) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
     from edgepeft.cli.sweep import local, showing
     from edgepeft.sweep.cells import sweep_of
@@ -168,7 +176,7 @@ def _small_sweep(data: str | None, backbone: str | None, minutes: float | None, 
     if data is None or backbone is None or out is None:
         raise UsageError("give SWEEP, or what a small one is made of: --data ROWS --backbone FOLDER --out SWEEP.")
     rows = str(Path(data).absolute()) if Path(data).exists() else data
-    plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows}})
+    plan = Plan(backbones=[backbone], methods=list(SMALL), data={"task": {"data": rows, **of_rows}})
     sweep = sweep_of(plan, out)
     executor, at_once = local(sweep, None, 1)
     ends = time.monotonic() + 60 * (_MINUTES if minutes is None else minutes)
@@ -215,7 +223,9 @@ def _reason(choice: Choice, tasks: int) -> str:
     if chosen is best:
         return f"{chosen.method}: the best score ({100 * best.score:.2f} %), and none that is as good costs less{once}."
     unknown = "their answers were not kept, so that chance cannot be judged"
-    beyond = unknown if choice.p is None else f"not worse beyond chance (bootstrap: {choice.p:.2f} of resamples)"
+    tested = sum(arm.cards[0].metrics["n_test"] for arm in chosen.arms)
+    drawn = f"not worse beyond chance on {tested:,} test rows (bootstrap: {choice.p or 0:.2f} of resamples)"
+    beyond = unknown if choice.p is None else drawn
     return (
         f"{chosen.method}: {100 * chosen.score:.2f} % where {best.method} has {100 * best.score:.2f} %, {beyond}, "
         f"and it costs less{once}."

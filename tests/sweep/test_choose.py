@@ -110,7 +110,8 @@ def test_the_command_measures_under_the_limits_where_that_is_asked(done):
         (["--memory", "much"], "--memory 'much' is no amount of memory"),
         (["--mode", "quick"], "'quick'"),
         (["--max-seconds", "3"], "--max-seconds bounds what is measured"),
-        (["--minutes", "3"], "--minutes and --out are of a small sweep"),
+        (["--minutes", "3"], "--minutes is of a small sweep"),
+        (["--text-column", "review"], "--text-column is of a small sweep"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(tmp_path, words, message):
@@ -122,7 +123,18 @@ def test_what_cannot_be_asked_is_refused(tmp_path, words, message):
 @pytest.mark.slow
 def test_without_a_sweep_a_small_one_is_made_of_the_rows_in_the_time_there_is(plan, tiny, tmp_path):
     plan()
-    asked = ["--data", tmp_path / "tone.jsonl", "--backbone", tiny("bert", mean=True), "--out", tmp_path / "small"]
+    rows = tmp_path / "tone.jsonl"
+    rows.write_text(rows.read_text().replace("sentence1", "review"))
+    asked = [
+        "--data",
+        rows,
+        "--text-column",
+        "review",
+        "--backbone",
+        tiny("bert", mean=True),
+        "--out",
+        tmp_path / "small",
+    ]
     short = edgepeft("choose", *asked, "--profile", "rpi4", "--minutes", "0.001")
     assert short.returncode == 2 and "the time allowed 0 of 7 methods" in short.stderr
     whole = edgepeft("choose", *asked, "--profile", "rpi4", "--minutes", "10")
