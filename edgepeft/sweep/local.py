@@ -1,7 +1,7 @@
 """Cells on this machine: a process for each run, as many at once as there are cores or GPUs.
 
-Processes come from a server that has PyTorch loaded (forkserver), so that a run costs no import.  One that dies is
-started again from its checkpoint; all end, with a checkpoint, when the sweep does.
+Processes come from a server that has PyTorch and transformers loaded (forkserver), so that a run costs no import.  One
+that dies is started again from its checkpoint; all end, with a checkpoint, when the sweep does.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from edgepeft.sweep.work import Job, compute
 __all__ = ["Ended", "Moved", "run_local"]
 
 RETRIES = 2  # of a run whose process dies
+_PRELOADED = ["edgepeft.sweep.work", "transformers.models.auto.modeling_auto"]  # the second takes 2 s, and is lazy
 _EVERY_S = 0.5  # between two messages of a run
 _GRACE_S = 120.0  # for a run to write its checkpoint
 
@@ -58,7 +59,7 @@ def run_local(jobs: Sequence[Job], workers: int, gpus: int = 0) -> Iterator[Move
     Left early, by an exception in the loop that it feeds too, it has every run write a checkpoint and end.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["edgepeft.sweep.work"])
+    context.set_forkserver_preload(_PRELOADED)
     left, running, free = list(jobs), list[_Running](), list(range(gpus))
     try:
         while left or running:
