@@ -1,7 +1,7 @@
 """Float32 products on the CPU: by oneDNN instead of MKL where that is faster and float32 all the same.
 
 MKL has no AVX-512 for AMD's processors.  On one of them (an EPYC of Zen 5, one thread, PyTorch 2.13) products of
-MiniLM's shapes took 0.44 of the time by oneDNN, and a training step 0.54 to 0.65 with attention made of such products:
+MiniLM's shapes took 0.44 of the time by oneDNN, and a training step 0.56 to 0.65 with attention made of such products:
 up to 128 tokens that beats transformers' fast one there, at 256 it loses.
 
 PyTorch has no switch between the libraries but oneDNN's permission to round to bfloat16.  What becomes of that depends
