@@ -1,4 +1,4 @@
-"""The choice of learning rates: its rule on figures by hand, and the table of a sweep with planted scores."""
+"""The choice of learning rates: its rule on figures by hand, and the table of sweeps with planted scores."""
 
 from __future__ import annotations
 
@@ -7,30 +7,24 @@ from types import SimpleNamespace as Planted
 import pytest
 
 from bench import rates
-from bench.rates import can_be_learnt, choose, gains_left_out
+from bench.rates import Rate, can_be_learnt, choose
 from edgepeft.methods.base import method_named
+
+TODAY = method_named("bitfit").learning_rate
 
 
 @pytest.mark.parametrize(
-    ("by_rate", "chosen"),
+    ("others", "chosen"),
     [
-        ({1.0: {"a": 0.5, "b": 0.5}, 2.0: {"a": 0.9, "b": 0.9}}, 2.0),
-        # Better by 0.1 in one set and 0.02 in the other: 0.06 in the mean, with a standard error of 0.04.
-        ({1.0: {"a": 0.5, "b": 0.5}, 2.0: {"a": 0.6, "b": 0.52}}, 2.0),
-        # By 0.1 and -0.02: 0.04 in the mean, with a standard error of 0.06, is no better.
-        ({1.0: {"a": 0.5, "b": 0.5}, 2.0: {"a": 0.6, "b": 0.48}}, 1.0),
-        ({1.0: {"a": 0.5}, 2.0: {"a": 0.6}}, 2.0),  # one set has no standard error
+        ([Rate(3.0, 0.7, better=1)], 3.0),
+        ([Rate(3.0, 0.9, better=4, worse=1)], 1.0),  # what helps most sets does not hold on one
+        ([Rate(3.0, 0.9)], 1.0),  # better in the mean, and on no set beyond chance
+        ([Rate(3.0, 0.7, better=2), Rate(10.0, 0.8, better=1)], 10.0),
+        ([Rate(3.0, 0.7, better=1), Rate(10.0, 0.7, better=1)], 3.0),  # of equal ones the lowest
     ],
 )
-def test_the_lowest_rate_within_a_standard_error_of_the_best_is_chosen(by_rate, chosen):
-    assert choose(by_rate) == chosen
-
-
-def test_what_a_choice_gains_is_said_of_the_data_set_that_had_no_part_in_it():
-    scores = {1.0: {"a": 0.5, "b": 0.6, "c": 0.7}, 2.0: {"a": 0.6, "b": 0.7, "c": 0.6}}
-    # Of b and c the lower rate is within a standard error (0 and 0.1), of a and c too; a and b choose the higher.
-    assert gains_left_out(scores, 1.0) == pytest.approx([0, 0, -0.1])
-    assert gains_left_out({1.0: {"a": 0.5}, 2.0: {"a": 0.6}}, 1.0) == []
+def test_a_default_changes_to_the_best_rate_that_no_data_set_loses_by(others, chosen):
+    assert choose([Rate(1.0, 0.6), *others], 1.0) == chosen
 
 
 def column(data, scores, linear=0.9):
@@ -48,17 +42,28 @@ def test_a_data_set_counts_where_the_linear_head_has_learnt_something(linear, co
     assert can_be_learnt(column("a", {1e-3: 0.7}, linear)) == counts  # of 400 rows: 0.023
 
 
-def test_the_table_leaves_out_data_sets_that_lack_a_rate_or_teach_nothing(monkeypatch, tmp_path, capsys):
-    today = method_named("bitfit").learning_rate
-    found = [
-        column("a", {today: 0.5, 3 * today: 0.9}),
-        column("b", {today: 0.5, 3 * today: 0.8}),
-        column("one rate", {today: 0.1}),
-        column("nothing", {today: 0.1, 3 * today: 0.1}, linear=0.69),
-    ]
+def shown(monkeypatch, capsys, **sweeps):
+    """The rows of the table; a tenth of a score is beyond chance."""
     monkeypatch.setattr(rates, "open_sweep", lambda folder: folder)
-    monkeypatch.setattr(rates, "columns", lambda folder: found)
-    rates.table(tmp_path)
-    # Left out, each set's rate is what the other chooses: +40 and +30 points.
-    shown = f"| `bitfit` | {today:g}: 50.0, {3 * today:g}: 85.0 | {3 * today:g} | +35.0 (5.0) | 2 |"
-    assert capsys.readouterr().out.splitlines()[2:] == [shown]
+    monkeypatch.setattr(rates, "columns", sweeps.get)
+    monkeypatch.setattr(rates, "not_worse", lambda ones, others: float(ones[0].score > others[0].score - 0.1))
+    rates.table(list(sweeps))
+    return capsys.readouterr().out.splitlines()[2:]
+
+
+def test_the_table_counts_sets_of_all_sweeps_by_rates_that_all_have(monkeypatch, capsys):
+    few = [
+        column("a", {TODAY: 0.5, 3 * TODAY: 0.9, 10 * TODAY: 1.0}),
+        column("b", {TODAY: 0.5, 3 * TODAY: 0.45, 10 * TODAY: 1.0}),
+        column("nothing", {TODAY: 0.9, 3 * TODAY: 0.1}, linear=0.69),
+    ]
+    row = f"| `bitfit` | {TODAY:g}: 50.0 | {3 * TODAY:g}: 67.5 (+1, -0), {10 * TODAY:g}: 100.0 (+2, -0) | 2 |"
+    assert shown(monkeypatch, capsys, few=few) == [f"{row} {10 * TODAY:g} |"]
+    larger = [column("a", {TODAY: 0.9, 3 * TODAY: 0.75})]
+    row = f"| `bitfit` | {TODAY:g}: 63.3 | {3 * TODAY:g}: 70.0 (+1, -1) | 3 |"
+    assert shown(monkeypatch, capsys, few=few, larger=larger) == [f"{row} {TODAY:g} |"]
+
+
+def test_a_method_that_no_set_has_at_its_default_is_left_as_it_is(monkeypatch, capsys):
+    sets = [column("a", {3 * TODAY: 0.5}), column("b", {10 * TODAY: 0.5})]
+    assert shown(monkeypatch, capsys, few=sets) == [f"| `bitfit` | {TODAY:g}: no data set has it | | 0 | - |"]
