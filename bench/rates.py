@@ -3,12 +3,12 @@
     edgepeft sweep PLAN.toml --out SWEEP     # of several data sets, learning_rates = ["1x", "3x", "10x"]
     python -m bench.rates SWEEP...           # Markdown: each method's rates, and what the rule chooses
 
-Rule for choosing: a default has to hold everywhere and change where that helps.  Of the rates at which no data set of
-any sweep (of another backbone, of more rows) is worse than at the default beyond chance, the one whose mean over all
-data sets is best; the default itself where no data set is better beyond chance.  Beyond chance is what the paired
-bootstrap over test rows says at 5 %, as in a sweep's table; scores are means over seeds.  A data set counts where
-something can be learnt from so few rows: the linear head is better than the majority by more than the standard error of
-a share of the scored rows.
+Rule for choosing: a default has to hold everywhere and change where that helps.  Of the rates that every sweep (of
+another backbone, of more rows) has and at which no data set is worse than at the default beyond chance, the one that
+gains most in the mean of its data sets; the default itself where no data set is better beyond chance.  Beyond chance is
+what the paired bootstrap over test rows says at 5 %, as in a sweep's table; scores are means over seeds.  A data set
+counts where something can be learnt from so few rows: the linear head is better than the majority by more than the
+standard error of a share of the scored rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Rate:
-    """A learning rate on the data sets that have all rates of its method: the mean score, and on how many of them it is
-    better and worse than the default beyond chance."""
+    """A learning rate on the data sets that have it and the default: by how much it is better in the mean, and on how
+    many of them it is better and worse beyond chance."""
 
     rate: float
-    score: float
+    gain: float
+    sets: int
     better: int = 0
     worse: int = 0
+    everywhere: bool = True
 
 
 @app.command()
@@ -47,49 +49,49 @@ def table(
     sweeps: Annotated[list[Path], typer.Argument(help="Folders of edgepeft sweep, each of one backbone and size.")],
 ) -> None:
     """Print each method's rates and the rule's choice as Markdown."""
-    found = [column for sweep in sweeps for column in columns(open_sweep(sweep)) if can_be_learnt(column)]
-    print("| method | default: mean | other rates: mean (data sets better, worse) | data sets | chosen |")
-    print("|---|---|---|---|---|")
-    for name in dict.fromkeys(name for column in found for name in column.chosen):
-        by_set, today = rates_of(name, found), method_of(name).learning_rate
-        if not by_set or today not in by_set[0]:
-            print(f"| `{name}` | {today:g}: no data set has it | | 0 | - |")
-            continue
-        rates = compared(by_set, today)
-        others = ", ".join(
-            f"{each.rate:g}: {100 * each.score:.1f} (+{each.better}, -{each.worse})"
-            for rate, each in rates.items()
-            if rate != today
+    found = [[column for column in columns(open_sweep(sweep)) if can_be_learnt(column)] for sweep in sweeps]
+    print("| method | default | others: gain on so many data sets (better, worse beyond chance) | chosen |")
+    print("|---|---|---|---|")
+    for name in dict.fromkeys(name for sweep in found for column in sweep for name in column.chosen):
+        today = method_of(name).learning_rate
+        rates = compared([[arms_of(name, column) for column in sweep] for sweep in found], today)
+        shown = ", ".join(
+            f"{each.rate:g}: {100 * each.gain:+.1f} on {each.sets} (+{each.better}, -{each.worse})"
+            + ("" if each.everywhere else ", not in every sweep")
+            for each in rates
         )
-        shown = f"{today:g}: {100 * rates[today].score:.1f}"
-        print(f"| `{name}` | {shown} | {others} | {len(by_set)} | {choose(list(rates.values()), today):g} |")
+        print(f"| `{name}` | {today:g} | {shown} | {choose(rates, today):g} |")
 
 
-def rates_of(method: str, found: Sequence[Column]) -> list[dict[float, Arm]]:
-    """The runs of a method by rate, of each data set that has those of every sweep."""
-    by_set = [{arm.rate: arm for arm in column.arms if arm.method == method} for column in found]
-    ran = [rates for rates in by_set if rates]
-    common = set.intersection(*map(set, ran)) if ran else set()
-    return [{rate: arms[rate] for rate in sorted(common)} for arms in ran]
+def arms_of(method: str, column: Column) -> dict[float, Arm]:
+    """The runs of a method on a data set, by rate."""
+    return {arm.rate: arm for arm in column.arms if arm.method == method}
 
 
-def compared(by_set: Sequence[Mapping[float, Arm]], today: float) -> dict[float, Rate]:
-    """Each rate beside the default's."""
-    found = {}
-    for rate in by_set[0]:
-        pairs = [(arms[rate], arms[today]) for arms in by_set]
-        better, worse = (
-            sum((p := not_worse([one], [other])) is not None and p < SIGNIFICANT for one, other in each)
-            for each in ([(other, one) for one, other in pairs], pairs)
-        )
-        found[rate] = Rate(rate, mean(arm.score for arm, _ in pairs), better, worse)
+def compared(sweeps: Sequence[Sequence[Mapping[float, Arm]]], today: float) -> list[Rate]:
+    """Each rate but the default beside it, from the lowest on; ``sweeps`` hold the runs of their data sets by rate."""
+    known = [[arms for arms in sweep if today in arms] for sweep in sweeps]
+    known = [sweep for sweep in known if sweep]  # a sweep without the method says nothing of it
+    found = []
+    for rate in sorted({rate for sweep in known for arms in sweep for rate in arms if rate != today}):
+        pairs = [(arms[rate], arms[today]) for sweep in known for arms in sweep if rate in arms]
+        better = sum(_worse(default, arm) for arm, default in pairs)
+        worse = sum(_worse(arm, default) for arm, default in pairs)
+        everywhere = all(any(rate in arms for arms in sweep) for sweep in known)
+        gain = mean(arm.score - default.score for arm, default in pairs)
+        found.append(Rate(rate, gain, len(pairs), better, worse, everywhere))
     return found
+
+
+def _worse(one: Arm, other: Arm) -> bool:
+    share = not_worse([one], [other])
+    return share is not None and share < SIGNIFICANT
 
 
 def choose(rates: Sequence[Rate], today: float) -> float:
     """The rule at the top of this module."""
-    harmless = [each for each in rates if not each.worse and (each.better or each.rate == today)]
-    return max(harmless, key=lambda each: (each.score, -each.rate)).rate
+    helpful = [each for each in rates if each.everywhere and each.better and not each.worse]
+    return max(helpful, key=lambda each: (each.gain, -each.rate)).rate if helpful else today
 
 
 def can_be_learnt(column: Column) -> bool:

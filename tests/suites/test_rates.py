@@ -14,17 +14,19 @@ TODAY = method_named("bitfit").learning_rate
 
 
 @pytest.mark.parametrize(
-    ("others", "chosen"),
+    ("rates", "chosen"),
     [
-        ([Rate(3.0, 0.7, better=1)], 3.0),
-        ([Rate(3.0, 0.9, better=4, worse=1)], 1.0),  # what helps most sets does not hold on one
-        ([Rate(3.0, 0.9)], 1.0),  # better in the mean, and on no set beyond chance
-        ([Rate(3.0, 0.7, better=2), Rate(10.0, 0.8, better=1)], 10.0),
-        ([Rate(3.0, 0.7, better=1), Rate(10.0, 0.7, better=1)], 3.0),  # of equal ones the lowest
+        ([Rate(3.0, 0.1, 5, better=1)], 3.0),
+        ([Rate(3.0, 0.3, 5, better=4, worse=1)], 1.0),  # what helps most sets does not hold on one
+        ([Rate(3.0, 0.3, 5)], 1.0),  # better in the mean, and on no set beyond chance
+        ([Rate(3.0, 0.1, 5, better=2), Rate(10.0, 0.2, 5, better=1)], 10.0),
+        ([Rate(3.0, 0.1, 5, better=1), Rate(10.0, 0.1, 5, better=1)], 3.0),  # of equal ones the lowest
+        ([Rate(3.0, 0.1, 5, better=1), Rate(10.0, 0.2, 4, better=2, everywhere=False)], 3.0),
+        ([], 1.0),
     ],
 )
-def test_a_default_changes_to_the_best_rate_that_no_data_set_loses_by(others, chosen):
-    assert choose([Rate(1.0, 0.6), *others], 1.0) == chosen
+def test_a_default_changes_to_the_rate_that_gains_most_where_no_data_set_loses(rates, chosen):
+    assert choose(rates, 1.0) == chosen
 
 
 def column(data, scores, linear=0.9):
@@ -51,19 +53,25 @@ def shown(monkeypatch, capsys, **sweeps):
     return capsys.readouterr().out.splitlines()[2:]
 
 
-def test_the_table_counts_sets_of_all_sweeps_by_rates_that_all_have(monkeypatch, capsys):
+def test_the_table_counts_the_sets_of_all_sweeps_and_asks_each_for_a_rate(monkeypatch, capsys):
     few = [
         column("a", {TODAY: 0.5, 3 * TODAY: 0.9, 10 * TODAY: 1.0}),
-        column("b", {TODAY: 0.5, 3 * TODAY: 0.45, 10 * TODAY: 1.0}),
+        column("b", {TODAY: 0.5, 3 * TODAY: 0.45}),
         column("nothing", {TODAY: 0.9, 3 * TODAY: 0.1}, linear=0.69),
     ]
-    row = f"| `bitfit` | {TODAY:g}: 50.0 | {3 * TODAY:g}: 67.5 (+1, -0), {10 * TODAY:g}: 100.0 (+2, -0) | 2 |"
-    assert shown(monkeypatch, capsys, few=few) == [f"{row} {10 * TODAY:g} |"]
+    three, ten = f"{3 * TODAY:g}: +17.5 on 2 (+1, -0)", f"{10 * TODAY:g}: +50.0 on 1 (+1, -0)"
+    row = f"| `bitfit` | {TODAY:g} | {three}, {ten} | {10 * TODAY:g} |"
+    assert shown(monkeypatch, capsys, few=few) == [row]
+    larger = [column("a", {TODAY: 0.9, 3 * TODAY: 0.85})]
+    three = f"{3 * TODAY:g}: +10.0 on 3 (+1, -0)"
+    row = f"| `bitfit` | {TODAY:g} | {three}, {ten}, not in every sweep | {3 * TODAY:g} |"
+    assert shown(monkeypatch, capsys, few=few, larger=larger) == [row]
     larger = [column("a", {TODAY: 0.9, 3 * TODAY: 0.75})]
-    row = f"| `bitfit` | {TODAY:g}: 63.3 | {3 * TODAY:g}: 70.0 (+1, -1) | 3 |"
-    assert shown(monkeypatch, capsys, few=few, larger=larger) == [f"{row} {TODAY:g} |"]
+    three = f"{3 * TODAY:g}: +6.7 on 3 (+1, -1)"
+    row = f"| `bitfit` | {TODAY:g} | {three}, {ten}, not in every sweep | {TODAY:g} |"
+    assert shown(monkeypatch, capsys, few=few, larger=larger) == [row]
 
 
-def test_a_method_that_no_set_has_at_its_default_is_left_as_it_is(monkeypatch, capsys):
+def test_a_method_without_runs_at_its_default_is_left_as_it_is(monkeypatch, capsys):
     sets = [column("a", {3 * TODAY: 0.5}), column("b", {10 * TODAY: 0.5})]
-    assert shown(monkeypatch, capsys, few=sets) == [f"| `bitfit` | {TODAY:g}: no data set has it | | 0 | - |"]
+    assert shown(monkeypatch, capsys, few=sets) == [f"| `bitfit` | {TODAY:g} |  | {TODAY:g} |"]
