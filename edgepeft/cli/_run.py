@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "say_windows", "stopping", "use_threads"]
 
+_HIGHER = 3  # times the rate: at ten times it LoRA and Compacter lose 5 to 78 points (docs/methods.md)
+
 
 def use_threads(threads: int | None) -> None:
     """Let PyTorch take so many threads, or as many as there are cores in force."""
@@ -74,7 +76,7 @@ def say_unbeaten(result: CourseResult, other: str) -> None:
         has_head = any(name.startswith("head/") for name in result.tensors)  # labels that a decoder scores have none
         linear = LINEAR in found and has_head
         cheap = "; --method linear gives that head, and all its tasks answer from one run" if linear else ""
-        say(f"try {option} {10 * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.")
+        say(f"try {option} {_HIGHER * rate:.3g} (this was {rate:.3g}), more --epochs, more rows, {other}{cheap}.")
 
 
 @contextmanager

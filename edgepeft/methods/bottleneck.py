@@ -83,7 +83,7 @@ class BottleneckAdapter(BottleneckMethod, ChoosesRoles):
     equation: ClassVar[str] = "LN(k + A(z) + res); k, z of sub, res, sub + res, LN(sub + res)"
     known_roles: ClassVar[tuple[Role, ...]] = ROLES
     learning_rate: ClassVar[float] = 3e-4
-    learning_rate_source: ClassVar[str] = "as pfeiffer"
+    learning_rate_source: ClassVar[str] = "measured, docs/methods.md"
 
     bottleneck: int = option(64, "width m of the adapter")
     roles: tuple[str, ...] = option(("ffn_output",), f"places, of {', '.join(ROLES)}")

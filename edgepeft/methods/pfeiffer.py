@@ -59,7 +59,7 @@ class Pfeiffer(BottleneckMethod):
     title: ClassVar[str] = "Pfeiffer adapter"
     paper: ClassVar[str] = "Pfeiffer et al., 2021, arXiv:2005.00247"
     equation: ClassVar[str] = "LN(sub + A(LN(sub + res)) + res)"
-    learning_rate: ClassVar[float] = 3e-4
+    learning_rate: ClassVar[float] = 9e-4
     learning_rate_source: ClassVar[str] = "measured, docs/methods.md; Pfeiffer et al. and Deshpande et al.: 1e-4"
 
     bottleneck: int = option(64, "width m of the adapter")

@@ -18,5 +18,5 @@ def test_a_linear_head_is_advised_where_there_is_a_head_alone(capsys: pytest.Cap
     tensors = {name: np.zeros((2, 2), np.float32)}
     say_unbeaten(CourseResult(tensors, metrics, {"learning_rate": 1e-3}, [], 0, {}), "another --method")
     said = capsys.readouterr().err
-    assert "not better than the linear head" in said and "try --lr 0.01" in said
+    assert "not better than the linear head" in said and "try --lr 0.003" in said
     assert ("--method linear" in said) == head

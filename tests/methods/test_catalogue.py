@@ -37,7 +37,7 @@ def test_methods_shows_one_with_its_paper_fields_and_defaults():
     shown = run("methods", "pfeiffer")
     for part in ("arXiv:2005.00247", "bottleneck", "64", "ffn | attention", "1,189,632"):
         assert part in shown
-    assert json.loads(run("methods", "pfeiffer", "--json"))["learning_rate"] == 3e-4
+    assert json.loads(run("methods", "pfeiffer", "--json"))["learning_rate"] == 9e-4
 
 
 def test_methods_refuses_an_unknown_name_with_the_nearest():

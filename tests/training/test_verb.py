@@ -137,7 +137,7 @@ def test_what_a_delta_has_to_beat_stands_beside_its_score_and_is_said_where_it_i
     for name, found in metrics["baselines"].items():
         assert f"{found['test']:.4f}" in result.stdout
         assert (f"not better than the {name} beyond chance" in result.stderr) == (not found["beaten"])
-    assert "try --lr 0.003 (this was 0.0003)" in " ".join(result.stderr.split())
+    assert "try --lr 0.0027 (this was 0.0009)" in " ".join(result.stderr.split())
     alone = call("--steps", "1", method="linear", out="alone")
     assert set(json.loads((tmp_path / "alone" / "delta.json").read_text())["metrics"]["baselines"]) == {"majority"}
     assert alone.exit_code == 0
