@@ -285,7 +285,7 @@ def test_patience_ends_a_run_early(bundle, moods):
 
 def test_a_diverging_run_names_the_step_suggests_a_rate_and_leaves_the_task_alone(bundle, moods):
     before = sha(bundle, "mood")
-    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 0.0003 --head-lr 0.02"):
+    with pytest.raises(EdgepeftError, match=r"in step \d+.*as it was.*--lr 0.0009 --head-lr 0.02"):
         quick(bundle, "mood", moods, learning_rate=1e30, head_learning_rate=1e30)
     assert sha(bundle, "mood") == before and sound(bundle)
 
