@@ -171,7 +171,7 @@ class _Run:
         rates = options.learning_rate or 0.0, options.head_learning_rate or 0.0
         known = data.class_weights
         weights = [known.get(label, 0.0) for label in data.labels or ()] if options.balanced else None
-        shared = None if self.shared is None else SharedStates(self.shared, backbone.sha256)
+        shared = None if self.shared is None else SharedStates(self.shared, backbone.sha256, self.attention)
         how: dict[str, Any] = {"weights": weights, "device": self.device, "bf16": options.bf16, "shared": shared}
         if delta.card.writes:
             return TextEngine(delta, model, rows, rates, options.clip_norm, decode=encoder.decode, **how)

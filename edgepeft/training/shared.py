@@ -27,10 +27,11 @@ __all__ = ["SharedStates"]
 
 @dataclass(frozen=True)
 class SharedStates:
-    """The states of one backbone, by the digest of its weights, in ``folder``."""
+    """The states of one backbone, by the digest of its weights, in ``folder``; ``attention`` is that of its model."""
 
     folder: Path
     backbone: str
+    attention: str | None = None
 
     def of(
         self, inputs: Mapping[str, Tensor], pooling: str, compute: Callable[[], NDArray[np.float32]]
@@ -45,8 +46,8 @@ class SharedStates:
         return found
 
     def _name(self, inputs: Mapping[str, Tensor], pooling: str) -> str:
-        # The last bits follow from the device, the number of threads and who computes.
-        how = [next(iter(inputs.values())).device.type, torch.get_num_threads()]
+        # The last bits follow from the device, the number of threads, the attention and who computes.
+        how = [next(iter(inputs.values())).device.type, torch.get_num_threads(), self.attention]
         digest = hashlib.sha256(
             json.dumps([self.backbone, pooling, *how, *map(version, ("torch", "transformers"))]).encode()
         )

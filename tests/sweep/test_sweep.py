@@ -280,3 +280,12 @@ def test_two_processes_that_need_the_same_states_at_once_both_have_them(tmp_path
 
     assert (shared.of(inputs, "mean", meanwhile) == 1).all()
     assert (shared.of(inputs, "mean", pytest.fail) == 1).all() and len(list(shared.folder.iterdir())) == 1
+
+
+def test_states_are_of_one_backbone_attention_and_pooling(tmp_path):
+    inputs, kinds = {"input_ids": torch.arange(6).view(2, 3)}, [("a", None), ("b", None), ("a", "eager")]
+    for n, kind in enumerate(kinds):
+        for pooling in ("mean", "cls"):
+            found = SharedStates(tmp_path, *kind).of(inputs, pooling, lambda n=n: np.full((2, 4), n, np.float32))
+            assert (found == n).all()
+    assert len(list(tmp_path.iterdir())) == 6
