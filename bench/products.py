@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bench.result.statistics import paired_ratio
 from edgepeft.cli._main import main
 from edgepeft.data.batches import encode_parts, epoch_batches
-from edgepeft.data.course.engine import Masks
 from edgepeft.data.parts import load_data
 from edgepeft.delta import new_delta
 from edgepeft.errors import UsageError
-from edgepeft.host.machine import host_facts
+from edgepeft.host.machine import cpu_model, host_facts
 from edgepeft.methods.base import method_of
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.products import attention_for, float32_by_onednn
@@ -36,7 +38,7 @@ CPU = torch.device("cpu")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def everything(_: int, __: float, shape: tuple[int, ...]) -> np.ndarray:
+def everything(_: int, __: float, shape: Sequence[int]) -> NDArray[np.float32]:
     """The mask of a dropout that drops nothing."""
     return np.ones(shape, np.float32)
 
@@ -57,7 +59,6 @@ def measure(
     torch.set_num_threads(threads)
     source, rows = open_backbone(backbone), load_data(data)
     encoded = encode_parts(rows, source.encoder(), length, source.architecture.pad_token_id)
-    masks: Masks = everything  # type: ignore[assignment]
 
     def engine(attention: str | None) -> PyTorchEngine:
         torch.manual_seed(0)
@@ -73,14 +74,16 @@ def measure(
     for number in range(rounds + 1):
         losses = {}
         for name in sorted(sides, reverse=bool(number % 2)):
-            with float32_by_onednn(CPU if name == "onednn" else torch.device("meta")):
+            with float32_by_onednn(CPU) if name == "onednn" else nullcontext():
                 start = time.perf_counter()
-                losses[name] = sides[name].step(batches[number % len(batches)], 0.0, masks).loss
+                losses[name] = sides[name].step(batches[number % len(batches)], 0.0, everything).loss
                 seconds[name].append(time.perf_counter() - start)
         apart = max(apart, abs(losses["onednn"] - losses["mkl"]))
     timed = {name: values[1:] for name, values in seconds.items()}
     ratio = paired_ratio(timed["onednn"], timed["mkl"])
-    what = f"{method}, {batch_size} rows of at most {length} tokens, {threads} thread{'s' * (threads > 1)}"
+    what = (
+        f"{method}, {batch_size} rows of at most {length} tokens, {threads} thread{'s' * (threads > 1)}, {cpu_model()}"
+    )
     interval = f"{ratio.low:.2f} to {ratio.high:.2f}, {rounds} rounds"
     print(f"{what}: {ratio.value:.2f} times the throughput ({interval}); losses are at most {apart:.1e} apart.")
     if out is not None:

@@ -88,11 +88,12 @@ def command(
         None if memory is None else amount_of(memory, "--memory"),
         None if disk is None else amount_of(disk, "--disk"),
     )
-    columns = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column, "kind": kind}
-    of_rows = {name: value for name, value in columns.items() if value is not None}
+    of_rows = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column, "kind": kind}
+    of_rows = {name: value for name, value in of_rows.items() if value is not None}
+    small = [n for n, value in {"minutes": minutes, "out": out}.items() if value is not None] + list(of_rows)
     if sweep is None:
         opened, named = _small_sweep(data, of_rows, backbone, minutes, out), None
-    elif small := [name for name, value in {"minutes": minutes, "out": out, **columns}.items() if value is not None]:
+    elif small:
         raise UsageError(
             f"--{small[0].replace('_', '-')} is of a small sweep, and SWEEP is there already; leave it or SWEEP out."
         )
@@ -164,7 +165,7 @@ def _measured(
 
 
 def _small_sweep(
-    data: str | None, of_rows: Mapping[str, str], backbone: str | None, minutes: float | None, out: Path | None
+    data: str | None, of_rows: Mapping[str, str | None], backbone: str | None, minutes: float | None, out: Path | None
 ) -> Sweep:
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
     from edgepeft.cli.sweep import local, showing
@@ -222,10 +223,10 @@ def _reason(choice: Choice, tasks: int) -> str:
     once = f", and {shares} layers run once for all {tasks} tasks" if tasks > 1 and shares else ""
     if chosen is best:
         return f"{chosen.method}: the best score ({100 * best.score:.2f} %), and none that is as good costs less{once}."
-    unknown = "their answers were not kept, so that chance cannot be judged"
-    tested = sum(arm.cards[0].metrics["n_test"] for arm in chosen.arms)
-    drawn = f"not worse beyond chance on {tested:,} test rows (bootstrap: {choice.p or 0:.2f} of resamples)"
-    beyond = unknown if choice.p is None else drawn
+    beyond = "their answers were not kept, so that chance cannot be judged"
+    if choice.p is not None:
+        tested = sum(arm.cards[0].metrics["n_test"] for arm in chosen.arms)
+        beyond = f"not worse beyond chance on {tested:,} test rows (bootstrap: {choice.p:.2f} of resamples)"
     return (
         f"{chosen.method}: {100 * chosen.score:.2f} % where {best.method} has {100 * best.score:.2f} %, {beyond}, "
         f"and it costs less{once}."
