@@ -49,8 +49,8 @@ def measure(
     backbone: Annotated[str, typer.Option(help="A folder in Hugging Face layout, or a Hub name.")],
     data: Annotated[Path, typer.Option(help="Labelled rows.")],
     method: Annotated[str, typer.Option(help="A PE method.")] = "lora",
-    length: Annotated[int, typer.Option(help="Tokens kept of a text.")] = 64,
-    batch_size: Annotated[int, typer.Option(help="Rows of a step.")] = 16,
+    length: Annotated[int, typer.Option(min=1, help="Tokens kept of a text.")] = 64,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a step.")] = 16,
     rounds: Annotated[int, typer.Option(min=2, help="Steps of each side.")] = 20,
     threads: Annotated[int, typer.Option(min=1, help="Of PyTorch.")] = 1,
     out: Annotated[Path | None, typer.Option("--json", help="Where every sample goes.")] = None,
@@ -58,6 +58,8 @@ def measure(
     """Print how many times the throughput oneDNN's steps have, with its 95 % interval."""
     torch.set_num_threads(threads)
     source, rows = open_backbone(backbone), load_data(data)
+    if length > (most := source.architecture.max_length):
+        raise UsageError(f"--length {length}: {source.source} has {most} positions.")
     encoded = encode_parts(rows, source.encoder(), length, source.architecture.pad_token_id)
 
     def engine(attention: str | None) -> PyTorchEngine:

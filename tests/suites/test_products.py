@@ -10,7 +10,7 @@ from edgepeft.errors import UsageError
 from edgepeft.training import products
 
 
-def measured(tiny, tmp_path):
+def measured(tiny, tmp_path, *more):
     rows = [{"sentence1": f"w{5 + n % 20} w{6 + n % 7}", "label": "ab"[n % 2]} for n in range(60)]
     (data := tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [
@@ -22,6 +22,7 @@ def measured(tiny, tmp_path):
         "3",
         "--json",
         str(tmp_path / "out.json"),
+        *more,
     ]
     return CliRunner().invoke(app, words, catch_exceptions=False)
 
@@ -40,3 +41,9 @@ def test_another_processor_is_told_that_nothing_changes_there(tiny, tmp_path, mo
     monkeypatch.setattr(products, "_slow_mkl", lambda: False)
     with pytest.raises(UsageError, match="stay MKL's"):
         measured(tiny, tmp_path)
+
+
+def test_more_tokens_than_there_are_positions_are_refused(tiny, tmp_path):
+    with pytest.raises(UsageError, match="--length 100000"):
+        measured(tiny, tmp_path, "--length", "100000")
+    assert measured(tiny, tmp_path, "--batch-size", "0").exit_code == 2
