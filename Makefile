@@ -63,7 +63,7 @@ test-oldest: $(INSTALLED)  ## Graphs from elsewhere, on the oldest onnxruntime t
 
 test-javascript: $(INSTALLED)  ## The JavaScript example, and the sites of `edgepeft web` in Chromium; needs node, npm and chromium
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
-	$(BIN)/python -m pytest tests/runtime/test_merge.py -k javascript $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/deploy/test_merge.py -k javascript $(PYTEST_ARGS)
 	mkdir -p build/web && cp -r edgepeft/_data/web/. LICENSE build/web && cp edgepeft/_data/serve/answers.js edgepeft/_data/serve/picker.js build/web/site
 	npm ci --prefix build/web --ignore-scripts --no-audit --no-fund
 	build/web/node_modules/.bin/tsc -p build/web

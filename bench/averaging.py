@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 from edgepeft import LocalTuner, TuneOptions
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.course.engine import Arrays
-from edgepeft.errors import EdgepeftError
-from edgepeft.host.machine import host_facts
-from edgepeft.runtime.tuning.low_rank import average_products
-from edgepeft.runtime.tuning.subject import Files
+from edgepeft.device.host.machine import host_facts
+from edgepeft.tuning.low_rank import average_products
+from edgepeft.tuning.subject import Files
 
 __all__ = ["Boards", "split"]
 

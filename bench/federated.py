@@ -30,11 +30,11 @@ from bench.averaging import Boards, split, write_rows
 from bench.superlink import ROOT
 from bench.supernodes import Federation
 from edgepeft import Bundle, LocalTuner, TuneOptions
-from edgepeft.errors import EdgepeftError
-from edgepeft.host.machine import host_facts
-from edgepeft.limits.placement import Limits
-from edgepeft.profiles.loader import load_profile
-from edgepeft.runtime.audit import audit
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.deploy.audit import audit
+from edgepeft.device.host.machine import host_facts
+from edgepeft.device.limits.placement import Limits
+from edgepeft.device.profiles.loader import load_profile
 
 APP = ROOT / "exports" / "flower"
 _FAULTY = '''

@@ -26,13 +26,13 @@ from pathlib import Path
 from statistics import median
 
 from bench.static_server import Served, serving
-from edgepeft.atomic import write_json
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.device.host.machine import host_facts
 from edgepeft.fleet.publish import publish, refresh, withdraw
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.rhythm import moments
-from edgepeft.host.machine import host_facts
-from edgepeft.runtime.manifest import Manifest
 
 __all__ = ["Board", "Round", "main", "play"]
 

@@ -16,11 +16,11 @@ from bench import methods
 from bench.fleet_picture import fleet_picture
 from bench.floors import floors_picture
 from bench.suites._result import SuiteResult
-from edgepeft.atomic import write_atomically
+from edgepeft.bench.report.quickstart import QuickstartSummary
 from edgepeft.bench.result.parts import Part
 from edgepeft.bench.result.schema import BenchResult
+from edgepeft.common.atomic import write_atomically
 from edgepeft.fleet.repository import DAYS
-from edgepeft.report.quickstart import QuickstartSummary
 
 __all__ = ["generated_files", "main"]
 

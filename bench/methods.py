@@ -14,9 +14,9 @@ from typing import Any
 
 from edgepeft.backbones.base import Architecture, family_of
 from edgepeft.backbones.config import config_of
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
+from edgepeft.common.resources import package_data
 from edgepeft.methods.base import Method, methods
-from edgepeft.resources import package_data
 
 __all__ = ["generated_files"]
 

@@ -24,14 +24,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 import edgepeft
-from edgepeft.atomic import write_json
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.gate.against import SideBySide
 from edgepeft.bench.gate.revision import open_revision
 from edgepeft.bench.planning.subject import BenchSubject, random_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.resources import sha256_of
-from edgepeft.runtime.manifest import Manifest
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.atomic import write_json
+from edgepeft.common.resources import sha256_of
 
 ARCHITECTURE = "all-MiniLM-L6-v2"
 BATCH, LENGTH = 8, 64

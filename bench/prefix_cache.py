@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from edgepeft.bench.result.statistics import ratio_of_totals
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.data.batches import Encoded, epoch_batches
-from edgepeft.host.machine import host_facts
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tuning.adamw import AdamW
-from edgepeft.runtime.tuning.engine import OnnxRuntimeEngine
-from edgepeft.runtime.tuning.memory import lay_out
-from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files, TuningSubject, from_template
+from edgepeft.device.host.machine import host_facts
+from edgepeft.tuning.adamw import AdamW
+from edgepeft.tuning.engine import OnnxRuntimeEngine
+from edgepeft.tuning.memory import lay_out
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.subject import Files, TuningSubject, from_template
 
 WARM_UP = 3
 

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bench.result.statistics import paired_ratio
+from edgepeft.bundle.delta import new_delta
 from edgepeft.cli._main import main
+from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import encode_parts, epoch_batches
 from edgepeft.data.parts import load_data
-from edgepeft.delta import new_delta
-from edgepeft.errors import UsageError
-from edgepeft.host.machine import cpu_model, host_facts
+from edgepeft.device.host.machine import cpu_model, host_facts
 from edgepeft.methods.base import method_of
 from edgepeft.training.engine import PyTorchEngine
 from edgepeft.training.products import attention_for, float32_by_onednn

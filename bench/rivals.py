@@ -25,11 +25,11 @@ from typing import Annotated
 import typer
 from tokenizers import Tokenizer
 
-from edgepeft.atomic import write_json
 from edgepeft.cli._main import main
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import UsageError
 from edgepeft.data.rows import read_rows
-from edgepeft.errors import UsageError
-from edgepeft.host.machine import host_facts
+from edgepeft.device.host.machine import host_facts
 
 METHODS = ("linear", "lora", "full")
 THREADS = 2
@@ -50,7 +50,7 @@ def train(
     """Train every rival on every task, with each library's defaults; export the bundle and the merged models."""
     import edgepeft
     from edgepeft.data.parts import load_data
-    from edgepeft.runtime.merge import merge_task
+    from edgepeft.deploy.merge import merge_task
 
     folders = sorted(path for path in data.iterdir() if path.is_dir()) if data.is_dir() else []
     if not folders:

@@ -21,8 +21,8 @@ from typing import Any
 from bench.averaging import Boards, split, write_rows
 from bench.superlink import ROOT, SuperLink
 from edgepeft import Bundle, LocalTuner, TuneOptions
-from edgepeft.errors import EdgepeftError
-from edgepeft.host.machine import host_facts
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.device.host.machine import host_facts
 
 APP = ROOT / "exports" / "flower"
 

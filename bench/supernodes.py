@@ -23,7 +23,7 @@ import psutil
 
 from bench.relay import Relay
 from bench.superlink import SuperLink, free_port
-from edgepeft.limits.limited_process import LimitedProcess, Limits
+from edgepeft.device.limits.limited_process import LimitedProcess, Limits
 
 __all__ = ["Federation"]
 

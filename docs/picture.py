@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from edgepeft.bench.report.quickstart import QuickstartSummary, quickstart_table
 from edgepeft.bench.result.result_file import read_document
-from edgepeft.report.quickstart import QuickstartSummary, quickstart_table
 
 
 def draw(result: Path, picture: Path) -> None:

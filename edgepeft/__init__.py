@@ -11,29 +11,29 @@ Each name is imported when it is first read: importing edgepeft loads neither Py
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from edgepeft.errors import requiring
+from edgepeft.common.errors import requiring
 
 __version__ = "0.1.0"
 __all__ = ["Bundle", "LocalTuner", "Runtime", "TrainOptions", "TuneOptions", "__version__", "export", "train", "tune"]
 
 if TYPE_CHECKING:
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.cli._functions import export, train
-    from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.runtime import Runtime
-    from edgepeft.runtime.tuning.local import LocalTuner
-    from edgepeft.runtime.tuning.options import TuneOptions
-    from edgepeft.runtime.tuning.tune import tune
     from edgepeft.training.options import TrainOptions
+    from edgepeft.tuning.local import LocalTuner
+    from edgepeft.tuning.options import TuneOptions
+    from edgepeft.tuning.tune import tune
 else:
     _HOMES = {
-        "Bundle": "edgepeft.runtime.bundle:Bundle",
-        "LocalTuner": "edgepeft.runtime.tuning.local:LocalTuner",
+        "Bundle": "edgepeft.bundle.bundle:Bundle",
+        "LocalTuner": "edgepeft.tuning.local:LocalTuner",
         "Runtime": "edgepeft.runtime.runtime:Runtime",
         "TrainOptions": "edgepeft.training.options:TrainOptions",
-        "TuneOptions": "edgepeft.runtime.tuning.options:TuneOptions",
+        "TuneOptions": "edgepeft.tuning.options:TuneOptions",
         "export": "edgepeft.cli._functions:export",
         "train": "edgepeft.cli._functions:train",
-        "tune": "edgepeft.runtime.tuning.tune:tune",
+        "tune": "edgepeft.tuning.tune:tune",
     }
 
     def __getattr__(name: str) -> object:

@@ -11,7 +11,7 @@ from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.interop.base import ImportRequest, importer_of
+from edgepeft.training.interop.base import ImportRequest, importer_of
 
 GOLDEN = Path(__file__).parent / "interop" / "golden"
 

@@ -61,7 +61,7 @@ def exported(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
     from once import made_once
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.bundle import export_bundle
 
     def make(folder: Path) -> None:
         backbone = open_backbone(str(tiny("bert", mean=True)))
@@ -87,9 +87,9 @@ def trainable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny import write_model
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.delta import new_delta
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.bundle.delta import new_delta
     from edgepeft.methods.base import method_named
+    from edgepeft.training.exporting.bundle import export_bundle
 
     def make(folder: Path) -> None:
         backbone = open_backbone(str(write_model(folder / "bert", "bert", mean=True)))

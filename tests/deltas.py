@@ -10,9 +10,9 @@ import torch
 
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.delta import Delta, new_delta
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.methods.base import method_named
+from edgepeft.training.exporting.bundle import export_bundle
 
 TEXTS = [Text(" ".join(f"w{5 + (i * 7 + j) % 50}" for j in range(1 + (i * 7) % 41))) for i in range(70)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.host import groups
+from edgepeft.device.host import groups
 
 V2_FILES = {
     "memory": {"memory.max": "max", "memory.swap.max": "max", "memory.peak": "0", "memory.events": "oom_kill 0"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from dataclasses import dataclass
 
-from edgepeft.limits.limited_process import BACKENDS, InForce, LimitedProcess
+from edgepeft.device.limits.limited_process import BACKENDS, InForce, LimitedProcess
 
 
 @dataclass(frozen=True)

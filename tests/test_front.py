@@ -43,7 +43,7 @@ def test_what_a_board_needs_loads_no_torch():
 @pytest.mark.parametrize("name", ["train", "export"])
 def test_without_torch_the_error_says_what_to_install(name):
     done = run(f"import sys; sys.modules['torch'] = None; import edgepeft; edgepeft.{name}")
-    expected = f"edgepeft.errors.MissingPackage: edgepeft.{name} needs torch: pip install 'edgepeft[train]'."
+    expected = f"edgepeft.common.errors.MissingPackage: edgepeft.{name} needs torch: pip install 'edgepeft[train]'."
     assert done.stderr.splitlines()[-1] == expected
 
 
@@ -143,7 +143,7 @@ WANTED = {"backbone": "b", "data": "none.csv", "task": "mood", "method": "lora",
     ],
 )
 def test_wrong_options_of_a_function_are_refused_as_the_verbs_are(options, message, tmp_path, monkeypatch):
-    from edgepeft.errors import UsageError
+    from edgepeft.common.errors import UsageError
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as raised:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.generated import main
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import methods
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from typer.main import get_command
 
 import edgepeft
-from edgepeft.resources import package_data
+from edgepeft.common.resources import package_data
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import Delta
+from edgepeft.bundle.delta import Delta
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import export_bundle, write_backbone
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle, write_backbone
 
 MINI = Path(__file__).parents[2] / "shared" / "data" / "backbones" / "t5-mini"
 # As transformers calls what ``Decoding`` has.

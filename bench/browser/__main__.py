@@ -24,10 +24,10 @@ from bench.browser.chromium import chromium, versions
 from bench.browser.prepare import pages, prepare
 from bench.suites._row import SuiteRow
 from bench.suites._table import figure_of
-from edgepeft.atomic import write_json
 from edgepeft.backbones.config import read_config
-from edgepeft.errors import DataError, EdgepeftError, UsageError
-from edgepeft.host.machine import host_facts
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import DataError, EdgepeftError, UsageError
+from edgepeft.device.host.machine import host_facts
 from edgepeft.web.site import SITE_FILE
 
 __all__ = ["main"]

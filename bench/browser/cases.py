@@ -19,7 +19,7 @@ from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.planning.job import batches_of
 from edgepeft.bench.planning.lengths import full_length, load_lengths
 from edgepeft.bench.result.statistics import percentile
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 __all__ = ["CASES", "Asked", "apart", "texts_of"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.browser.prepare import pages
 from bench.static_server import Served, serving
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 
 __all__ = ["MODULES", "TRANSFORMERS", "Chromium", "Step", "chromium", "versions"]
 

@@ -11,8 +11,8 @@ from typing import Any
 from bench.peers.optimum_kinds import transformers_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.errors import UsageError
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import UsageError
 from edgepeft.web.site import write_site
 
 __all__ = ["NINE", "OTHERS", "SITES", "TENTH", "pages", "prepare", "write_pages"]
@@ -40,7 +40,7 @@ def prepare(work: Path, backbone: str, modules: Path) -> None:
         UsageError: it is there already, or the backbone has another head than BERT's.
         EdgepeftError: a part cannot be written.
     """
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.bundle import export_bundle
 
     if work.exists():
         raise UsageError(f"{work} is there already; name a new folder, or go on with `measure {work}`.")
@@ -82,7 +82,7 @@ def _as_published(folder: Path, out: Path) -> Backbone:
 def _delta(backbone: Backbone, method: str, task: str, out: Path, seed: int) -> Path:
     import torch
 
-    from edgepeft.delta import new_delta
+    from edgepeft.bundle.delta import new_delta
     from edgepeft.methods.base import method_named
 
     torch.manual_seed(seed)
@@ -113,7 +113,7 @@ def _write_models(bundle: Path, delta: Path, backbone: Backbone, out: Path) -> N
 
 def _merged(bundle: Path, folder: Path, backbone: Backbone) -> Any:
     """Transformers' model with W + scale B A in the place of each updated W."""
-    from edgepeft.delta import Delta
+    from edgepeft.bundle.delta import Delta
 
     delta = Delta.load(folder, backbone)
     model = transformers_model(bundle, delta.card.task)

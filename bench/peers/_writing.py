@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgepeft.bench.planning.job import Job, Prepared
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 __all__ = ["generating", "require_all"]
 

@@ -87,8 +87,8 @@ def transformers_model(bundle: Path, task: str) -> PreTrainedModel:
     import transformers
     from onnx import numpy_helper
 
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.heads.base import head_named
-    from edgepeft.runtime.bundle import Bundle
 
     opened = Bundle(bundle)
     entry, theirs = opened.entry(task), KINDS[opened.entry(task).task_kind.name]
@@ -107,7 +107,7 @@ def export(bundle: Path, out: Path, task: str) -> None:
     """Write ``out/model.onnx`` as ``optimum-cli export onnx`` does."""
     from optimum.exporters.onnx import main_export
 
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
 
     kind = Bundle(bundle).entry(task).task_kind.name
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:

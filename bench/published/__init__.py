@@ -9,8 +9,8 @@ from bench.published.encoders import vit_b32_384, wmt_encoder
 from bench.published.mobilenet import mobilenet_v1, mobilenet_v2
 from bench.published.resnet import resnet
 from bench.published.vgg import vgg
-from edgepeft.errors import UnknownName
-from edgepeft.operators import Work
+from edgepeft.common.errors import UnknownName
+from edgepeft.common.operators import Work
 
 __all__ = ["FAMILIES", "family_named", "works_of"]
 

@@ -9,10 +9,10 @@ from typing import Any
 from bench.published.encoders import encoder
 from bench.published.validation import Checked, LeftOut, check_predictions, error_range, mean_error, summaries
 from bench.suites._table import check_picture
-from edgepeft.atomic import write_atomically
-from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.prediction.roofline import Predicted, predict_seconds
-from edgepeft.profiles.schema import Profile
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.device.prediction.roofline import Predicted, predict_seconds
+from edgepeft.device.profiles.schema import Profile
 
 __all__ = ["PAGE", "PICTURE", "check_devices", "devices_page", "draw_devices", "write_devices"]
 
@@ -188,7 +188,7 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
     """Predicted against measured, log-log, a panel for each way of leaving out; write PNG or SVG."""
     from matplotlib.figure import Figure
 
-    from edgepeft import drawing
+    from edgepeft.common import drawing
 
     shown = [one for rows in checked.values() for one in rows if one.predicted.seconds is not None]
     names = list(dict.fromkeys(one.device for one in shown))

@@ -6,7 +6,7 @@ Dosovitskiy et al., 2021, arXiv:2010.11929; Wang et al., 2020, arXiv:2005.14187.
 from __future__ import annotations
 
 from bench.published.shapes import convolution, matrix, moved
-from edgepeft.operators import OperatorClass, Work
+from edgepeft.common.operators import OperatorClass, Work
 
 __all__ = ["encoder", "vit_b32_384", "wmt_encoder"]
 

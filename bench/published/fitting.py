@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.published import family_named, works_of
-from edgepeft.operators import Work, graph_kind_of, product_flops
-from edgepeft.profiles.schema import Calibration, Profile
+from edgepeft.common.operators import Work, graph_kind_of, product_flops
+from edgepeft.device.profiles.schema import Calibration, Profile
 
 __all__ = ["Point", "fit", "fit_rates", "points_of"]
 

@@ -6,7 +6,7 @@ Howard et al., 2017, arXiv:1704.04861, table 1; Sandler et al., 2018, arXiv:1801
 from __future__ import annotations
 
 from bench.published.shapes import convolution, matrix
-from edgepeft.operators import Work
+from edgepeft.common.operators import Work
 
 __all__ = ["mobilenet_v1", "mobilenet_v2"]
 

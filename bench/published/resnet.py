@@ -6,7 +6,7 @@ A bottleneck's stride is in its 3x3 convolution, as torchvision has it.
 from __future__ import annotations
 
 from bench.published.shapes import convolution, matrix
-from edgepeft.operators import Work
+from edgepeft.common.operators import Work
 
 __all__ = ["resnet"]
 

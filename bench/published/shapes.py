@@ -5,7 +5,7 @@ Biases, batch norms and activations are fused into convolutions by the runtimes 
 
 from __future__ import annotations
 
-from edgepeft.operators import OperatorClass, Work
+from edgepeft.common.operators import OperatorClass, Work
 
 __all__ = ["convolution", "matrix", "moved"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bench.published.fitting import Point, fit_rates, points_of
-from edgepeft.prediction.roofline import Predicted, predict_seconds
-from edgepeft.profiles.schema import Profile
+from edgepeft.device.prediction.roofline import Predicted, predict_seconds
+from edgepeft.device.profiles.schema import Profile
 
 __all__ = ["Checked", "LeftOut", "check_predictions", "error_range", "mean_error", "summaries"]
 

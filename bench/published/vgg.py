@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.published.shapes import convolution, matrix
-from edgepeft.operators import Work
+from edgepeft.common.operators import Work
 
 __all__ = ["vgg"]
 

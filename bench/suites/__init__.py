@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
-from edgepeft.errors import UnknownName
+from edgepeft.common.errors import UnknownName
 
 __all__ = ["Suite", "suite_named", "suite_names"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 __all__ = ["proportional_bytes"]
 

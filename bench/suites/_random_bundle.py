@@ -10,15 +10,15 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from edgepeft.atomic import write_atomically
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
 from edgepeft.bench.planning.subject import fresh_delta, manifest_of, write_task
+from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER
+from edgepeft.bundle.manifest import DeltaDtype, Hashes, TaskEntry, TextHashes, WeightsDtype
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.resources import sha256_of
 from edgepeft.graph.half import store_in_half
-from edgepeft.resources import sha256_of
-from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER
-from edgepeft.runtime.manifest import DeltaDtype, Hashes, TaskEntry, TextHashes, WeightsDtype
 
 __all__ = ["Structure", "write_bundle"]
 
@@ -123,7 +123,7 @@ def _written(folder: Path, task: str, model: onnx.ModelProto, entry: TaskEntry) 
 
 def _quantised(backbone: Backbone, graphs: Sequence[onnx.ModelProto]) -> dict[str, str]:
     """Replace the checkpoint with 8-bit weights and have the graphs read them; return the manifest's fields."""
-    from edgepeft.exporting.weights import write_weights
+    from edgepeft.training.exporting.weights import write_weights
 
     fields = {"weights_dtype": "int8", "checkpoint_sha256": backbone.sha256}
     fields["weights"] = write_weights(graphs, backbone, backbone.folder, "int8")

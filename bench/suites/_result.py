@@ -21,9 +21,9 @@ from edgepeft.bench.measuring.modes import setting_of
 from edgepeft.bench.result.conditions import profile_of
 from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
-from edgepeft.errors import UnknownName, UsageError
-from edgepeft.host.machine import host_facts
-from edgepeft.profiles.loader import load_profile
+from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.device.host.machine import host_facts
+from edgepeft.device.profiles.loader import load_profile
 
 __all__ = ["SuiteHost", "SuiteModel", "SuiteRequest", "SuiteResult", "run_suite"]
 

@@ -23,10 +23,10 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Schedule, Series, sample_rounds
 from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.lengths import load_lengths
-from edgepeft.errors import EdgepeftError
-from edgepeft.limits.limited_process import InForce, Limits
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.manifest import DeltaDtype, WeightsDtype
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import DeltaDtype, WeightsDtype
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.device.limits.limited_process import InForce, Limits
 from edgepeft.runtime.weights import Weights
 
 __all__ = ["PEERS", "SETS", "Racer", "SuiteRun", "installed"]

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from bench.suites._result import SuiteResult
 from bench.suites._row import SuiteRow, SuiteVerdict
-from edgepeft.errors import MissingPackage, UsageError
-from edgepeft.report.conditions import limits_in_force
+from edgepeft.bench.report.conditions import limits_in_force
+from edgepeft.common.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,7 +102,7 @@ def draw_suite(result: SuiteResult, path: Path) -> None:
         raise UsageError("no row of this suite has a figure to draw.")
     from matplotlib.figure import Figure
 
-    from edgepeft import drawing
+    from edgepeft.common import drawing
 
     curves = [row for row in shown if "tasks" in row.samples]
     ratios = [row for row in shown if row.unit == "x" and row not in curves]

@@ -10,8 +10,8 @@ from bench.suites._random_bundle import Structure
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import SuiteRun
 from edgepeft.bench.planning.lengths import full_length
-from edgepeft.errors import DoesNotFit
-from edgepeft.runtime.bundle import TASKS_FOLDER
+from edgepeft.bundle.bundle import TASKS_FOLDER
+from edgepeft.common.errors import DoesNotFit
 
 __all__ = ["TITLE", "measure"]
 

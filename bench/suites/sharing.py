@@ -14,7 +14,7 @@ from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.result.statistics import CONFIDENCE, percentile
-from edgepeft.runtime.bundle import TASKS_FOLDER
+from edgepeft.bundle.bundle import TASKS_FOLDER
 
 __all__ = ["TITLE", "measure"]
 

@@ -21,9 +21,9 @@ from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.subject import torch_installed
-from edgepeft.errors import UsageError
-from edgepeft.host.machine import isa_flags
-from edgepeft.runtime.manifest import WeightsDtype
+from edgepeft.bundle.manifest import WeightsDtype
+from edgepeft.common.errors import UsageError
+from edgepeft.device.host.machine import isa_flags
 
 __all__ = ["ARCHITECTURE", "CASES", "TITLE", "measure"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from edgepeft.backbones._layouts import BUCKETS, ModelLayout
 from edgepeft.backbones.base import Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = [
     "ACTIVATION_NODES",

@@ -12,7 +12,7 @@ from edgepeft.backbones._bert import Sizes, modules_of, sizes_of, tensors_of
 from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Distances
 from edgepeft.backbones.config import checked
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["LAYOUT", "NORM", "TABLE", "norms_of", "shapes_of", "sizes_and_distances"]
 

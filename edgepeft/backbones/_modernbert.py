@@ -13,7 +13,7 @@ from typing import Any
 from edgepeft.backbones._bert import ACTIVATION_NODES
 from edgepeft.backbones.base import Attention, Pooling, Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = [
     "Sizes",

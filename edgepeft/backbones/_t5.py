@@ -11,7 +11,7 @@ from typing import Any
 
 from edgepeft.backbones.base import Decoder, Role, Site
 from edgepeft.backbones.config import MOST_LAYERS, checked
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = [
     "ACTIVATIONS",

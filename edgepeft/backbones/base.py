@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.errors import BundleError, UnknownName, UsageError, named
-from edgepeft.registry import modules_of
+from edgepeft.common.errors import BundleError, UnknownName, UsageError, named
+from edgepeft.common.registry import modules_of
 
 if TYPE_CHECKING:
     import onnx

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 
 __all__ = ["NUMPY_TYPES", "Checkpoint", "Quantised", "StoredTensor"]
 

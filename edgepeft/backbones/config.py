@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgepeft.errors import BundleError, UnknownName, UsageError
-from edgepeft.resources import package_data
+from edgepeft.common.errors import BundleError, UnknownName, UsageError
+from edgepeft.common.resources import package_data
 
 __all__ = ["MOST_LAYERS", "architecture_names", "checked", "config_of", "read_config"]
 

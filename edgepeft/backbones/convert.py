@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.atomic import new_folder
 from edgepeft.backbones.byte_tokenizer import TOKENIZER_CLASS, byte_tokenizer
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, StoredTensor
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.backbones.streamed import Layout, write_safetensors
-from edgepeft.errors import BundleError, EdgepeftError, MissingPackage, UsageError
-from edgepeft.resources import cache_folder, private_folder, sha256_of
+from edgepeft.common.atomic import new_folder
+from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.resources import cache_folder, private_folder, sha256_of
 
 if TYPE_CHECKING:
     import torch

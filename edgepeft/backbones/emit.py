@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 
 __all__ = [
     "BUNDLE_FILES",

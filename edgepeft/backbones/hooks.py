@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from edgepeft.backbones.base import Pooling, Site
 from edgepeft.backbones.source import Backbone
 from edgepeft.backbones.trie import EDGES, Trie
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 
 __all__ = ["attached", "edge_logits", "load_model", "needs", "pool", "prompted", "states_of", "tied"]
 

@@ -25,7 +25,7 @@ from edgepeft.backbones.base import Architecture, Attention, Role, Site
 from edgepeft.backbones.bert import BertBuilder
 from edgepeft.backbones.roformer import RoFormer, RotaryBuilder
 from edgepeft.backbones.rotary import Rotary
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["FAMILY", "NomicBert"]
 

@@ -14,7 +14,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.bert import Bert, BertBuilder
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.rotary import Rotary
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.common.errors import BundleError, UsageError
 
 __all__ = ["FAMILY", "RoFormer", "RotaryBuilder"]
 

@@ -16,8 +16,8 @@ from edgepeft.backbones.convert import COMPANIONS, plain_folder
 from edgepeft.backbones.emit import WEIGHTS_FILE
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.backbones.trie import Trie, trie_of
-from edgepeft.errors import MissingPackage, UsageError
-from edgepeft.resources import sha256_of
+from edgepeft.common.errors import MissingPackage, UsageError
+from edgepeft.common.resources import sha256_of
 
 __all__ = ["Backbone", "open_backbone"]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from edgepeft.errors import BundleError, DataError
+from edgepeft.common.errors import BundleError, DataError
 
 __all__ = ["Text", "TextEncoder", "TokenBatch", "cleaned", "pad_rows"]
 

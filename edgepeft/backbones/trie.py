@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Decoder
 from edgepeft.backbones.tokens import TextEncoder
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["EDGES", "LABEL_VALUES", "SEES", "TOKENS", "Trie", "trie_of"]
 

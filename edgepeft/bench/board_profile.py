@@ -24,15 +24,15 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.bench.workloads.operators import MORE, REPEATS
-from edgepeft.errors import UsageError
-from edgepeft.host.cores import usable_cores
-from edgepeft.host.energy import Meter
-from edgepeft.host.machine import board_name, cpu_model, isa_flags, memory_bytes, versions
-from edgepeft.host.sensors import ROOT, Sensors, number
-from edgepeft.host.wheels import refuse_bad_wheels
-from edgepeft.limits.placement import Limits
-from edgepeft.profiles.loader import known_profiles
-from edgepeft.profiles.schema import Profile, ReferenceEncoder
+from edgepeft.common.errors import UsageError
+from edgepeft.device.host.cores import usable_cores
+from edgepeft.device.host.energy import Meter
+from edgepeft.device.host.machine import board_name, cpu_model, isa_flags, memory_bytes, versions
+from edgepeft.device.host.sensors import ROOT, Sensors, number
+from edgepeft.device.host.wheels import refuse_bad_wheels
+from edgepeft.device.limits.placement import Limits
+from edgepeft.device.profiles.loader import known_profiles
+from edgepeft.device.profiles.schema import Profile, ReferenceEncoder
 
 __all__ = ["StartFree", "measured_profile"]
 

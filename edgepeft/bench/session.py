@@ -16,7 +16,7 @@ from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchHost, BenchResult
 from edgepeft.bench.run import BenchRequest, Outcome, run_benchmark
-from edgepeft.errors import DataError, DoesNotFit, UsageError
+from edgepeft.common.errors import DataError, DoesNotFit, UsageError
 
 __all__ = ["BenchSession", "earlier_result", "run_scenarios"]
 

@@ -20,10 +20,10 @@ from pydantic import ValidationError, create_model
 from edgepeft.cli import export as export_verb
 from edgepeft.cli import train as train_verb
 from edgepeft.cli._output import INTERRUPTED
+from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.common.mistakes import in_words
 from edgepeft.data.course.run import Interrupted
-from edgepeft.errors import UnknownName, UsageError
-from edgepeft.exporting.bundle import export_bundle
-from edgepeft.mistakes import in_words
+from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.loop import train as train_delta
 
 __all__ = ["export", "train"]

@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from edgepeft.cli._output import messages
+from edgepeft.common.errors import UsageError
+from edgepeft.common.registry import names_of
 from edgepeft.data.rows import SENTENCES, Columns
-from edgepeft.errors import UsageError
-from edgepeft.registry import names_of
 
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 

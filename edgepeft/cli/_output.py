@@ -15,8 +15,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from edgepeft.errors import UsageError
-from edgepeft.printable import printable
+from edgepeft.common.errors import UsageError
+from edgepeft.common.printable import printable
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.parts import Part
@@ -133,7 +133,7 @@ def result_file(json: str | None) -> Path | None:
     Raises:
         UsageError: it is a folder, or cannot be written; found before minutes of measuring.
     """
-    from edgepeft.atomic import check_target
+    from edgepeft.common.atomic import check_target
 
     if json is None or json == _STDOUT:
         return None
@@ -145,7 +145,7 @@ def result_file(json: str | None) -> Path | None:
 
 def show_result(result: _Result, json: str | None, table: Callable[[_Result], RenderableType]) -> None:
     """Print the result as JSON alone where ``json`` is standard output; else write it there, and print its table."""
-    from edgepeft.atomic import write_json
+    from edgepeft.common.atomic import write_json
 
     if json == _STDOUT:
         print_json(result.to_json())
@@ -157,7 +157,7 @@ def show_result(result: _Result, json: str | None, table: Callable[[_Result], Re
 
 def show_bench_result(result: BenchResult, json: str | None) -> None:
     """As ``show_result``, of a benchmark's result."""
-    from edgepeft.report.tables import bench_table
+    from edgepeft.bench.report.tables import bench_table
 
     if result.instructions_skipped:
         messages().print(f"instructions were not counted: {result.instructions_skipped}", markup=False)

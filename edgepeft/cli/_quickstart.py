@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgepeft.atomic import write_atomically
+from edgepeft.common.atomic import write_atomically
 from edgepeft.training.demo import BBC_NEWS, SMS_SPAM, Corpus, DemoSplit
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgepeft.common.errors import UsageError
 from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.rows import Row
-from edgepeft.errors import UsageError
 
 if TYPE_CHECKING:
     from edgepeft.runtime.runtime import Runtime
@@ -23,7 +23,7 @@ def check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims
     Raises:
         UsageError: they are not.
     """
-    from edgepeft.atomic import check_target
+    from edgepeft.common.atomic import check_target
 
     kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
     if out is not None:
@@ -50,7 +50,7 @@ def write_vectors(runtime: Runtime, task: str, batches: Iterable[Sequence[Row]],
     """Write them in the order of the rows; the number of rows."""
     import numpy as np
 
-    from edgepeft.atomic import write_atomically
+    from edgepeft.common.atomic import write_atomically
 
     found = [
         np.stack([cut(answer, dims).vector for answer in runtime.predict(task, [row.readable for row in rows])])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgepeft.cli._output import messages
-from edgepeft.errors import UsageError
-from edgepeft.printable import printable
+from edgepeft.common.errors import UsageError
+from edgepeft.common.printable import printable
 
 if TYPE_CHECKING:
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.data.rows import Row
-    from edgepeft.runtime.bundle import Bundle
     from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import Runtime
 

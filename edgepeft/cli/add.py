@@ -22,7 +22,7 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
-from edgepeft.errors import MissingPackage, UsageError
+from edgepeft.common.errors import MissingPackage, UsageError
 
 __all__ = ["command"]
 
@@ -48,10 +48,10 @@ def command(
 ) -> None:
     """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.tasks import commit_tasks, prepare_exported, require_addable
-    from edgepeft.runtime.tuning.from_page import prepare_tuned
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.tasks import commit_tasks, prepare_exported, require_addable
     from edgepeft.tasks._certainty import promise_of
+    from edgepeft.tuning.from_page import prepare_tuned
 
     note_trainable(trainable)
     promise = promise_of(coverage, risk)
@@ -70,7 +70,7 @@ def command(
         manifest = commit_tasks(opened, prepared, replace=force)
     else:
         try:
-            from edgepeft.exporting.bundle import add_deltas
+            from edgepeft.training.exporting.bundle import add_deltas
         except ImportError as error:
             raise MissingPackage(
                 f"adding a trained folder needs PyTorch ({error.name}): pip install 'edgepeft[train]'. "

@@ -77,7 +77,7 @@ def _config(name: str) -> tuple[dict[str, Any], str]:
     """
     from edgepeft.backbones.base import families
     from edgepeft.backbones.config import architecture_names, config_of, read_config
-    from edgepeft.errors import UnknownName
+    from edgepeft.common.errors import UnknownName
 
     if Path(name).is_dir():
         return read_config(Path(name) / "config.json"), name

@@ -13,7 +13,7 @@ from edgepeft.cli import _bench_options as options
 from edgepeft.cli._options import NoCache, settings_of, share_of
 from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result
 from edgepeft.cli._progress import say, shown_steps
-from edgepeft.errors import DoesNotFit, ThroughputRegression, UsageError
+from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.schema import BenchResult
@@ -120,8 +120,8 @@ def _measure_scenarios(
     request: BenchRequest, scenarios: Sequence[str], json: str | None, *, resume: bool
 ) -> Sequence[DoesNotFit]:
     """Measure or count one after the other, the JSON kept after each; what did not fit the profile's memory."""
-    from edgepeft.atomic import write_json
     from edgepeft.bench.session import earlier_result, run_scenarios
+    from edgepeft.common.atomic import write_json
 
     target = result_file(json)
     if resume and target is None:
@@ -142,7 +142,7 @@ def _measure_scenarios(
 
 def _of_profile_and_method(profile: str, settings: Sequence[str]) -> tuple[str, dict[str, str]]:
     """``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``; other settings are hyperparameters of the method."""
-    from edgepeft.profiles.loader import SETTABLE
+    from edgepeft.device.profiles.loader import SETTABLE
 
     own = [setting for setting in settings if setting.partition("=")[0] in SETTABLE]
     variant = f"{profile}{',' if ':' in profile else ':'}{','.join(own)}" if own else profile

@@ -16,11 +16,11 @@ from edgepeft.cli._bench_options import Mode as BenchMode
 from edgepeft.cli._options import LabelColumn, PairColumn, TaskKind, TextColumn, Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
 from edgepeft.cli._progress import say, shown_steps, stages
-from edgepeft.errors import DoesNotFit, UnknownName, UsageError, requiring
+from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
 
 if TYPE_CHECKING:
-    from edgepeft.profiles.schema import Profile
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.device.profiles.schema import Profile
     from edgepeft.sweep.choice import Budget, Candidate, Choice
     from edgepeft.sweep.costs import Seconds
     from edgepeft.sweep.folder import Sweep
@@ -75,8 +75,8 @@ def command(
         from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
         from edgepeft.sweep.costs import costs_of, exported
         from edgepeft.sweep.folder import open_sweep
-    from edgepeft.profiles.loader import load_profile, with_settings
-    from edgepeft.runtime.tuning.budget import amount_of
+    from edgepeft.device.profiles.loader import load_profile, with_settings
+    from edgepeft.tuning.budget import amount_of
 
     if mode not in _SAID:
         raise UnknownName("mode", mode, _SAID)
@@ -136,7 +136,7 @@ def _measured(
         DoesNotFit: a method's process took more memory than the profile has.
     """
     from edgepeft.bench.run import BenchRequest, run_benchmark
-    from edgepeft.runtime.cost import checked_length
+    from edgepeft.deploy.cost import checked_length
     from edgepeft.sweep.costs import Seconds
 
     tasks = bundle.manifest.tasks.items()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgepeft.cli._output import print_json, table_console
-from edgepeft.errors import ThroughputRegression
+from edgepeft.common.errors import ThroughputRegression
 
 if TYPE_CHECKING:
     from edgepeft.bench.gate.compare import Comparison
@@ -39,12 +39,12 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
-    from edgepeft.atomic import write_atomically, write_json
     from edgepeft.bench.gate.compare import compare_results
+    from edgepeft.bench.report import ci
+    from edgepeft.bench.report.tables import comparison_table
     from edgepeft.bench.result.result_file import ResultFile
     from edgepeft.cli._options import share_of
-    from edgepeft.report import ci
-    from edgepeft.report.tables import comparison_table
+    from edgepeft.common.atomic import write_atomically, write_json
 
     allowed = share_of("--max-regression", max_regression)
     fresh = ResultFile.open(new)

@@ -14,7 +14,7 @@ from edgepeft.cli._output import messages, plain_table, print_json, table_consol
 from edgepeft.cli._written import decoding_of, written
 
 if TYPE_CHECKING:
-    from edgepeft.runtime.cost import Cost
+    from edgepeft.deploy.cost import Cost
 
 __all__ = ["command"]
 
@@ -33,8 +33,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, every node in it.")] = False,
 ) -> None:
     """Count what a run costs; no weight is read. docs/cost.md says how each operator counts."""
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.cost import bundle_cost
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.cost import bundle_cost
 
     opened = Bundle(bundle)
     cost = bundle_cost(opened, task, batch, length, decoding_of(opened, task, beams, max_new_tokens))

@@ -10,7 +10,7 @@ import typer
 
 from edgepeft.cli._options import SETTINGS_HELP, settings_of
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.errors import UsageError, requiring
+from edgepeft.common.errors import UsageError, requiring
 
 if TYPE_CHECKING:
     from edgepeft.backbones.base import Architecture
@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""
     with requiring("train", "counting"):
-        from edgepeft.counting import count
+        from edgepeft.bundle.counting import count
         from edgepeft.methods.base import method_named
 
     names = tuple(dict.fromkeys(method))
@@ -93,7 +93,7 @@ def _architecture(backbone: str) -> tuple[Architecture, str]:
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    from edgepeft.counting import BYTES
+    from edgepeft.bundle.counting import BYTES
 
     trained, sizes, tasks = document["trained_parameters"], document["bytes"], document["tasks"]
     shared = "backbone and " if document["shares_backbone"] else ""

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 if TYPE_CHECKING:
-    from edgepeft.doctor import Finding
-    from edgepeft.limits.trial import TrialResult
+    from edgepeft.device.doctor import Finding
+    from edgepeft.device.limits.trial import TrialResult
 
 __all__ = ["command"]
 
@@ -31,12 +31,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Look for what is known to go wrong: wheels, rights, limits, threads, cache, memory. Exit 1: something will."""
-    from edgepeft.doctor import findings
+    from edgepeft.device.doctor import findings
 
     rows = findings()
     held: list[TrialResult] = []
     if try_limits:
-        from edgepeft.limits import trial
+        from edgepeft.device.limits import trial
 
         held = trial.try_limits()
     if as_json:

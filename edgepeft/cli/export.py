@@ -23,10 +23,10 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, print_json
 from edgepeft.cli._progress import stages
-from edgepeft.errors import UsageError, requiring
+from edgepeft.common.errors import UsageError, requiring
 
 if TYPE_CHECKING:
-    from edgepeft.runtime.manifest import Manifest, Verification
+    from edgepeft.bundle.manifest import Manifest, Verification
 
 __all__ = ["Elsewhere", "command", "document", "run"]
 
@@ -95,8 +95,8 @@ def document(result: Manifest | Elsewhere) -> dict[str, Any]:
 def run(options: Mapping[str, Any]) -> Manifest | Elsewhere:
     """Export as the command's options say, with progress and notes on standard error."""
     with requiring("train", "export"):
-        from edgepeft.exporting.bundle import export_bundle
         from edgepeft.tasks._certainty import promise_of
+        from edgepeft.training.exporting.bundle import export_bundle
 
     backbone, out, templates = options["backbone"], options["out"], options["template"] or []
     deltas = [*(options["delta"] or []), *(options["more"] or [])]
@@ -154,8 +154,8 @@ def _show(manifest: Manifest) -> None:
 
 def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
     """What the asked kinds of weights cost on the device, or on this host where it is the device."""
-    from edgepeft.prediction import arithmetic
-    from edgepeft.profiles.loader import load_profile
+    from edgepeft.device.prediction import arithmetic
+    from edgepeft.device.profiles.loader import load_profile
 
     processor = arithmetic.of_host() if name is None else arithmetic.of_profile(load_profile(name))
     for cost in arithmetic.missing_arithmetic(processor, int8=weights == "int8", fp16=delta_weights == "fp16"):
@@ -164,8 +164,8 @@ def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
 
 def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.delta import Delta
-    from edgepeft.interop.peft import write_peft
+    from edgepeft.bundle.delta import Delta
+    from edgepeft.training.interop.peft import write_peft
 
     source = open_backbone(backbone)
     loaded = Delta.load(delta, source)
@@ -180,8 +180,8 @@ def _to_peft(backbone: str, delta: Path, folder: Path, force: bool) -> None:
 
 def _to_adapterhub(backbone: str, delta: Path, folder: Path, force: bool) -> None:
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.delta import Delta
-    from edgepeft.interop._hub_write import write_adapterhub
+    from edgepeft.bundle.delta import Delta
+    from edgepeft.training.interop._hub_write import write_adapterhub
 
     source = open_backbone(backbone)
     loaded = Delta.load(delta, source)

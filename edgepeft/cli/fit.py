@@ -12,11 +12,11 @@ import typer
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
 from edgepeft.cli._written import decoding_of, written
-from edgepeft.errors import DoesNotFit, UsageError
+from edgepeft.common.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
-    from edgepeft.profiles.schema import Profile
-    from edgepeft.runtime.fit import Fit, Need
+    from edgepeft.deploy.fit import Fit, Need
+    from edgepeft.device.profiles.schema import Profile
 
 __all__ = ["command"]
 
@@ -47,11 +47,11 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
-    from edgepeft.profiles.loader import load_profile, with_settings
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.fit import bundle_fit
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.fit import bundle_fit
+    from edgepeft.device.profiles.loader import load_profile, with_settings
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
-    from edgepeft.runtime.tuning.budget import amount_of
+    from edgepeft.tuning.budget import amount_of
 
     base = int(psutil.Process().memory_info().rss)  # what Python and its packages take
     for name in workload or ():

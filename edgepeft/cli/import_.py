@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._options import Replace, TaskKind
 from edgepeft.cli._output import print_json, table_console
-from edgepeft.errors import requiring
+from edgepeft.common.errors import requiring
 
 __all__ = ["command"]
 
@@ -34,9 +34,9 @@ def command(
 ) -> None:
     """Turn a checkpoint of PEFT or AdapterHub into a delta; neither library is needed."""
     with requiring("train", "import"):
-        from edgepeft.interop.base import ImportRequest, importer_of
+        from edgepeft.training.interop.base import ImportRequest, importer_of
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.task_name import check_task_name
+    from edgepeft.common.task_name import check_task_name
 
     importer = importer_of(folder)
     name = check_task_name(folder.resolve().name if task is None else task)

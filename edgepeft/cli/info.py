@@ -11,12 +11,12 @@ from rich.table import Column
 from rich.text import Text
 
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.errors import EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
 
 if TYPE_CHECKING:
-    from edgepeft.card import DeltaCard
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.manifest import TaskEntry
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.bundle.card import DeltaCard
+    from edgepeft.bundle.manifest import TaskEntry
 
 __all__ = ["command"]
 
@@ -30,8 +30,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Show tasks, methods, labels, scores and bytes, and whether a task can be fine-tuned on a board."""
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.manifest import MANIFEST_FILE
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.bundle.manifest import MANIFEST_FILE
 
     if (path / MANIFEST_FILE).is_file():
         document = _of_bundle(Bundle(path))
@@ -77,7 +77,7 @@ def _of_task(bundle: Bundle, name: str) -> dict[str, Any]:
 
 def _of_delta(folder: Path) -> dict[str, Any]:
     try:
-        from edgepeft.card import CARD_FILE, TENSORS_FILE, read_card
+        from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, read_card
     except ImportError as error:
         raise MissingPackage("a trained delta is read with PyTorch: pip install 'edgepeft[train]'.") from error
     read = read_card(folder)
@@ -89,7 +89,7 @@ def _of_delta(folder: Path) -> dict[str, Any]:
 
 
 def _show(path: Path, document: Mapping[str, Any]) -> None:
-    from edgepeft.runtime.model_card import stated_score
+    from edgepeft.bundle.model_card import stated_score
 
     backbone, tasks = document["backbone"], document["tasks"]
     weights = f", {backbone['weights_dtype']}, {backbone['bytes'] / 1e6:,.1f} MB" if "bytes" in backbone else ""

@@ -14,10 +14,10 @@ from edgepeft.cli._options import ROWS_HELP, LabelColumn, LabelSeparator, PairCo
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.cli._progress import bars
 from edgepeft.cli._run import use_threads
-from edgepeft.errors import requiring
+from edgepeft.common.errors import requiring
 
 if TYPE_CHECKING:
-    from edgepeft.inspection.run import Inspected, WatchInspection
+    from edgepeft.training.inspection.run import Inspected, WatchInspection
 
 __all__ = ["command"]
 
@@ -44,10 +44,10 @@ def command(
 ) -> None:
     """Show the score after removing the modules of every span of layers, and SPARTAN's parent cells by label."""
     with requiring("train", "inspecting"):
-        from edgepeft.inspection.run import inspect_delta
+        from edgepeft.training.inspection.run import inspect_delta
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.card import read_card
+    from edgepeft.bundle.card import read_card
     from edgepeft.data.rows import Columns
 
     opened = open_backbone(backbone or read_card(delta).backbone.source)

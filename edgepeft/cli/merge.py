@@ -24,8 +24,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the verification as JSON.")] = False,
 ) -> None:
     """Write one task as a plain model for optimum, C++, mobile or web; it holds a backbone of its own."""
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.merge import merge_task
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.merge import merge_task
 
     opened = Bundle(bundle)
     with stages(1) as stage, stage(f"merge {task}"):

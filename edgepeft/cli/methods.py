@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Column
 
 from edgepeft.cli._output import plain_table, print_json, table_console
-from edgepeft.errors import UnknownName
+from edgepeft.common.errors import UnknownName
 
 __all__ = ["command"]
 
@@ -22,7 +22,7 @@ def command(
 ) -> None:
     """List the PE methods, or show one with its equation, paper, fields and defaults."""
     from edgepeft.backbones.config import read_config
-    from edgepeft.resources import package_data
+    from edgepeft.common.resources import package_data
 
     document = read_config(package_data("methods.json"))
     entries = {entry["name"]: entry for entry in document["methods"]}

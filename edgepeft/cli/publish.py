@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._output import messages
-from edgepeft.errors import UsageError, requiring
+from edgepeft.common.errors import UsageError, requiring
 
 __all__ = ["command"]
 

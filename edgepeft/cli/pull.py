@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._output import json_text, messages
 from edgepeft.cli._progress import no_longer, stages
-from edgepeft.errors import EdgepeftError, UsageError, VerificationFailed, requiring
+from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed, requiring
 
 if TYPE_CHECKING:
     from edgepeft.fleet.pull import Pulled

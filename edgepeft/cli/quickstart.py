@@ -15,14 +15,14 @@ from rich.progress import TimeRemainingColumn
 from edgepeft.cli._output import messages, table_console
 from edgepeft.cli._progress import bars, say, shown_steps, stages
 from edgepeft.cli._run import use_threads
-from edgepeft.errors import UsageError, requiring
+from edgepeft.common.errors import UsageError, requiring
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from edgepeft.backbones.source import Backbone
     from edgepeft.bench.result.schema import BenchResult
-    from edgepeft.runtime.manifest import Manifest
+    from edgepeft.bundle.manifest import Manifest
 
 __all__ = ["command"]
 
@@ -94,7 +94,7 @@ def _watcher(progress: Progress, row: Any) -> Any:
 
 def _export(backbone: Backbone, out: Path) -> Manifest:
     from edgepeft.cli._quickstart import TASKS
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.bundle import export_bundle
 
     deltas = [out / "deltas" / task.name for task in TASKS]
     with stages(1 + len(deltas)) as stage:
@@ -102,8 +102,8 @@ def _export(backbone: Backbone, out: Path) -> Manifest:
 
 
 def _measure(out: Path) -> BenchResult:
-    from edgepeft.atomic import write_json
     from edgepeft.bench.run import BenchRequest, run_benchmark
+    from edgepeft.common.atomic import write_json
 
     request = BenchRequest(
         profile=PROFILE, bundle=out / "bundle", lengths=LENGTHS, rounds=ROUNDS, max_seconds=MAX_SECONDS
@@ -120,9 +120,9 @@ def _measure(out: Path) -> BenchResult:
 
 def _close(out: Path, manifest: Manifest, bench: BenchResult, seconds: dict[str, float]) -> None:
     """The summary as JSON, the table, and what to try next."""
-    from edgepeft.atomic import write_json
+    from edgepeft.bench.report.quickstart import quickstart_summary, quickstart_table
     from edgepeft.cli._quickstart import TASKS
-    from edgepeft.report.quickstart import quickstart_summary, quickstart_table
+    from edgepeft.common.atomic import write_json
 
     described = [(task.name, task.corpus) for task in TASKS]
     data = [{"name": name, "title": of.title, "source": of.source, "licence": of.licence} for name, of in described]

@@ -27,7 +27,7 @@ def command(
     force: Annotated[bool, typer.Option("--force", help="Replace the folder.")] = False,
 ) -> None:
     """Write one self-contained HTML page, and markdown with its pictures."""
-    from edgepeft.report.build import build_report
+    from edgepeft.bench.report.build import build_report
 
     made = build_report(results, out, force=force)
     messages().print(f"{len(made)} sections in {out / 'index.html'} and {out / 'report.md'}", markup=False)

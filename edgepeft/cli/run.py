@@ -27,10 +27,10 @@ from edgepeft.cli._output import json_text, messages, print_json
 from edgepeft.cli._progress import no_longer
 from edgepeft.cli._vectors import check_vectors, cut, write_vectors
 from edgepeft.cli._written import print_as_written, say_cuts
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.common.printable import printable
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
-from edgepeft.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.printable import printable
 
 if TYPE_CHECKING:
     from edgepeft.data.answers import Answer
@@ -121,7 +121,7 @@ def command(
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     """What int8 and half precision cost on this processor, if it is one that has no arithmetic for them."""
-    from edgepeft.prediction import arithmetic
+    from edgepeft.device.prediction import arithmetic
 
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]

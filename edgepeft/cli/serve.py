@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._options import BundleFolder, NoCache, Threads
 from edgepeft.cli._progress import no_longer, say
-from edgepeft.errors import requiring
+from edgepeft.common.errors import requiring
 
 __all__ = ["command"]
 

@@ -13,7 +13,7 @@ import typer
 
 from edgepeft.cli._output import INTERRUPTED, messages, plain_table, print_json, table_console
 from edgepeft.cli._progress import bars, say
-from edgepeft.errors import EdgepeftError, requiring
+from edgepeft.common.errors import EdgepeftError, requiring
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -120,7 +120,7 @@ def _executor(sweep: Sweep, address: str | None, workers: int | None, threads: i
 def local(sweep: Sweep, workers: int | None, threads: int) -> tuple[Any, int]:
     import torch
 
-    from edgepeft.host.cores import thread_count
+    from edgepeft.device.host.cores import thread_count
     from edgepeft.sweep.local import run_local
 
     on_cpu = all(cell.options.get("device") == "cpu" for cell in sweep.cells)

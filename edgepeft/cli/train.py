@@ -34,7 +34,7 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, plain_table, print_json, show_errors, table_console
 from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_windows, use_threads
-from edgepeft.errors import requiring
+from edgepeft.common.errors import requiring
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -33,7 +33,7 @@ from edgepeft.cli._run import interruptible, say_temperature, say_unbeaten, say_
 from edgepeft.data.rows import Columns
 
 if TYPE_CHECKING:
-    from edgepeft.runtime.tuning.tune import TuneResult
+    from edgepeft.tuning.tune import TuneResult
 
 __all__ = ["command"]
 
@@ -87,9 +87,9 @@ def command(
 
     The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
     """
-    from edgepeft.runtime.tuning.options import TuneOptions
-    from edgepeft.runtime.tuning.subject import Files
-    from edgepeft.runtime.tuning.tune import tune
+    from edgepeft.tuning.options import TuneOptions
+    from edgepeft.tuning.subject import Files
+    from edgepeft.tuning.tune import tune
 
     rates: dict[str, Any] = {"learning_rate": lr, "head_learning_rate": head_lr, "weight_decay": weight_decay}
     length: dict[str, Any] = {"epochs": epochs, "steps": steps, "patience": patience, "save_every": save_every}
@@ -122,7 +122,7 @@ def _note(line: str) -> None:
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
-    from edgepeft.runtime.model_card import stated_score
+    from edgepeft.bundle.model_card import stated_score
 
     tuned, entry = result.tuned, result.entry
     if tuned.truncated:

@@ -11,7 +11,7 @@ from rich.table import Table
 from edgepeft.cli._options import BundleFolder
 from edgepeft.cli._output import print_json, table_console
 from edgepeft.cli._progress import stages
-from edgepeft.errors import UsageError, VerificationFailed
+from edgepeft.common.errors import UsageError, VerificationFailed
 
 __all__ = ["command"]
 
@@ -29,9 +29,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Check a bundle's hashes and graphs, and replay each task's check file."""
-    from edgepeft.runtime.audit import audit
-    from edgepeft.runtime.manifest import Manifest
-    from edgepeft.runtime.signature import check_signature
+    from edgepeft.bundle.manifest import Manifest
+    from edgepeft.bundle.signature import check_signature
+    from edgepeft.deploy.audit import audit
 
     if allow_older and key is None:
         raise UsageError("--allow-older is about signatures; give --key.")

@@ -32,7 +32,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON.")] = False,
 ) -> None:
     """Write a folder for any web server: a page that answers the bundle's tasks, offline after the first visit."""
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.web.site import write_site
 
     opened = Bundle(bundle)

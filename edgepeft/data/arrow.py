@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgepeft.errors import DataError, UsageError, requiring
+from edgepeft.common.errors import DataError, UsageError, requiring
 
 __all__ = ["is_dataset", "read_dataset", "read_parquet", "splits_of"]
 

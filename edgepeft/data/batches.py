@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
+from edgepeft.common.errors import DataError
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
 from edgepeft.data.rows import Row
 from edgepeft.data.several import Standing, mean_matrix, members, places_of
 from edgepeft.data.windows import Spread, readable, stitches_of, token_places
 from edgepeft.data.words import at_tokens
-from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
 
 __all__ = ["NO_TARGET", "Encoded", "Writing", "encode", "encode_parts", "epoch_batches", "sorted_batches"]

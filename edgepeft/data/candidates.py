@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.labels import shown
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.errors import DataError
 
 __all__ = ["CANDIDATES", "candidates_in", "distinct_candidates"]
 

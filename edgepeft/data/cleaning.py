@@ -7,7 +7,7 @@ import string
 import unicodedata
 from collections.abc import Callable
 
-from edgepeft.errors import DataError
+from edgepeft.common.errors import DataError
 
 __all__ = ["CLEANINGS", "nearest"]
 

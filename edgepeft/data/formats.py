@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from edgepeft.errors import DataError, named
+from edgepeft.common.errors import DataError, named
 
 __all__ = ["FORMATS", "Format", "format_named"]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.rows import Row
-from edgepeft.errors import DataError
 
 __all__ = ["Groups"]
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from edgepeft.errors import DataError
+from edgepeft.common.errors import DataError
 
 __all__ = ["NO_TARGET", "LabelReader", "label_text", "shown"]
 

@@ -18,10 +18,10 @@ from typing import NamedTuple, TypedDict, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.arrow import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part, row_digest
-from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import Kind, kind_asked, listed, stated
 

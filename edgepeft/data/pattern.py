@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
+from edgepeft.common.errors import DataError, UnknownName, UsageError, named
 from edgepeft.data.cleaning import CLEANINGS
-from edgepeft.errors import DataError, UnknownName, UsageError, named
 
 __all__ = ["Pattern", "UnreadableRow", "pattern"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from edgepeft.common.errors import UsageError
 from edgepeft.data.formats import Format, format_named
 from edgepeft.data.parts import TaskData
 from edgepeft.data.pattern import Pattern, pattern
 from edgepeft.data.rows import SENTENCES, Columns
-from edgepeft.errors import UsageError
 from edgepeft.tasks.base import kind_named
 
 __all__ = ["AS_IT_IS", "Posing", "of_source", "posing"]

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.arrow import read_parquet
 from edgepeft.data.labels import shown as _shown
-from edgepeft.errors import DataError
 
 if TYPE_CHECKING:
     import io

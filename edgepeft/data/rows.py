@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.arrow import is_dataset, read_dataset
 from edgepeft.data.candidates import CANDIDATES, candidates_in
 from edgepeft.data.cleaning import nearest
@@ -22,7 +23,6 @@ from edgepeft.data.labels import shown as _shown
 from edgepeft.data.pattern import Pattern
 from edgepeft.data.readers import FORMATS, STDIN, Reader, read_stdin
 from edgepeft.data.words import Words
-from edgepeft.errors import DataError, UsageError
 
 __all__ = ["FORMATS", "SENTENCES", "STDIN", "Columns", "Row", "read_rows"]
 

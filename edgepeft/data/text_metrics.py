@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgepeft.errors import named, requiring
+from edgepeft.common.errors import named, requiring
 
 __all__ = ["DEFAULT", "TEXT_METRICS", "check_text_metric", "text_averaged", "text_errors", "text_score"]
 

@@ -29,8 +29,8 @@ from tuf.api.exceptions import (
 from tuf.ngclient import FetcherInterface
 
 from edgepeft import __version__
-from edgepeft.errors import UsageError
-from edgepeft.resources import sha256_of
+from edgepeft.common.errors import UsageError
+from edgepeft.common.resources import sha256_of
 
 __all__ = ["Fetcher", "address_of"]
 

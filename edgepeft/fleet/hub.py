@@ -10,10 +10,10 @@ from typing import Any
 
 from tuf.api.exceptions import DownloadError, DownloadHTTPError
 
-from edgepeft.errors import EdgepeftError, UsageError, requiring
+from edgepeft.bundle.model_card import hub_name_of, task_table
+from edgepeft.common.errors import EdgepeftError, UsageError, requiring
 from edgepeft.fleet.fetcher import Fetcher
 from edgepeft.fleet.layout import Published
-from edgepeft.runtime.model_card import hub_name_of, task_table
 
 __all__ = ["HUB", "HubFetcher", "hub_address", "upload"]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from securesystemslib.signer import CryptoSigner
 
-from edgepeft.atomic import write_atomically
-from edgepeft.errors import UsageError
-from edgepeft.resources import private_folder
-from edgepeft.runtime.signature import read_private_key
+from edgepeft.bundle.signature import read_private_key
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import UsageError
+from edgepeft.common.resources import private_folder
 
 __all__ = ["ROLES", "Keys"]
 

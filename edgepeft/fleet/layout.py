@@ -17,12 +17,12 @@ from pydantic import ValidationError
 from tuf.api.metadata import TOP_LEVEL_ROLE_NAMES, TargetFile
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.mistakes import in_words
-from edgepeft.runtime.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
-from edgepeft.runtime.manifest import Manifest, TaskEntry, TemplateEntry
-from edgepeft.runtime.versions import hashes
-from edgepeft.task_name import CHECK, GRAPH, check_task_names
+from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
+from edgepeft.bundle.manifest import Manifest, TaskEntry, TemplateEntry
+from edgepeft.bundle.versions import hashes
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.mistakes import in_words
+from edgepeft.common.task_name import CHECK, GRAPH, check_task_names
 
 __all__ = ["METADATA", "TARGETS", "Published", "check_channel", "customs", "places", "same_base", "without_training"]
 

@@ -11,9 +11,15 @@ from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
-from edgepeft.atomic import replacing
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.errors import UnknownName, UsageError, VerificationFailed
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
+from edgepeft.common.atomic import replacing
+from edgepeft.common.errors import UnknownName, UsageError, VerificationFailed
+from edgepeft.common.locks import locked
+from edgepeft.common.resources import sha256_of
+from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
+from edgepeft.deploy.audit import audit
 from edgepeft.fleet.keys import ROLES, Keys
 from edgepeft.fleet.layout import (
     METADATA,
@@ -26,12 +32,6 @@ from edgepeft.fleet.layout import (
     without_training,
 )
 from edgepeft.fleet.repository import DAYS, FolderRepository
-from edgepeft.locks import locked
-from edgepeft.resources import sha256_of
-from edgepeft.runtime.audit import audit
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
-from edgepeft.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
 
 __all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "withdraw"]
 

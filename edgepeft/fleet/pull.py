@@ -12,19 +12,19 @@ from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
-from edgepeft.atomic import disk_errors, drop_leftovers
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
+from edgepeft.bundle.versions import hashes, read_version
+from edgepeft.common.atomic import disk_errors, drop_leftovers
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.deploy.tasks import PreparedTask, commit_tasks, remove_task
 from edgepeft.fleet.decision import Decision, decide
 from edgepeft.fleet.layout import METADATA, same_base
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State, held
 from edgepeft.fleet.whole import Replacement, Stage
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
-from edgepeft.runtime.tasks import PreparedTask, commit_tasks, remove_task
-from edgepeft.runtime.tuning.claim import claim
-from edgepeft.runtime.versions import hashes, read_version
+from edgepeft.tuning.claim import claim
 
 __all__ = ["Pulled", "pull"]
 
@@ -245,7 +245,7 @@ def _here() -> str:
     from platform import machine
 
     import edgepeft
-    from edgepeft.host.machine import isa_flags
+    from edgepeft.device.host.machine import isa_flags
 
     facts = (edgepeft.__version__, metadata.version("onnxruntime"), machine(), *isa_flags())
     return hashlib.sha256(" ".join(facts).encode()).hexdigest()

@@ -23,12 +23,12 @@ from tuf.api.exceptions import (
 from tuf.api.metadata import Metadata, TargetFile, Targets
 from tuf.ngclient import Updater, UpdaterConfig
 
-from edgepeft.atomic import synced
-from edgepeft.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
+from edgepeft.bundle.bundle import BACKBONE_FILE
+from edgepeft.common.atomic import synced
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError, VerificationFailed
 from edgepeft.fleet.fetcher import Fetcher, address_of
 from edgepeft.fleet.hub import HUB, HubFetcher
 from edgepeft.fleet.layout import METADATA, TARGETS, Published, check_channel
-from edgepeft.runtime.bundle import BACKBONE_FILE
 
 __all__ = ["Remote"]
 

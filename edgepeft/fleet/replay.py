@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from edgepeft.errors import VerificationFailed
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.manifest import TaskEntry
-from edgepeft.runtime.tasks import PreparedTask, prepare_task
-from edgepeft.runtime.versions import Content
-from edgepeft.task_name import CHECK, GRAPH, WEIGHTS
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.bundle.versions import Content
+from edgepeft.common.errors import VerificationFailed
+from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
+from edgepeft.deploy.tasks import PreparedTask, prepare_task
 
 __all__ = ["replayed"]
 

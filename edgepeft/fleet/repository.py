@@ -16,8 +16,8 @@ from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
 from tuf.repository import Repository
 
-from edgepeft.atomic import write_atomically
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.fleet.keys import ROLES, Keys
 from edgepeft.fleet.layout import METADATA
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["moments", "seconds_of"]
 

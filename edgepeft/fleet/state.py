@@ -15,9 +15,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from edgepeft.atomic import write_json
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.runtime.manifest import FileHash
+from edgepeft.bundle.manifest import FileHash
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import BundleError, UsageError
 
 __all__ = ["WORK", "State", "held"]
 

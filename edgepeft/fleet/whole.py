@@ -15,19 +15,19 @@ from pathlib import Path
 
 from tuf.api.metadata import TargetFile
 
-from edgepeft.atomic import new_folder, refuse_mount_point
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.bundle.versions import content_of, read_version
+from edgepeft.common.atomic import new_folder, refuse_mount_point
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.locks import locked
+from edgepeft.common.resources import sha256_of
+from edgepeft.deploy.tasks import PreparedTask, commit_tasks
 from edgepeft.fleet.layout import METADATA, Published, places
 from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State
-from edgepeft.locks import locked
-from edgepeft.resources import sha256_of
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import Manifest
-from edgepeft.runtime.tasks import PreparedTask, commit_tasks
-from edgepeft.runtime.tuning.claim import claim
-from edgepeft.runtime.versions import content_of, read_version
+from edgepeft.tuning.claim import claim
 
 __all__ = ["Replacement", "Stage"]
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import onnx
 from numpy.typing import NDArray
 
+from edgepeft.common.operators import OperatorClass, Work
 from edgepeft.graph.protos import attributes
 from edgepeft.graph.shapes import Spec, walk
-from edgepeft.operators import OperatorClass, Work
 
 __all__ = ["PER_ELEMENT", "Costs", "count_run"]
 

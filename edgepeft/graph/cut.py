@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.predicates import all_used, closed, one_writer, well_formed
 from edgepeft.graph.protos import ancestors, copied, reads, replace, writers

@@ -15,8 +15,8 @@ import onnx
 from onnx import numpy_helper
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgepeft.drawn import MOST_DRAWN, SEEDS, drawn
-from edgepeft.errors import BundleError
+from edgepeft.common.drawn import MOST_DRAWN, SEEDS, drawn
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.names import without_prefix
 from edgepeft.graph.recipe import recipe_of
 

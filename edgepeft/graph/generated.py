@@ -1,7 +1,7 @@
 """Make the constants that a delta graph leaves to its loader, the inputs ``generated:<tensor>``.
 
 A graph with such inputs carries a recipe in its ``metadata_props``, a JSON object:
-``generator`` ("fastfood/1", specified in ``edgepeft.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
+``generator`` ("fastfood/1", specified in ``edgepeft.common.fastfood``), ``seed``, ``vector`` and ``scales`` (which of
 its initializers ``generator/<name>`` they are) and ``tensors``, the backbone tensors in the order of the
 scales.  Tensor i is then, in float32,  pretrained + scales[i] P_i vector,  P_i of stream i.  From its gradient g,
 vector gets  scales[i] P_i^T g  and scales[i] gets  <P_i vector, g> = <vector, P_i^T g>.
@@ -26,13 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
-from edgepeft.errors import BundleError
-from edgepeft.fastfood import Fastfood, ahead
+from edgepeft.common.errors import BundleError
+from edgepeft.common.fastfood import Fastfood, ahead
+from edgepeft.device.host.cores import thread_count
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties
 from edgepeft.graph.recipe import recipe_of
-from edgepeft.host.cores import thread_count
 
 __all__ = ["RECIPE", "Generator", "add_generated", "generator_of", "made_tensor"]
 

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import is_of_loader
 from edgepeft.graph.predicates import same_interface, values_stay, well_formed

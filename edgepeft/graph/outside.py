@@ -19,7 +19,7 @@ from onnx import TensorProto, numpy_helper
 from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, StoredTensor
 from edgepeft.backbones.emit import DTYPES, external_tensor
 from edgepeft.backbones.streamed import Layout, write_safetensors
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.generated import made_tensor
 from edgepeft.graph.names import GENERATED

@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, defs
 
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph.names import GENERATED, LOGITS
 from edgepeft.graph.protos import ancestors, reads, subgraphs, writers
-from edgepeft.task_name import WEIGHTS
 
 __all__ = [
     "all_used",

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import PLACEHOLDER_ID, PROMPT_LENGTH
 from edgepeft.graph.predicates import closed, one_writer, same_interface, values_stay

@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.checkpoint import Checkpoint, Quantised
 from edgepeft.backbones.emit import external_tensor
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.predicates import (
     closed,

@@ -7,9 +7,9 @@ from typing import TypeVar
 import onnx
 from pydantic import BaseModel, ValidationError
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
+from edgepeft.common.mistakes import in_words
 from edgepeft.graph.protos import properties
-from edgepeft.mistakes import in_words
 
 __all__ = ["recipe_of"]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.protos import attributes
 
 __all__ = ["Spec", "Walked", "sized", "walk"]

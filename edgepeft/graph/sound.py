@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.descriptor import FieldDescriptor
 from onnx import AttributeProto, TensorProto
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.protos import submessages
 

@@ -11,7 +11,7 @@ import onnx
 
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.bias import split_biases
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.drawn import drawn_tensors

@@ -12,12 +12,12 @@ import onnx
 from onnx import numpy_helper
 
 from edgepeft.backbones.trie import Trie
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
+from edgepeft.common.seeded import normal
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, adapted, of_labels
 from edgepeft.graph.predicates import same_inputs, same_operators, values_stay, well_formed
 from edgepeft.graph.protos import copied, properties
-from edgepeft.seeded import normal
 from edgepeft.tasks.base import Kind
 
 __all__ = ["OPEN", "with_labels"]

@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.names import is_of_loader, without_prefix
 from edgepeft.graph.protos import properties
 from edgepeft.tasks.base import Kind, stated

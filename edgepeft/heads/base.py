@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.trie import Trie
-from edgepeft.errors import named
-from edgepeft.registry import classes_of
+from edgepeft.common.errors import named
+from edgepeft.common.registry import classes_of
 
 __all__ = ["Head", "fresh_linear", "head_named", "heads"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgepeft.drawn import DRAWN_BY, drawn
+from edgepeft.common.drawn import DRAWN_BY, drawn
 
 __all__ = ["Drawn"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods._bottleneck_adapters import FORMS, Activation, Form
 from edgepeft.methods._cross_attention import CrossAttention
 from edgepeft.methods.base import ChoosesRoles, TrainsNorms, option, require

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.errors import UnknownName, UsageError, named
-from edgepeft.registry import classes_of
+from edgepeft.common.errors import UnknownName, UsageError, named
+from edgepeft.common.registry import classes_of
 
 __all__ = [
     "ChoosesRoles",

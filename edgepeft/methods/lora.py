@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Architecture, Site
-from edgepeft.errors import named
+from edgepeft.common.errors import named
 from edgepeft.methods._linear_updates import RankedUpdates
 from edgepeft.methods.base import option
 from edgepeft.methods.bitfit import BitFit

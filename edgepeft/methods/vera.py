@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.drawn import MOST_DRAWN, SEEDS
+from edgepeft.common.drawn import MOST_DRAWN, SEEDS
 from edgepeft.methods._drawn import Drawn
 from edgepeft.methods._linear_updates import LinearUpdates
 from edgepeft.methods.base import option, require

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from edgepeft.backbones.base import Architecture, Decoder, Role
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import DoesNotFit, UsageError
-from edgepeft.host.machine import memory_bytes
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.common.errors import DoesNotFit, UsageError
+from edgepeft.device.host.machine import memory_bytes
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose
 from edgepeft.runtime.inputs import Inputs, check_rows
-from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.runtime.prediction import TextAnswer, note_of
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import TaskSession

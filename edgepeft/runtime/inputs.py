@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
+from edgepeft.common.errors import DataError
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.rows import SENTENCES
 from edgepeft.data.windows import Spread
-from edgepeft.errors import DataError
 from edgepeft.tasks.base import Kind
 
 __all__ = [

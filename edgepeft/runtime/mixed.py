@@ -13,10 +13,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix, mix_text, slotted
 from edgepeft.graph.names import LOGITS
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.inputs import Inputs, check_rows
 from edgepeft.runtime.packed import put, unpacked

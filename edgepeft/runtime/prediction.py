@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TokenBatch
+from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.common.errors import BundleError
 from edgepeft.data.answers import Answer, Prediction
 from edgepeft.data.several import Standing
 from edgepeft.data.windows import passage_of, readable, stitches_of
 from edgepeft.data.words import read_words
-from edgepeft.errors import BundleError
 from edgepeft.runtime.inputs import ReadRows
-from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.tasks.base import Kind
 
 __all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions", "standing_of"]

@@ -26,15 +26,15 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from edgepeft.atomic import write_json
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import external_tensor
-from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.host.machine import cpu_model, isa_flags
-from edgepeft.resources import cache_folder
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.store import Held, Store
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.resources import cache_folder
+from edgepeft.device.host.machine import cpu_model, isa_flags
 from edgepeft.runtime.session import open_session, session_options
-from edgepeft.runtime.store import Held, Store
 
 __all__ = ["CACHE_LIMIT", "Prepacked", "hold_prepacked", "prepacked_key"]
 

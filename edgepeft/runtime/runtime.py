@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import TextEncoder, TokenBatch
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.data.windows import Spread
-from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.graph.names import LOGITS
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import (

@@ -18,10 +18,10 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
-from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.device.host.cores import cpu_quota, thread_count
+from edgepeft.device.host.machine import isa_flags
 from edgepeft.graph.names import LOGITS
-from edgepeft.host.cores import cpu_quota, thread_count
-from edgepeft.host.machine import isa_flags
 from edgepeft.runtime.packed import unpacked
 
 if TYPE_CHECKING:

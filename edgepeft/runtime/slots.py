@@ -10,9 +10,9 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, may_be_empty, slotted
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.session import failing_as
 from edgepeft.runtime.weights import TaskSession, Weights
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import Text, TextEncoder
-from edgepeft.errors import UsageError
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import UsageError
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Truncation, texts_of

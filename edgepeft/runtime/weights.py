@@ -15,9 +15,9 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.resident import Resident, most_sessions
 from edgepeft.runtime.session import open_session

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
 from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix_text
 from edgepeft.graph.unequal import HIDDEN, hide_fronts
 from edgepeft.runtime.decoding import Decoding, Row, Written, choose

@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from edgepeft.resources import package_data
+from edgepeft.common.resources import package_data
 from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.embeddings import ENDPOINTS
 from edgepeft.serve.guard import Guard

@@ -18,8 +18,8 @@ from itertools import islice
 from time import monotonic
 from typing import TypeVar
 
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.errors import EdgepeftError
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve.job import Job, as_exception, deliver, give
 from edgepeft.serve.settings import ServiceLimits

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgepeft.common.errors import EdgepeftError, UnknownName
 from edgepeft.data.answers import VectorPrediction
-from edgepeft.errors import EdgepeftError, UnknownName
 from edgepeft.runtime.runtime import RowResult
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.problems import Json, Refused, explain, problem, refusal_of

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.runtime.prediction import Answer
 from edgepeft.runtime.runtime import RowResult
 from edgepeft.serve.problems import Json, explain, fault, refusal_of

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from edgepeft.common.task_name import TASK_NAME
 from edgepeft.serve.routes import Endpoint
 from edgepeft.serve.schemas import Problem
 from edgepeft.serve.sizes import DEADLINE_HEADER
-from edgepeft.task_name import TASK_NAME
 
 __all__ = ["openapi_document"]
 

@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
+from edgepeft.common.mistakes import in_words
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
-from edgepeft.mistakes import in_words
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 
 __all__ = ["HANDLERS", "HEADERS", "Json", "Refused", "explain", "fault", "problem", "refusal_of"]

@@ -15,8 +15,9 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.task_name import check_task_name
 from edgepeft.data.pattern import pattern
-from edgepeft.errors import EdgepeftError, UsageError
 from edgepeft.runtime.prediction import Answer
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
@@ -30,7 +31,6 @@ from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.sizes import check_taught, check_texts, deadline_of
 from edgepeft.serve.tuning import Jobs
-from edgepeft.task_name import check_task_name
 
 __all__ = ["ASKED", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of"]
 

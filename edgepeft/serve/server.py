@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.serve.app import create_app, reload_soon
 from edgepeft.serve.protocol import Connections, Limited
 from edgepeft.serve.routes import Serving

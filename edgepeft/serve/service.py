@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.resources import file_identity
-from edgepeft.runtime.manifest import MANIFEST_FILE, Manifest
+from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
+from edgepeft.bundle.signature import SIGNATURE_FILE, check_signature
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.resources import file_identity
 from edgepeft.runtime.resident import MOST_SESSIONS
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
-from edgepeft.runtime.signature import SIGNATURE_FILE, check_signature
 from edgepeft.serve.job import Job
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.trial import Trials

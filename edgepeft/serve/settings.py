@@ -9,8 +9,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgepeft.errors import UsageError
-from edgepeft.host.cores import thread_count
+from edgepeft.common.errors import UsageError
+from edgepeft.device.host.cores import thread_count
 
 __all__ = ["ServiceLimits", "Settings", "is_loopback", "read_token"]
 

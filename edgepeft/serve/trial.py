@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
-from edgepeft.atomic import write_json
-from edgepeft.errors import BundleError, EdgepeftError
-from edgepeft.resources import cache_folder, file_identity, private_folder
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.common.resources import cache_folder, file_identity, private_folder
+from edgepeft.common.task_name import GRAPH
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.task_name import GRAPH
 
 __all__ = ["Trials"]
 

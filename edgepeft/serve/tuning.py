@@ -19,11 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.candidates import CANDIDATES
-from edgepeft.errors import EdgepeftError
-from edgepeft.runtime.tuning.claim import claim, discard
 from edgepeft.serve.problems import Refused, explain, fault
 from edgepeft.serve.schemas import TuneRequest
+from edgepeft.tuning.claim import claim, discard
 
 if TYPE_CHECKING:
     from edgepeft.data.course.run import Progress
@@ -202,9 +202,9 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
-    from edgepeft.runtime.tuning.options import TuneOptions
-    from edgepeft.runtime.tuning.subject import Files
-    from edgepeft.runtime.tuning.tune import tune
+    from edgepeft.tuning.options import TuneOptions
+    from edgepeft.tuning.subject import Files
+    from edgepeft.tuning.tune import tune
 
     def watch(progress: Progress) -> None:
         if progress.phase == "commit":

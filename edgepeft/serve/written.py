@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from edgepeft.errors import BundleError, EdgepeftError
+from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.runtime.writing import Draft, TextBatch
 from edgepeft.serve.job import Job
 

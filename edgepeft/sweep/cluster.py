@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from edgepeft import __version__
-from edgepeft.atomic import new_folder
+from edgepeft.common.atomic import new_folder
+from edgepeft.common.errors import EdgepeftError, UsageError, requiring
+from edgepeft.common.resources import cache_folder, sha256_of
 from edgepeft.data.course.run import Interrupted
-from edgepeft.errors import EdgepeftError, UsageError, requiring
-from edgepeft.resources import cache_folder, sha256_of
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import Ended
 from edgepeft.sweep.work import Job, compute

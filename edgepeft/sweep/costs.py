@@ -16,18 +16,18 @@ import torch
 
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.source import open_backbone
-from edgepeft.card import DeltaCard
-from edgepeft.delta import new_delta
-from edgepeft.errors import UsageError
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.card import DeltaCard
+from edgepeft.bundle.delta import new_delta
+from edgepeft.common.errors import UsageError
+from edgepeft.deploy.cost import checked_length, example_inputs
+from edgepeft.deploy.fit import bundle_fit
+from edgepeft.device.prediction.roofline import Predicted, predict_seconds
+from edgepeft.device.profiles.schema import Profile
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
 from edgepeft.methods.base import method_named
-from edgepeft.prediction.roofline import Predicted, predict_seconds
-from edgepeft.profiles.schema import Profile
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import checked_length, example_inputs
-from edgepeft.runtime.fit import bundle_fit
+from edgepeft.training.exporting.bundle import export_bundle
 
 __all__ = ["MethodCosts", "Seconds", "costs_of", "exported"]
 

@@ -17,8 +17,8 @@ from multiprocessing.context import ForkServerProcess
 from types import FrameType
 from typing import NamedTuple
 
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.course.run import Interrupted, Progress
-from edgepeft.errors import EdgepeftError
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.work import Job, compute
 

@@ -43,9 +43,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from edgepeft.errors import UsageError
-from edgepeft.mistakes import in_words
-from edgepeft.task_name import check_new_name
+from edgepeft.common.errors import UsageError
+from edgepeft.common.mistakes import in_words
+from edgepeft.common.task_name import check_new_name
 
 __all__ = ["Plan", "Published", "placed", "read_plan", "recorded", "share_of_rows"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import mean
 
+from edgepeft.common.errors import UsageError
+from edgepeft.common.locks import locked
 from edgepeft.data.course.checkpoint import best_score
 from edgepeft.data.course.run import Progress
-from edgepeft.errors import UsageError
-from edgepeft.locks import locked
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep
 from edgepeft.sweep.local import Ended, Moved
 from edgepeft.sweep.work import Job

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.card import DeltaCard
+from edgepeft.bundle.card import DeltaCard
+from edgepeft.common.seeded import uniform
 from edgepeft.data.course.baselines import SIGNIFICANT
-from edgepeft.seeded import uniform
 from edgepeft.sweep.folder import Cell, Sweep
 
 __all__ = [

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgepeft.atomic import disk_errors, replacing
+from edgepeft.common.atomic import disk_errors, replacing
+from edgepeft.common.locks import locked
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Interrupted, Progress
-from edgepeft.locks import locked
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
 from edgepeft.training.loop import TrainResult, train
 from edgepeft.training.output import prepare_output

@@ -9,10 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.labels import shown
 from edgepeft.data.rows import Row
 from edgepeft.data.text_metrics import exact_match, f1
-from edgepeft.errors import DataError
 
 __all__ = ["answers_label", "answers_of", "best_score", "right_texts"]
 

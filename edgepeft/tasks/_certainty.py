@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 
 from numpy.typing import NDArray
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["Certainty", "Promise", "promise_of"]
 

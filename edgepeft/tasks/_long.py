@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.tasks._facts import Facts
 
 __all__ = ["CUT", "WINDOWS", "Long"]

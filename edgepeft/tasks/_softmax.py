@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.tasks import _calibration as fit
 from edgepeft.tasks._certainty import Certainty, Promise
 

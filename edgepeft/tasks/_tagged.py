@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
 from edgepeft.data.words import Words, words_of
-from edgepeft.errors import DataError
 from edgepeft.tasks._tags import OUTSIDE, Entity, entities, with_tags
 
 __all__ = ["Tagged", "tagged_label", "tagged_row"]

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import UnknownName, UsageError, named
+from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
-from edgepeft.errors import UnknownName, UsageError, named
-from edgepeft.registry import classes_of
 from edgepeft.tasks._certainty import Certainty
 from edgepeft.tasks._long import Long
 from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, listed, same_best

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.candidates import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.rows import SENTENCES, Columns, Row
 from edgepeft.data.several import LOWEST, grouped, places_of
-from edgepeft.errors import DataError
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric, Nodes, same_best
 from edgepeft.tasks.classification import cross_entropy

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import DataError, MissingPackage, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.errors import DataError, MissingPackage, UnknownName
 from edgepeft.tasks._correlations import CORRELATIONS
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed

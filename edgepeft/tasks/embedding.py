@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.rows import SENTENCES, Row
 from edgepeft.data.several import LOWEST
-from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._correlations import CORRELATIONS, ranks
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
 from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.errors import DataError
 from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
 from edgepeft.tasks.classification import require_few, say_what_is_odd
 

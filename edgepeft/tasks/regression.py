@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
-from edgepeft.errors import DataError
 from edgepeft.tasks._correlations import CORRELATIONS
 from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
 

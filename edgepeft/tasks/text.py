@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.errors import UsageError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
 from edgepeft.data.text_metrics import DEFAULT, TEXT_METRICS, text_averaged, text_errors, text_score
-from edgepeft.errors import UsageError
 from edgepeft.tasks.base import Kind, LossGraph, Metric
 from edgepeft.tasks.classification import cross_entropy
 

@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.backbones.tokens import cleaned
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, words_of
-from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks._entity_scores import ENTITY_SCORES, counts_of
 from edgepeft.tasks._tagged import tagged_label, tagged_row
 from edgepeft.tasks._tags import OUTSIDE, Entity, complete, entities, type_of

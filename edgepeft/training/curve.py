@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgepeft.common.errors import requiring
 from edgepeft.data.course.run import CourseResult
 from edgepeft.data.parts import TaskData
 from edgepeft.data.sampling import part
-from edgepeft.errors import requiring
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
         MissingPackage: matplotlib is not installed.
     """
     with requiring("train", "the picture of a learning curve"):
-        from edgepeft import drawing
+        from edgepeft.common import drawing
 
     with drawing.styled():
         figure, axes = drawing.one(6.4, 4.2)

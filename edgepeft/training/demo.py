@@ -20,8 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from edgepeft.errors import DataError, MissingPackage
-from edgepeft.resources import sha256_of
+from edgepeft.common.errors import DataError, MissingPackage
+from edgepeft.common.resources import sha256_of
 
 __all__ = [
     "BBC_NEWS",

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from edgepeft.backbones.base import Architecture
-from edgepeft.errors import DoesNotFit, UnknownName, UsageError
-from edgepeft.host.machine import memory_bytes
+from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError
+from edgepeft.device.host.machine import memory_bytes
 from edgepeft.methods.base import Method
 from edgepeft.training.options import TrainOptions
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgepeft.atomic import refuse_mount_point
-from edgepeft.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE
+from edgepeft.bundle.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE
+from edgepeft.common.atomic import refuse_mount_point
+from edgepeft.common.errors import UsageError
 from edgepeft.data.course.checkpoint import latest
-from edgepeft.errors import UsageError
 
 __all__ = ["FOLDER", "prepare_output"]
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
-from edgepeft.host.machine import cpu_vendor
+from edgepeft.device.host.machine import cpu_vendor
 
 __all__ = ["attention_for", "float32_by_onednn", "is_float32"]
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgepeft.atomic import write_atomically
+from edgepeft.common.atomic import write_atomically
 
 __all__ = ["SharedStates"]
 

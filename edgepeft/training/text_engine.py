@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
+from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import Scored
-from edgepeft.delta import Delta
 from edgepeft.tasks.base import Kind
 from edgepeft.training.engine import PyTorchEngine, torch_batch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from edgepeft.atomic import write_atomically
+from edgepeft.common.atomic import write_atomically
 
 __all__ = ["STRUCTURES_FOLDER", "write_graph"]
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgepeft.atomic import replacing
-from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.resources import cache_folder, package_data, sha256_of
+from edgepeft.common.atomic import replacing
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.resources import cache_folder, package_data, sha256_of
 
 __all__ = ["ORT", "TOKENIZERS", "LibraryFile", "copy_libraries", "installed", "library_files"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import onnx
 
 from edgepeft.backbones.base import Role
-from edgepeft.errors import BundleError
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.cut import above, below
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.web.graphs import write_graph
 
 __all__ = ["share_layers"]

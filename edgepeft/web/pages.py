@@ -11,8 +11,8 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from edgepeft.atomic import write_atomically
-from edgepeft.resources import package_data, sha256_of
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.resources import package_data, sha256_of
 
 __all__ = ["SERVICE_WORKER", "write_pages", "write_service_worker"]
 

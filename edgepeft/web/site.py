@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import onnx.parser
 
 from edgepeft import __version__
-from edgepeft.atomic import new_folder, write_atomically, write_json
 from edgepeft.backbones.tokens import Text
-from edgepeft.errors import UsageError
-from edgepeft.resources import package_data, sha256_of
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.common.atomic import new_folder, write_atomically, write_json
+from edgepeft.common.errors import UsageError
+from edgepeft.common.resources import package_data, sha256_of
 from edgepeft.web.graphs import STRUCTURES_FOLDER
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
 from edgepeft.web.lower import share_layers

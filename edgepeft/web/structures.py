@@ -13,11 +13,11 @@ from typing import Any
 import onnx
 from safetensors.numpy import save
 
-from edgepeft.atomic import write_atomically
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.resources import sha256_of
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.versions import CHECK
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.versions import CHECK
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.resources import sha256_of
 from edgepeft.runtime.weights import Weights
 from edgepeft.web.graphs import write_graph
 from edgepeft.web.tuning import untunable, write_tuning

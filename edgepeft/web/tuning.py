@@ -1,6 +1,6 @@
 """What a page needs to tune a task: the training graph, what comes below it, the tensors, and from these to the values.
 
-The graphs are those that a board makes when a run starts (``edgepeft/runtime/tuning/``); a page has nothing that makes
+The graphs are those that a board makes when a run starts (``edgepeft/tuning/``); a page has nothing that makes
 them.  Tasks of one structure with as many labels have one training graph.
 """
 
@@ -13,13 +13,13 @@ from typing import Any
 import onnx
 from safetensors.numpy import save
 
-from edgepeft.atomic import write_atomically
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.common.atomic import write_atomically
 from edgepeft.graph.half import is_half
 from edgepeft.graph.parameters import feeds_graph
 from edgepeft.graph.training import training_facts
-from edgepeft.runtime.bundle import TASKS_FOLDER, Bundle
-from edgepeft.runtime.tuning.hidden import training_graph
-from edgepeft.runtime.tuning.subject import deployed_graph, rates_of
+from edgepeft.tuning.hidden import training_graph
+from edgepeft.tuning.subject import deployed_graph, rates_of
 from edgepeft.web.graphs import write_graph
 
 __all__ = ["untunable", "write_tuning"]

@@ -20,7 +20,7 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.clientapp.typing import ClientAppCallable
 
 from edgepeft import LocalTuner, TuneOptions
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 app = ClientApp()
 

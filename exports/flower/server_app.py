@@ -17,9 +17,9 @@ from flwr.serverapp import Grid, ServerApp, strategy
 from flwr.serverapp.strategy import FedAvg, Strategy
 
 from edgepeft import LocalTuner
-from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.runtime.tuning.low_rank import average_products
-from edgepeft.runtime.tuning.tensors import checked_tensors
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.tuning.low_rank import average_products
+from edgepeft.tuning.tensors import checked_tensors
 
 app = ServerApp()
 

@@ -11,12 +11,12 @@ from onnx import ModelProto, numpy_helper
 from torch import Tensor
 
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.card import DeltaCard
+from edgepeft.bundle.bundle import Bundle, read_graph
+from edgepeft.bundle.card import DeltaCard
+from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.data.parts import TaskData, load_data
-from edgepeft.delta import Delta, new_delta
 from edgepeft.graph.template import with_labels
 from edgepeft.methods.base import method_named
-from edgepeft.runtime.bundle import Bundle, read_graph
 from edgepeft.training.loop import train
 from edgepeft.training.options import MAX_LENGTH, TrainOptions
 

@@ -62,7 +62,7 @@ def test_a_folder_without_a_tokenizer_json_gets_one(
 def test_a_vocabulary_that_transformers_cannot_convert_is_refused_in_words(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from edgepeft.errors import EdgepeftError
+    from edgepeft.common.errors import EdgepeftError
 
     monkeypatch.setenv("EDGEPEFT_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "mt5"

@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM
 from edgepeft.backbones.base import families
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.streamed import Layout, write_safetensors
-from edgepeft.errors import BundleError, UsageError
+from edgepeft.common.errors import BundleError, UsageError
 
 PICKLES = transformers.__version__ < "5"  # which writes safetensors alone
 

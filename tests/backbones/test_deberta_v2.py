@@ -18,7 +18,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from edgepeft.backbones.base import Distances, Role, family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.disentangled import LONGER, rows_of_distances
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 MODEL_TYPE = "deberta-v2"
 SMALL = {"model_type": MODEL_TYPE} | SIZES[MODEL_TYPE]

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError, EdgepeftError, UnknownName, UsageError
+from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgepeft.backbones.convert import _in_pickle
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 
 
 def recompressed(path, method):

@@ -20,9 +20,9 @@ from edgepeft.backbones.config import config_of
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.rotary import frequencies
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
+from edgepeft.common.operators import product_flops
 from edgepeft.graph.cost import count_run
-from edgepeft.operators import product_flops
 
 SMALL = {"model_type": "modernbert", "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 SMALL |= {"intermediate_size": 48, "vocab_size": 60, "max_position_embeddings": 64, "pad_token_id": 0}

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from tiny import ROTARY
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 
 GOLDEN = Path(__file__).parent / "golden"
 

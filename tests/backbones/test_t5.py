@@ -27,7 +27,7 @@ from edgepeft.backbones.config import config_of
 from edgepeft.backbones.distances import buckets
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.errors import BundleError, UnknownName, UsageError
+from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.lora import LoRA
 

@@ -14,6 +14,7 @@ from bench.suites import _random_bundle, kinds
 from bench.suites._random_bundle import Structure
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.subject import open_subject
+from edgepeft.bench.report.tables import bench_table
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bench.workloads import (
     cold_start,
@@ -23,14 +24,13 @@ from edgepeft.bench.workloads import (
     write_onnxruntime,
     write_pytorch,
 )
-from edgepeft.delta import new_delta
-from edgepeft.errors import UsageError
-from edgepeft.report.tables import bench_table
+from edgepeft.bundle.delta import new_delta
+from edgepeft.common.errors import UsageError
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.step import TrainingStep
 from edgepeft.tasks.base import kind_named
+from edgepeft.tuning.step import TrainingStep
 
 BATCHES = ((7, 3, 5), (2, 2))
 SETTINGS = {"rank": "2"}

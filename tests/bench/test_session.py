@@ -8,13 +8,13 @@ import tomllib
 
 import pytest
 
-from edgepeft.atomic import write_json
 from edgepeft.bench.planning.lengths import load_lengths, shipped_lengths
 from edgepeft.bench.planning.scenario import load_scenario, scenario_names
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bench.session import earlier_result, run_scenarios
-from edgepeft.errors import DataError, EdgepeftError, UnknownName, UsageError
-from edgepeft.resources import data_folder
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
+from edgepeft.common.resources import data_folder
 
 REQUEST = BenchRequest(
     profile="rpi4",

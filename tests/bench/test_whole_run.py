@@ -7,12 +7,12 @@ import pytest
 
 from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.planning.subject import random_subject
+from edgepeft.bench.report.tables import _footnotes
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.errors import UnknownName, UsageError
-from edgepeft.report.tables import _footnotes
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import UnknownName, UsageError
 
 # What the readers of the JSON rely on, written down a second time.
 TOP = {"schema", "mode", "host", "profile", "results"}
@@ -63,7 +63,7 @@ def test_a_bundle_is_opened_once(fake_start, tmp_path, monkeypatch, mode):
 def table(document):
     from rich.console import Console
 
-    from edgepeft.report.tables import bench_table
+    from edgepeft.bench.report.tables import bench_table
 
     console = Console(width=200, file=io.StringIO())
     console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))
@@ -119,7 +119,7 @@ def trainable(tiny, tmp_path_factory):
     from deltas import TEXTS, random_delta, saved
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.bundle import export_bundle
 
     folder = tmp_path_factory.mktemp("trainable")
     backbone = open_backbone(str(tiny("bert", mean=True)))

@@ -23,8 +23,8 @@ from edgepeft.bench.workloads import (
     infer_pytorch,
     peer,
 )
-from edgepeft.errors import UnknownName, UsageError
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import UnknownName, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_tuning_a_delta_moves_the_delta(bundle, monkeypatch):
 @pytest.mark.parametrize("task", [TASK, SEVERAL])
 def test_both_engines_take_the_same_step(bundle, task, monkeypatch):
     """The same tensors, batch and labels: what AdamW makes of them is the same."""
-    from edgepeft.runtime.tuning import step as step_module
+    from edgepeft.tuning import step as step_module
 
     seen = {}
     call = step_module.TrainingStep.__call__
@@ -174,7 +174,7 @@ def test_the_step_of_a_projection_of_the_whole_backbone_moves_its_vector(tmp_pat
     monkeypatch.setattr(subject_module, "config_of", lambda name: SMALL_BERT)
     random_subject("tiny", tmp_path, methods=("intrinsic-said",), settings={"dimension": "90"})
     moved = []
-    monkeypatch.setattr("edgepeft.runtime.tuning.adamw.AdamW.update", lambda _, __, found: moved.append(found))
+    monkeypatch.setattr("edgepeft.tuning.adamw.AdamW.update", lambda _, __, found: moved.append(found))
     finetune_onnxruntime.prepare(job(tmp_path, "finetune_onnxruntime", task="intrinsic-said")).step(0)
     assert {"generator/theta", "generator/scales"} < moved[0].keys() and np.abs(moved[0]["generator/theta"]).max() > 0
 

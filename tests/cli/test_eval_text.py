@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import app
-from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 TEXTS = ["w9 w10", "w11", "w12 w13 w14", "w15 w16"]
 

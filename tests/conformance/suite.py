@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 from edgepeft.backbones.hooks import edge_logits, load_model, pool
 from edgepeft.backbones.source import Backbone
-from edgepeft.delta import Delta, new_delta
-from edgepeft.exporting.delta import export_delta
+from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.graph.splice import splice
 from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
+from edgepeft.training.exporting.delta import export_delta
 
 LABELS = ("not no", "not yes", "perhaps")  # of several words, for decoders
 # Model type -> methods that its backbones refuse in words.

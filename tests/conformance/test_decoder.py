@@ -17,7 +17,7 @@ from test_gradients import Tuned, require_pytorchs
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import new_delta
+from edgepeft.bundle.delta import new_delta
 from edgepeft.methods.base import Method, methods
 
 KINDS: list[dict[str, Any]] = [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}]

@@ -16,8 +16,8 @@ from test_gradients import Tuned, require_pytorchs
 from tiny import ROTARY, known
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import new_delta
-from edgepeft.errors import UsageError
+from edgepeft.bundle.delta import new_delta
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
 

@@ -18,8 +18,7 @@ from tolerance import Exact, exactly
 from torch.nn import functional
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError
-from edgepeft.exporting.delta import export_delta
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.rule import rules
 from edgepeft.graph.gradient.samples import specs_of
@@ -27,12 +26,13 @@ from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.heads.base import heads
 from edgepeft.methods.base import methods
-from edgepeft.runtime.tuning.expansion import Expansion
-from edgepeft.runtime.tuning.hidden import training_graph
-from edgepeft.runtime.tuning.step import StepResult, TrainingStep
-from edgepeft.runtime.tuning.subject import deployed_graph
 from edgepeft.tasks.regression import Regression
 from edgepeft.training.engine import replaced_dropout
+from edgepeft.training.exporting.delta import export_delta
+from edgepeft.tuning.expansion import Expansion
+from edgepeft.tuning.hidden import training_graph
+from edgepeft.tuning.step import StepResult, TrainingStep
+from edgepeft.tuning.subject import deployed_graph
 
 RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "distilbert", "mpnet")},

@@ -116,7 +116,7 @@ def test_another_process_exports_the_same_bytes(tiny: Callable[..., Path], tmp_p
     case.moved.save(tmp_path / "delta")
     program = (
         "import sys, hashlib; from pathlib import Path; from edgepeft.backbones.source import open_backbone;"
-        "from edgepeft.delta import Delta; from edgepeft.exporting.delta import export_delta;"
+        "from edgepeft.bundle.delta import Delta; from edgepeft.training.exporting.delta import export_delta;"
         "backbone = open_backbone(sys.argv[1]); graph = export_delta(Delta.load(Path(sys.argv[2]), backbone), backbone);"
         "print(hashlib.sha256(graph.SerializeToString()).hexdigest())"
     )

@@ -11,10 +11,10 @@ import pytest
 import suite
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import write_backbone
 from edgepeft.graph.sound import OPERATORS
 from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
 from edgepeft.methods.base import Method, methods
+from edgepeft.training.exporting.bundle import write_backbone
 
 FAMILIES = {  # BERT with as many words as are worth quantising
     "bert": {"vocab_size": 1100},

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from edgepeft.errors import MissingPackage, UnknownName, UsageError
+from edgepeft.common.errors import MissingPackage, UnknownName, UsageError
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from moods import rows
 
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.parts import load_data, task_data
 from edgepeft.data.rows import Row
-from edgepeft.errors import DataError, UsageError
 
 
 def contents(part):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.data.pattern import UnreadableRow, pattern
-from edgepeft.errors import DataError, UnknownName, UsageError
 
 
 def test_fields_are_filled_in_and_all_else_stays():

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.data.parts import load_data
 from edgepeft.data.posing import AS_IT_IS, posing
 from edgepeft.data.rows import Columns, read_rows
-from edgepeft.errors import DataError, UnknownName, UsageError
 
 
 def file(folder: Path, *rows: dict[str, Any]) -> Path:

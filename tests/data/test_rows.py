@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgepeft.common.errors import DataError, MissingPackage, UsageError
 from edgepeft.data.parts import load_data
 from edgepeft.data.rows import Columns, read_rows
-from edgepeft.errors import DataError, MissingPackage, UsageError
 from edgepeft.tasks.regression import Regression
 
 

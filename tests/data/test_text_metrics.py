@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sacrebleu
 
+from edgepeft.common.errors import UnknownName
 from edgepeft.data.text_metrics import exact_match, f1, rouge_l, text_errors, text_score
-from edgepeft.errors import UnknownName
 
 
 def test_words_are_compared_without_articles_case_and_punctuation():

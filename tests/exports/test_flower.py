@@ -124,7 +124,7 @@ def test_the_mean_product_is_that_of_the_boards(server):
     ],
 )
 def test_a_run_that_cannot_be_is_refused_in_a_sentence(server, asked, said):
-    from edgepeft.errors import UsageError
+    from edgepeft.common.errors import UsageError
 
     with pytest.raises(UsageError) as raised:
         server.strategy_of({**RUN, **asked})

@@ -29,7 +29,7 @@ from kills import OPERATIONS, check, prepare_spare
 from service import start
 from subject import subject
 
-from edgepeft.runtime.manifest import Manifest
+from edgepeft.bundle.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
 
 YEARS = 20

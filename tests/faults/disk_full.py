@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kills import OPERATIONS, check, prepare_spare
 from subject import subject
 
-from edgepeft.errors import EdgepeftError
-from edgepeft.runtime.manifest import Manifest
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.errors import EdgepeftError
 
 ROOMS_KB = (0, 4, 16, 64, 256, 1024, 4096)
 

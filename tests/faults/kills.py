@@ -29,33 +29,33 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import onnx
 from subject import subject
 
-from edgepeft.runtime.bundle import TASKS_FOLDER
-from edgepeft.runtime.manifest import Manifest, TaskEntry
-from edgepeft.runtime.versions import content_of, hashes
+from edgepeft.bundle.bundle import TASKS_FOLDER
+from edgepeft.bundle.manifest import Manifest, TaskEntry
+from edgepeft.bundle.versions import content_of, hashes
 
 WRITING, DONE = 0, 1
 
 
 def add(bundle: Path, spare: Path) -> None:
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.tasks import commit_tasks, prepare_exported
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.tasks import commit_tasks, prepare_exported
 
     opened = Bundle(bundle)
     commit_tasks(opened, [prepare_exported(opened, spare / "tasks" / "mood.onnx")], replace=True)
 
 
 def remove(bundle: Path, _: Path) -> None:
-    from edgepeft.errors import UnknownName
-    from edgepeft.runtime.tasks import remove_task
+    from edgepeft.common.errors import UnknownName
+    from edgepeft.deploy.tasks import remove_task
 
     with contextlib.suppress(UnknownName):  # an earlier try had done it
         remove_task(bundle, "mood")
 
 
 def tune(bundle: Path, spare: Path) -> None:
-    from edgepeft.runtime.tuning.options import TuneOptions
-    from edgepeft.runtime.tuning.subject import Files
-    from edgepeft.runtime.tuning.tune import tune as run
+    from edgepeft.tuning.options import TuneOptions
+    from edgepeft.tuning.subject import Files
+    from edgepeft.tuning.tune import tune as run
 
     options = TuneOptions(steps=12, batch_size=8, learning_rate=0.02, head_learning_rate=0.05, save_every=3)
     run(bundle, "mood", Files(spare / "rows.jsonl", None, None), options, force=True, threads=1)

@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 from service import start
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.runtime.runtime import Runtime
 
 TOLERANCE = 2e-3  # of a probability: rows of other requests run beside it, and the served one may be on int8

@@ -18,7 +18,7 @@ def subject(folder: Path) -> Path:
     from tiny import write_model
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.bundle import export_bundle
 
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 Target = Callable[[bytes], str]
 
@@ -26,7 +26,7 @@ class WrongAnswer(Exception):
 
 def manifest(bundle: Path) -> tuple[list[bytes], Target]:
     """``edgepeft.json``: read, and every task looked up."""
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
 
     path = bundle / "edgepeft.json"
 
@@ -73,7 +73,7 @@ def altered(bundle: Path, name: str) -> tuple[list[bytes], Target]:
 
 def delta(bundle: Path) -> tuple[list[bytes], Target]:
     """A delta graph whose hash is right: read, checked, spliced (ONNX Runtime is not asked, see ``session``)."""
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
 
     return _with_right_hash(bundle, lambda: Bundle(bundle).graph("mood"))
 
@@ -100,11 +100,11 @@ def backbone(bundle: Path) -> tuple[list[bytes], Target]:
 
 def training(bundle: Path) -> tuple[list[bytes], Target]:
     """A delta graph whose hash is right: differentiated and opened as tuning does."""
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.graph.training import training_facts
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.tuning.hidden import training_graph
-    from edgepeft.runtime.tuning.step import TrainingStep
-    from edgepeft.runtime.tuning.subject import deployed_graph
+    from edgepeft.tuning.hidden import training_graph
+    from edgepeft.tuning.step import TrainingStep
+    from edgepeft.tuning.subject import deployed_graph
 
     def opened() -> None:
         found = Bundle(bundle)
@@ -119,7 +119,7 @@ def training(bundle: Path) -> tuple[list[bytes], Target]:
 
 def check(bundle: Path) -> tuple[list[bytes], Target]:
     """A check file with the right hash: replayed, as ``edgepeft verify`` does."""
-    from edgepeft.runtime.audit import audit
+    from edgepeft.deploy.audit import audit
 
     def replayed() -> None:
         if wrong := [finding.problem for finding in audit(bundle) if finding.problem]:
@@ -131,7 +131,7 @@ def check(bundle: Path) -> tuple[list[bytes], Target]:
 def tokenizer(bundle: Path) -> tuple[list[bytes], Target]:
     """A tokenizer with the right hash: opened, and asked for a text and a pair."""
     from edgepeft.backbones.tokens import Text
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
 
     def encode() -> None:
         Bundle(bundle).encoder().encode([Text("w5 w6, W7\u00e9"), Text("w5", "w6")], 16)
@@ -175,8 +175,8 @@ def _with_right_hash(
 
 def profile(folder: Path) -> tuple[list[bytes], Target]:
     """A device profile."""
-    from edgepeft.profiles.loader import load_profile
-    from edgepeft.resources import data_folder
+    from edgepeft.common.resources import data_folder
+    from edgepeft.device.profiles.loader import load_profile
 
     path = folder / "fuzzed.toml"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.deploy.tasks import commit_tasks, prepare_exported
 from edgepeft.fleet.publish import publish, withdraw
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tasks import commit_tasks, prepare_exported
 
 TEXTS = ["w5 w6 w7", "w9", "w20 w21 w22 w23"]
 

@@ -42,7 +42,7 @@ def retrained(exported, tiny, tmp_path_factory):
     from once import made_once
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.exporting.bundle import add_deltas, export_bundle
+    from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 
     def make(folder: Path) -> None:
         same = open_backbone(str(tiny("bert", mean=True)))

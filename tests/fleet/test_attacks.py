@@ -13,11 +13,11 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, TargetFile
 from verbs import verb
 
-from edgepeft.errors import EdgepeftError, VerificationFailed
+from edgepeft.bundle.signature import read_private_key
+from edgepeft.common.errors import EdgepeftError, VerificationFailed
 from edgepeft.fleet.keys import Keys
 from edgepeft.fleet.publish import publish, refresh, rotate
 from edgepeft.fleet.repository import FolderRepository
-from edgepeft.runtime.signature import read_private_key
 
 
 def replayed(fleet, board, retrained):

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from boards_of import all_of_it, answers, one_task
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.bundle.bundle import TASKS_FOLDER
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.bundle.versions import content_of
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.fleet.pull import pull
 from edgepeft.fleet.state import State
-from edgepeft.runtime.bundle import TASKS_FOLDER
-from edgepeft.runtime.manifest import Manifest
-from edgepeft.runtime.versions import content_of
 
 PLENTY = namedtuple("usage", "total used free")(1 << 40, 0, 1 << 40)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.task_name import CHECK, GRAPH
 from edgepeft.fleet.publish import publish
 from edgepeft.fleet.pull import pull
 from edgepeft.fleet.replay import replayed
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.task_name import CHECK, GRAPH
 
 
 def arrived(bundle, folder):

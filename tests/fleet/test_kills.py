@@ -14,10 +14,10 @@ import pytest
 from boards_of import all_of_it, answers, one_task
 from kills import DONE, WRITING, run_child, wait
 
+from edgepeft.bundle.bundle import TASKS_FOLDER
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.bundle.versions import content_of
 from edgepeft.fleet.pull import pull
-from edgepeft.runtime.bundle import TASKS_FOLDER
-from edgepeft.runtime.manifest import Manifest
-from edgepeft.runtime.versions import content_of
 
 
 def killed(change, published, retrained, folder, times, seed):

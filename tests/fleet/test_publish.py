@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from tuf.ngclient import Updater
 from verbs import edgepeft
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.fleet.publish import publish, refresh, rotate
 from edgepeft.fleet.repository import DAYS, FolderRepository
 

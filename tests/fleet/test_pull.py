@@ -8,12 +8,12 @@ from collections import namedtuple
 import pytest
 from boards_of import TEXTS, answers, downloads, tree, tuned
 
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.deploy.tasks import remove_task, roll_back
 from edgepeft.fleet.publish import withdraw
 from edgepeft.fleet.state import held
-from edgepeft.runtime.manifest import Manifest
-from edgepeft.runtime.tasks import remove_task, roll_back
-from edgepeft.runtime.tuning.claim import claim
+from edgepeft.tuning.claim import claim
 
 
 def asked(served):

@@ -10,11 +10,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
+from edgepeft.common.operators import OperatorClass, product_flops
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.splice import splice
 from edgepeft.methods.base import method_named, methods
-from edgepeft.operators import OperatorClass, product_flops
 
 # Those whose weights are products of smaller ones: folded when a session opens, computed in every step by torch.
 MADE_OF_PRODUCTS = {"dora", "compacter", "compacter++", "phm", "adapter-lowrank", "intrinsic-said", "lokr"}

@@ -4,9 +4,9 @@ import pytest
 from onnx import helper
 from onnx.external_data_helper import load_external_data_for_model
 
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.deploy.cost import bundle_cost, example_inputs
 from edgepeft.graph.cost import count_run
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import bundle_cost, example_inputs
 
 onnx_tool = pytest.importorskip("onnx_tool")
 

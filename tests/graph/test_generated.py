@@ -15,11 +15,11 @@ from onnx import numpy_helper
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.delta import Delta
-from edgepeft.errors import BundleError
-from edgepeft.exporting.delta import export_delta
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.generated import RECIPE
 from edgepeft.graph.splice import splice
+from edgepeft.training.exporting.delta import export_delta
 
 
 @pytest.fixture(scope="module", params=["bert", "roberta"])

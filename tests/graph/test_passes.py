@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.half import halved, is_half, store_in_half, widen
 from edgepeft.graph.names import adapted, override, weight, without_prefix
 from edgepeft.graph.protos import copied

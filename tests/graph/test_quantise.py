@@ -13,11 +13,11 @@ from tiny import ragged
 from tolerance import error_of_sums
 
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.errors import BundleError
-from edgepeft.exporting.bundle import write_backbone
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.session import open_session
+from edgepeft.training.exporting.bundle import write_backbone
 
 WORDS = "embeddings.word_embeddings.weight"
 LAYER = "encoder.layer.1."

@@ -8,7 +8,7 @@ import onnxruntime as ort
 import pytest
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
 
 BACKBONE = """

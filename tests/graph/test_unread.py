@@ -16,7 +16,7 @@ from tiny import ROTARY, known
 
 from edgepeft.backbones.packing import MERGE, SPLIT
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.exporting.bundle import write_backbone
+from edgepeft.common.operators import product_flops
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.protos import copied
@@ -25,8 +25,8 @@ from edgepeft.graph.rename import rename_values
 from edgepeft.graph.splice import splice
 from edgepeft.graph.unread import drop_unread_rows, read_rows
 from edgepeft.methods.base import method_named, methods
-from edgepeft.operators import product_flops
 from edgepeft.runtime.session import open_session
+from edgepeft.training.exporting.bundle import write_backbone
 
 RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "xlm-roberta", "distilbert")},

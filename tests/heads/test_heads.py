@@ -16,8 +16,8 @@ from tolerance import exact_logits, exactly
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.delta import Delta, new_delta
-from edgepeft.errors import BundleError, UnknownName
+from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.common.errors import BundleError, UnknownName
 from edgepeft.heads.base import head_named, heads
 from edgepeft.methods.lora import LoRA
 from edgepeft.tasks.base import kinds

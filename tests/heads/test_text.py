@@ -18,9 +18,9 @@ from torch import Tensor
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import NO_TARGET
-from edgepeft.delta import Delta, new_delta
-from edgepeft.errors import UsageError
 from edgepeft.heads.text import decoder_inputs
 from edgepeft.methods.base import method_of
 from edgepeft.tasks.base import kind_named

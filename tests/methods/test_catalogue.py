@@ -9,8 +9,8 @@ import sys
 from typer.testing import CliRunner
 
 from edgepeft.cli._main import app
-from edgepeft.errors import UnknownName, UsageError
-from edgepeft.resources import package_data
+from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.common.resources import package_data
 
 
 def run(*arguments: str) -> str:

@@ -6,7 +6,7 @@ import torch
 from tolerance import error_of
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import new_delta
+from edgepeft.bundle.delta import new_delta
 from edgepeft.methods.dora import Decomposed, DoRA
 
 TOKENS, IN, OUT, RANK, SCALE = 5, 6, 4, 2, 1.5

@@ -13,7 +13,7 @@ from tolerance import error_of
 from torch import nn
 
 from edgepeft.backbones.hooks import needs
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods._bottleneck_adapters import ACTIVATIONS, Activation
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.houlsby import Adapter

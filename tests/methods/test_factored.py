@@ -12,7 +12,7 @@ from tolerance import error_of
 from torch import nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.adapter_lowrank import AdapterLowRank
 from edgepeft.methods.base import Method, method_named
 from edgepeft.methods.compacter import Compacter

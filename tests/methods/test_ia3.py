@@ -9,9 +9,9 @@ from tiny import OWN_LAYERS, ragged
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError
-from edgepeft.exporting.delta import export_delta
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
+from edgepeft.training.exporting.delta import export_delta
 
 # Model type -> layer, key, value and the feed-forward's second product, as transformers names them.
 PLACES = dict.fromkeys(OWN_LAYERS, ("encoder.layer", "attention.self.key", "attention.self.value", "output.dense"))

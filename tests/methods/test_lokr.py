@@ -6,7 +6,7 @@ import torch
 from tolerance import error_of
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.lokr import LoKr
 
 

@@ -15,7 +15,7 @@ from tiny import OWN_LAYERS
 
 from edgepeft.backbones.base import LINEAR_ROLES
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import method_named
 from edgepeft.methods.lora import LoRA
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.errors import UnknownName, UsageError
+from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.methods.base import method_named, methods
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.pfeiffer import Pfeiffer

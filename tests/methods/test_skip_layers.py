@@ -13,7 +13,7 @@ import torch
 from edgepeft.backbones.base import Role
 from edgepeft.backbones.hooks import attached
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import Method, PerLayer, method_named, methods
 from edgepeft.methods.houlsby import Houlsby
 from edgepeft.methods.lora import LoRA

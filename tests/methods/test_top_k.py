@@ -11,8 +11,8 @@ from tiny import ragged
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import new_delta
-from edgepeft.errors import UsageError
+from edgepeft.bundle.delta import new_delta
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.top_k import TopK
 
 LAYER = 7_087_872  # of BERT-base: transformers' BertLayer; twelve are the 85 M that are not embeddings

@@ -17,9 +17,8 @@ from tolerance import error_of
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
-from edgepeft.drawn import drawn
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.exporting.delta import export_delta
+from edgepeft.common.drawn import drawn
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.graph.drawn import DRAWN
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
@@ -27,6 +26,7 @@ from edgepeft.graph.splice import splice
 from edgepeft.graph.training import training_facts
 from edgepeft.methods._drawn import Drawn
 from edgepeft.methods.vera import VectorBased, VeRA
+from edgepeft.training.exporting.delta import export_delta
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 
@@ -111,7 +111,7 @@ def test_tasks_share_a_session_and_its_passes(exported):
     [
         ({"generator": "mt19937/2"}, "generator must be 'mt19937/1', found 'mt19937/2'"),
         ({"seed": 2**32}, "seed must be a number under"),
-        ({"shapes": {"A": [6, 48], "B": [32, 7]}}, r"reads B \[32, 6\], and its edgepeft.drawn says otherwise"),
+        ({"shapes": {"A": [6, 48], "B": [32, 7]}}, r"reads B \[32, 6\], and its edgepeft.common.drawn says otherwise"),
         ({"shapes": {"A": [6, 48], "B": [32, 6], "C": [2**14, 2**15]}}, "268,435,456 numbers at most"),
         ({"shapes": {"A": [6, 48]}}, "reads B "),
     ],

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bench.published import family_named, works_of
-from edgepeft.errors import UnknownName
-from edgepeft.operators import GraphKind, graph_kind_of, product_flops
+from edgepeft.common.errors import UnknownName
+from edgepeft.common.operators import GraphKind, graph_kind_of, product_flops
 
 # Multiply-adds in thousand millions: torchvision's own table of its models (weights' "_ops"), MobileNet v1's from its paper.
 GIGA_MULTIPLY_ADDS = {

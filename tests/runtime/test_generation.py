@@ -17,11 +17,11 @@ from writing import MINI, Bare
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.errors import BundleError, DoesNotFit, UsageError
-from edgepeft.runtime.audit import audit
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
+from edgepeft.deploy.audit import audit
 from edgepeft.runtime.decoding import Decoding
-from edgepeft.runtime.manifest import Manifest
 from edgepeft.runtime.runtime import Runtime
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -11,8 +11,8 @@ import pytest
 from hostile import FILES, NAMING, SECRET, alter, initializer
 from onnx import TensorProto
 
-from edgepeft.errors import BundleError, EdgepeftError
-from edgepeft.runtime.audit import audit
+from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.deploy.audit import audit
 from edgepeft.runtime.runtime import Runtime
 
 

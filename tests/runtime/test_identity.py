@@ -2,10 +2,10 @@
 
 import pytest
 
-from edgepeft.errors import BundleError
-from edgepeft.resources import file_identity
-from edgepeft.runtime import files as files_module
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle import files as files_module
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError
+from edgepeft.common.resources import file_identity
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.weights import Weights
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import ragged
 
-from edgepeft.errors import DataError
+from edgepeft.common.errors import DataError
 from edgepeft.runtime.runtime import Runtime
 
 CONFIG = {"vocab_size": 60, "pad_token_id": 0, "type_vocab_size": 2}  # of the tiny BERT

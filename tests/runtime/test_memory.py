@@ -10,7 +10,7 @@ import pytest
 from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.training.exporting.bundle import export_bundle
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads Linux's smaps")
 

@@ -16,11 +16,11 @@ from tolerance import require_alike
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError, UnknownName, UsageError
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.methods.base import methods
 from edgepeft.runtime import mixed, weights
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 LABELS = [["no", "yes"], ["a", "b", "c"], None, list("pqrst"), ["no", "yes"]]
 SMALL = {

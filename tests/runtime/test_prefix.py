@@ -13,16 +13,16 @@ from deltas import TEXTS, random_delta, saved
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import new_delta
-from edgepeft.errors import BundleError
-from edgepeft.exporting.bundle import export_bundle
-from edgepeft.exporting.delta import export_delta
+from edgepeft.bundle.delta import new_delta
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.splice import splice
-from edgepeft.inspection.sharing import untouched_stages
 from edgepeft.methods.base import PerLayer, methods
 from edgepeft.runtime import prefix as prefix_module
 from edgepeft.runtime.prefix import PrefixPlan, plan_prefix, shared_layers
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
+from edgepeft.training.exporting.delta import export_delta
+from edgepeft.training.inspection.sharing import untouched_stages
 
 EXAMPLES = [(name, example) for name, method in methods().items() for example in method.examples()]
 LABELS = (("no", "yes"), ("bad", "good", "so-so"))

@@ -20,13 +20,13 @@ from once import made_once
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.exporting.bundle import export_bundle, write_backbone
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.resources import cache_folder
 from edgepeft.methods.base import methods
-from edgepeft.resources import cache_folder
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.prepacked import CACHE_LIMIT, hold_prepacked, prepacked_key
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle, write_backbone
 
 SIZES = {"distilbert": {"dim": 32}}
 FEW = {"full", "lora", "pfeiffer", "prefix", "prompt-t"}  # of BERT's relatives
@@ -181,7 +181,7 @@ def test_a_limit_that_is_no_number_is_named(exported, monkeypatch):
 
 
 def test_weights_are_hashed_once_and_again_when_they_change(bundle, monkeypatch):
-    from edgepeft.runtime import files as module
+    from edgepeft.bundle import files as module
 
     hashed = []
     plain = module.sha256_of

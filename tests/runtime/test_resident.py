@@ -10,11 +10,11 @@ from deltas import TEXTS, random_delta, saved
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import export_bundle
 from edgepeft.methods.base import methods
 from edgepeft.runtime import resident, weights
 from edgepeft.runtime.resident import MOST_SESSIONS, Resident, most_sessions
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
 UPPER = {"skip_layers": 1}  # these leave a layer to be shared

@@ -17,13 +17,13 @@ from verbs import edgepeft
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.delta import Delta
-from edgepeft.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
-from edgepeft.locks import locked
-from edgepeft.runtime.audit import audit
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
+from edgepeft.common.locks import locked
+from edgepeft.deploy.audit import audit
+from edgepeft.deploy.tasks import commit_tasks, prepare_exported, remove_task, roll_back
 from edgepeft.runtime.runtime import Runtime, in_batches
-from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task, roll_back
 
 
 @pytest.mark.parametrize("task", ["mood", "pair", "score"])
@@ -127,8 +127,8 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.tasks import commit_tasks, prepare_exported, remove_task, roll_back
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.deploy.tasks import commit_tasks, prepare_exported, remove_task, roll_back
 remove_task(Path({str(bundle)!r}), "mood")
 bundle = Bundle(Path({str(bundle)!r}))
 commit_tasks(bundle, [prepare_exported(bundle, Path({str(exported)!r}) / "tasks" / "mood.onnx")])
@@ -206,7 +206,7 @@ def committing_after_opening(monkeypatch, task):
         commit_tasks(Bundle(folder), [task], replace=True)
         return found
 
-    monkeypatch.setattr("edgepeft.runtime.tasks.Bundle", opened)
+    monkeypatch.setattr("edgepeft.deploy.tasks.Bundle", opened)
 
 
 def test_a_task_that_is_committed_while_another_is_removed_is_kept(bundle, exported, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgepeft.host import cores
+from edgepeft.device.host import cores
 from edgepeft.runtime import session
 from edgepeft.runtime.session import session_options
 

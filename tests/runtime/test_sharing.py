@@ -16,11 +16,11 @@ from onnx import numpy_helper
 from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.methods.base import methods
 from edgepeft.runtime import weights
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 SHARED = ["bitfit", "compacter", "dora", "houlsby", "lora", "spartan"]
 

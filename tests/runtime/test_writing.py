@@ -14,8 +14,8 @@ from writing import END, TASKS, export_several
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import Delta
-from edgepeft.errors import DataError, DoesNotFit, UnknownName, UsageError
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import DataError, DoesNotFit, UnknownName, UsageError
 from edgepeft.runtime import weights
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.prediction import TextAnswer

@@ -23,7 +23,7 @@ def picking(tiny, tmp_path_factory):
     from served import serving
 
     from edgepeft.backbones.source import open_backbone
-    from edgepeft.exporting.bundle import export_bundle
+    from edgepeft.training.exporting.bundle import export_bundle
 
     folder, backbone = tmp_path_factory.mktemp("picking"), open_backbone(str(tiny("bert", mean=True)))
     delta = saved(random_delta(backbone, "lora", "pick", None, kind="choice", pairs=True), folder / "delta")

@@ -12,10 +12,10 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 from bad_tasks import BAD, hung, spoil
 from served import serving
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
+from edgepeft.deploy.verify import read_check
 from edgepeft.runtime.prediction import Prediction
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.verify import read_check
 
 
 @pytest.mark.parametrize("name", BAD)

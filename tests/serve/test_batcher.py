@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs pip install edgepeft[serve]")
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.serve.batcher import Batcher, Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.settings import ServiceLimits
 

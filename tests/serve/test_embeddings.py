@@ -13,8 +13,8 @@ from deltas import TEXTS, random_delta, saved
 from served import serving
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime.runtime import Runtime
+from edgepeft.training.exporting.bundle import export_bundle
 
 PATH, ASKED = "/v1/embeddings", ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13 w14", "w20 w21", "w5"]
 

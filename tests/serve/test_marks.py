@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from edgepeft.resources import package_data
+from edgepeft.common.resources import package_data
 
 NODE = shutil.which("node")
 TEXT = "😀 w5 שָׁלוֹם e\u0301 𝛽 end"

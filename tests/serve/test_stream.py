@@ -21,7 +21,7 @@ from served import Served, serving
 from starlette.responses import StreamingResponse
 from writing import END, export_several
 
-from edgepeft.errors import BundleError, DoesNotFit
+from edgepeft.common.errors import BundleError, DoesNotFit
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.batcher import Batcher, DeadlinePassed

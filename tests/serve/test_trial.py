@@ -11,7 +11,7 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from served import serving
 
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.serve import trial
 from edgepeft.serve.trial import Trials
 

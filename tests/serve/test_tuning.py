@@ -16,13 +16,13 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 torch = pytest.importorskip("torch", reason="exporting needs pip install edgepeft[train]")
 
-from edgepeft.locks import locked
-from edgepeft.runtime.manifest import Manifest
+from edgepeft.bundle.manifest import Manifest
+from edgepeft.common.locks import locked
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.claim import claim
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import TuneRequest
 from edgepeft.serve.tuning import Jobs
+from edgepeft.tuning.claim import claim
 
 
 def moods(n, seed=0):

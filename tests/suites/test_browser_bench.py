@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 
 from bench.browser.__main__ import main
 from bench.browser.cases import apart, texts_of
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 
 def refused(capsys, *arguments):

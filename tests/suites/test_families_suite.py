@@ -7,7 +7,7 @@ import pytest
 
 from bench.suites import families
 from bench.suites._suite_run import SuiteRun
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from tolerance import exactly
 from bench.peers import optimum_kinds
 from bench.suites import kinds
 from bench.suites._suite_run import SuiteRun
-from edgepeft.errors import EdgepeftError
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import kinds as known_kinds
 

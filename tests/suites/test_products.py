@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.products import app
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.training import products
 
 

@@ -37,8 +37,8 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.random_model import texts_of
 from edgepeft.bench.workloads import requests
 from edgepeft.cli._main import main
-from edgepeft.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.limits.limited_process import Limits
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.device.limits.limited_process import Limits
 from edgepeft.runtime.runtime import Runtime
 
 

@@ -18,8 +18,8 @@ from bench.suites._row import SuiteVerdict
 from bench.suites._suite_run import SuiteRun
 from edgepeft.bench.workloads import write_onnxruntime as workload
 from edgepeft.cli._main import main
-from edgepeft.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.limits.limited_process import Limits
+from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
+from edgepeft.device.limits.limited_process import Limits
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
 

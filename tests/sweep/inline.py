@@ -1,7 +1,7 @@
 """An executor of a sweep without processes."""
 
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.course.run import Interrupted
-from edgepeft.errors import EdgepeftError
 from edgepeft.sweep.local import Ended
 from edgepeft.sweep.work import compute
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from verbs import edgepeft
 
-from edgepeft.errors import DoesNotFit, UsageError
-from edgepeft.profiles.loader import load_profile
+from edgepeft.common.errors import DoesNotFit, UsageError
+from edgepeft.device.profiles.loader import load_profile
 from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
 from edgepeft.sweep.costs import MethodCosts, Seconds, costs_of, exported
 

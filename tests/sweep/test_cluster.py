@@ -14,7 +14,7 @@ import pytest
 from inline import inline
 from verbs import edgepeft
 
-from edgepeft.errors import EdgepeftError, MissingPackage, UsageError
+from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
 from edgepeft.sweep.run import run_sweep
 from edgepeft.sweep.work import Job
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from inline import inline
 
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.cluster import _packed, _unpack
 from edgepeft.sweep.plan import read_plan

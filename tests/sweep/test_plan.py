@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import method_of
 from edgepeft.sweep.plan import Plan, placed, read_plan, recorded, share_of_rows
 

@@ -13,9 +13,9 @@ import torch
 from inline import inline
 from verbs import edgepeft
 
-from edgepeft.card import read_card
+from edgepeft.bundle.card import read_card
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.course.checkpoint import latest
-from edgepeft.errors import DataError, UsageError
 from edgepeft.sweep import table
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep

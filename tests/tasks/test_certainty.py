@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from scipy.stats import binom
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.tasks._calibration import (
     COLDEST,
     DOUBT,

@@ -17,11 +17,11 @@ from scipy.special import softmax
 from verbs import shown, verb
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.card import EVALUATION_FILE
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.card import EVALUATION_FILE
 from edgepeft.cli._run import say_temperature
+from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.data.course.run import CourseResult
-from edgepeft.errors import BundleError, UsageError
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, TuneRequest
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from edgepeft.backbones.tokens import TokenBatch
+from edgepeft.common.errors import DataError
 from edgepeft.data.batches import encode
 from edgepeft.data.course.baselines import linear_head
 from edgepeft.data.metrics import score_rows
@@ -18,7 +19,6 @@ from edgepeft.data.parts import load_data, task_data
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.data.sampling import row_digest
 from edgepeft.data.several import LOWEST, grouped, members, places_of
-from edgepeft.errors import DataError
 from edgepeft.tasks.choice import Choice
 
 KIND = Choice()

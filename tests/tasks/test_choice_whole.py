@@ -25,18 +25,18 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads import finetune_onnxruntime, finetune_pytorch
-from edgepeft.delta import Delta
-from edgepeft.errors import DataError
-from edgepeft.exporting.bundle import export_bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import DataError
+from edgepeft.deploy.cost import example_inputs
 from edgepeft.graph.cost import count_run
-from edgepeft.runtime.bundle import Bundle
-from edgepeft.runtime.cost import example_inputs
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.run import TuningRun
-from edgepeft.runtime.tuning.step import TrainingStep
-from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.serve.schemas import MixedRow, Predictions, PredictRequest, TuneRow
+from edgepeft.training.exporting.bundle import export_bundle
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.run import TuningRun
+from edgepeft.tuning.step import TrainingStep
+from edgepeft.tuning.subject import Files, from_task
 
 GIVEN = {"sentence1": "w11 w12", "candidates": ["w13 w14", "w5 w15", "w16 w17 w18"]}
 OTHER = {"sentence1": "w19", "sentence2": "w12", "candidates": ["w5", "w10 w11"]}

@@ -15,12 +15,12 @@ from onnx.reference import ReferenceEvaluator
 from pydantic import ValidationError
 
 import edgepeft
-from edgepeft.card import DeltaCard
+from edgepeft.bundle.card import DeltaCard
+from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.common.errors import UnknownName, UsageError
+from edgepeft.common.registry import names_of
 from edgepeft.data.several import grouped, places_of
-from edgepeft.errors import UnknownName, UsageError
 from edgepeft.graph.gradient.losses import add_loss
-from edgepeft.registry import names_of
-from edgepeft.runtime.manifest import TaskEntry
 from edgepeft.tasks.base import Kind, kind_asked, kind_named, kinds, stated
 from edgepeft.training.engine import loss_of
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn import metrics
 
+from edgepeft.common.errors import DataError
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.errors import DataError
 from edgepeft.tasks.base import stated
 from edgepeft.tasks.labels import Labels
 

@@ -16,13 +16,13 @@ from deltas import random_delta, saved
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import DataError
 from edgepeft.data.several import LOWEST, Standing, mean_matrix, pooled
 from edgepeft.data.windows import stitches_of
-from edgepeft.delta import Delta
-from edgepeft.errors import DataError
-from edgepeft.exporting.bundle import export_bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import stated
+from edgepeft.training.exporting.bundle import export_bundle
 
 LENGTH, STRIDE = 12, 4
 SHORT = ["w5 w6", "w7", " ".join(f"w{i}" for i in range(10, 20))]

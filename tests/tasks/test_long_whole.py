@@ -19,14 +19,14 @@ from verbs import shown, verb
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
-from edgepeft.delta import Delta
-from edgepeft.errors import UsageError
-from edgepeft.exporting.bundle import export_bundle
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import UsageError
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.run import TuningRun
-from edgepeft.runtime.tuning.subject import Files, from_task
+from edgepeft.training.exporting.bundle import export_bundle
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.run import TuningRun
+from edgepeft.tuning.subject import Files, from_task
 
 LENGTH, STRIDE = 12, 4
 

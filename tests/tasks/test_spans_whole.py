@@ -21,15 +21,15 @@ from verbs import shown, verb
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.delta import Delta
-from edgepeft.errors import EdgepeftError
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.run import TuningRun
-from edgepeft.runtime.tuning.subject import Files, from_task
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.run import TuningRun
+from edgepeft.tuning.subject import Files, from_task
 
 
 def write(path: Path, n: int, seed: int, longest: int = 14) -> Path:

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.delta import new_delta
+from edgepeft.bundle.delta import new_delta
 from edgepeft.methods.base import method_named
 
 WORDS = SPECIAL + GOOD + BAD + FILLER

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.errors import DataError, MissingPackage
+from edgepeft.common.errors import DataError, MissingPackage
 from edgepeft.training import demo
 from edgepeft.training.demo import Corpus, LabelledText
 

@@ -16,12 +16,12 @@ from verbs import edgepeft
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.hooks import load_model
+from edgepeft.bundle.delta import new_delta
+from edgepeft.common.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
 from edgepeft.data.batches import encode
 from edgepeft.data.course.engine import dropout_mask
 from edgepeft.data.course.run import Interrupted
 from edgepeft.data.parts import task_data
-from edgepeft.delta import new_delta
-from edgepeft.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
 from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import check_memory, device_of, fitting

@@ -14,12 +14,12 @@ from small import LABELS, METHODS, start_of
 from tolerance import exact_logits
 
 from edgepeft.backbones.hooks import load_model
+from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.common.errors import DoesNotFit
 from edgepeft.data.batches import encode
 from edgepeft.data.course.engine import dropout_mask
 from edgepeft.data.course.run import Interrupted
 from edgepeft.data.parts import task_data
-from edgepeft.delta import Delta, new_delta
-from edgepeft.errors import DoesNotFit
 from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.engine import CPU, PyTorchEngine

@@ -16,14 +16,14 @@ from moods import rows, texts
 from tolerance import error_of_sums, exact_logits
 
 from edgepeft.backbones.hooks import load_model
+from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.batches import encode
 from edgepeft.data.course.divergence import Diverged
 from edgepeft.data.course.run import Interrupted
 from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Row
-from edgepeft.delta import Delta, new_delta
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.methods.base import method_named
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller

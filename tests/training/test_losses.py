@@ -15,12 +15,12 @@ from small import ASKED, LENGTH, METHODS, start_of, write_backbone, write_rows
 
 from edgepeft.backbones.tokens import Text
 from edgepeft.data.parts import load_data
-from edgepeft.exporting.bundle import export_bundle
-from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files
-from edgepeft.runtime.tuning.tune import tune
 from edgepeft.training import loop
+from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.options import TrainOptions
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.subject import Files
+from edgepeft.tuning.tune import tune
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.
 BEFORE = {

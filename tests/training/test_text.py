@@ -17,11 +17,11 @@ from verbs import verb
 
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.batches import Writing, encode
 from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
-from edgepeft.delta import Delta
-from edgepeft.errors import DataError, UsageError
 from edgepeft.tasks.text import Text as WrittenText
 from edgepeft.training.engine import loss_of, torch_batch
 from edgepeft.training.loop import train

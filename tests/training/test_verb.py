@@ -7,11 +7,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from edgepeft.bundle.delta import Delta
 from edgepeft.cli._main import app
+from edgepeft.common.errors import DataError, UnknownName, UsageError
 from edgepeft.data.course.run import rate_factor
-from edgepeft.delta import Delta
-from edgepeft.errors import DataError, UnknownName, UsageError
-from edgepeft.exporting.delta import export_delta
+from edgepeft.training.exporting.delta import export_delta
 
 
 @pytest.fixture

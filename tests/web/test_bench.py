@@ -7,9 +7,9 @@ from node import run_node
 from typer.testing import CliRunner
 
 from edgepeft.bench.result.result_file import ResultFile
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli import _main
-from edgepeft.errors import ThroughputRegression
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.common.errors import ThroughputRegression
 from edgepeft.web.site import write_site
 
 # A clock of its own, ONNX Runtime that takes about a millisecond, and a tokenizer of one row: what is tested is the document.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.resources import sha256_of
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.resources import sha256_of
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.web.site import write_site
 

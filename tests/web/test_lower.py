@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from test_site import replayed
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.web.site import write_site
 
 # Two layers: a task that skips one shares the first with the linear one.

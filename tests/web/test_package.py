@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.web.site import write_site
 

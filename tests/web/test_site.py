@@ -15,10 +15,10 @@ from node import run_node
 from safetensors.numpy import load_file
 
 from edgepeft.backbones.source import open_backbone
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli import _main
-from edgepeft.errors import BundleError, EdgepeftError, UnknownName, UsageError
-from edgepeft.resources import package_data, sha256_of
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.common.errors import BundleError, EdgepeftError, UnknownName, UsageError
+from edgepeft.common.resources import package_data, sha256_of
 from edgepeft.web import site as web_site
 from edgepeft.web.libraries import ORT, TOKENIZERS, installed, library_files
 from edgepeft.web.site import write_site

@@ -10,13 +10,13 @@ from deltas import bundled, random_delta, saved
 from safetensors.numpy import load_file, save_file
 
 from edgepeft.backbones.source import open_backbone
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli import _main
-from edgepeft.errors import BundleError, DataError, UnknownName, UsageError
-from edgepeft.exporting.bundle import add_deltas
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError
+from edgepeft.deploy.tasks import roll_back
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tasks import roll_back
-from edgepeft.runtime.tuning.from_page import prepare_tuned
+from edgepeft.training.exporting.bundle import add_deltas
+from edgepeft.tuning.from_page import prepare_tuned
 from edgepeft.web.site import write_site
 
 ACCOUNT = {

@@ -7,15 +7,15 @@ import pytest
 from node import run_node
 from test_browser import MODULES, pytestmark, served, worded  # noqa: F401
 
-from edgepeft.atomic import write_json
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.atomic import write_json
+from edgepeft.deploy.tasks import commit_tasks
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.tasks import commit_tasks
-from edgepeft.runtime.tuning.from_page import prepare_tuned
-from edgepeft.runtime.tuning.local import LocalTuner
-from edgepeft.runtime.tuning.options import TuneOptions
-from edgepeft.runtime.tuning.subject import Files
+from edgepeft.tuning.from_page import prepare_tuned
+from edgepeft.tuning.local import LocalTuner
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.subject import Files
 from edgepeft.web.pages import write_service_worker
 from edgepeft.web.site import write_site
 

@@ -16,10 +16,10 @@ from edgepeft.bench.planning.plan import BenchedTask
 from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import MetricsRecord
+from edgepeft.bundle.bundle import BACKBONE_FILE, Bundle
+from edgepeft.bundle.versions import GRAPH
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import Spec
-from edgepeft.runtime.bundle import BACKBONE_FILE, Bundle
-from edgepeft.runtime.versions import GRAPH
 
 __all__ = ["count_metrics"]
 

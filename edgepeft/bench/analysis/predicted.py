@@ -12,10 +12,10 @@ from edgepeft.bench.result.conditions import arithmetic_notes, commit_under_test
 from edgepeft.bench.result.rows import energy_from_power, flops_per_instance, row_of
 from edgepeft.bench.result.schema import BenchResult, BenchRow, ClassTimeRecord, PredictionRecord
 from edgepeft.bench.result.statistics import summarised
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
+from edgepeft.device.limits.placement import Limits
+from edgepeft.device.prediction.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
-from edgepeft.limits.placement import Limits
-from edgepeft.prediction.roofline import Predicted, predict_seconds
 
 __all__ = ["predicted_result"]
 

@@ -20,7 +20,7 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.result.schema import CeilingsRecord, OperatorRecord, ProfiledPass
 from edgepeft.bench.workloads import copy, gemm
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["by_layer", "by_type", "profile_all", "profile_operators"]
 

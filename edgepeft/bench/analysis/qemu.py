@@ -23,13 +23,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edgepeft.atomic import write_atomically
 from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.subject import BenchSubject
 from edgepeft.bench.result.schema import MetricsRecord
-from edgepeft.errors import EdgepeftError
-from edgepeft.resources import package_data
-from edgepeft.runtime.bundle import Bundle
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.common.resources import package_data
 
 __all__ = ["CPU", "MORE", "ROOT_VARIABLE", "Guest", "count_instructions", "find_guest"]
 

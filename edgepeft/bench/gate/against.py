@@ -24,7 +24,7 @@ from edgepeft.bench.planning.plan import Unit
 from edgepeft.bench.result.conditions import in_force_of
 from edgepeft.bench.result.schema import AgainstRatio, AgainstRecord, BenchResult
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, paired_ratio
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 
 __all__ = ["LAUNCHES", "SideBySide", "verdict"]
 

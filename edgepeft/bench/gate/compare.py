@@ -21,7 +21,7 @@ from edgepeft.bench.gate.deterministic import MetricVerdict, judge_metrics
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult, BenchRow
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["Comparison", "Verdict", "compare_results"]
 

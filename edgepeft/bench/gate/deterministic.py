@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import MetricsRecord
-from edgepeft.errors import DataError
+from edgepeft.common.errors import DataError
 
 __all__ = ["ALLOWED", "MetricVerdict", "judge_metrics"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import edgepeft
-from edgepeft.errors import EdgepeftError, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError
 
 __all__ = ["Revision", "open_revision"]
 

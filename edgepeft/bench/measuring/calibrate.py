@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
-from edgepeft.errors import EdgepeftError, UsageError
-from edgepeft.host.groups import SMALLEST_QUOTA
-from edgepeft.profiles.schema import Profile
+from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.device.host.groups import SMALLEST_QUOTA
+from edgepeft.device.profiles.schema import Profile
 
 __all__ = [
     "CALIBRATION_TOLERANCE",

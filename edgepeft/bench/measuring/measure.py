@@ -20,9 +20,9 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Rule, Schedule, Series, Steppable, precise, sample_rounds, steady
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
-from edgepeft.errors import DoesNotFit
-from edgepeft.host.sensors import number
-from edgepeft.limits.limited_process import InForce
+from edgepeft.common.errors import DoesNotFit
+from edgepeft.device.host.sensors import number
+from edgepeft.device.limits.limited_process import InForce
 
 __all__ = [
     "HostLoad",

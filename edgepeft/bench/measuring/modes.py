@@ -22,13 +22,13 @@ from edgepeft.bench.measuring.calibrate import (
 )
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
-from edgepeft.errors import EdgepeftError
-from edgepeft.host.cores import thread_count
-from edgepeft.host.machine import board_name, cpu_model
-from edgepeft.host.sensors import ROOT
-from edgepeft.limits.placement import Limits
-from edgepeft.profiles.loader import is_this_board
-from edgepeft.profiles.schema import Profile
+from edgepeft.common.errors import EdgepeftError
+from edgepeft.device.host.cores import thread_count
+from edgepeft.device.host.machine import board_name, cpu_model
+from edgepeft.device.host.sensors import ROOT
+from edgepeft.device.limits.placement import Limits
+from edgepeft.device.profiles.loader import is_this_board
+from edgepeft.device.profiles.schema import Profile
 
 __all__ = ["Setting", "setting_of"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import edgepeft
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.bench.planning.job import Job
-from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.limits.limited_process import InForce, LimitedProcess, Limits
+from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.device.limits.limited_process import InForce, LimitedProcess, Limits
 
 __all__ = ["WorkerProcess"]
 

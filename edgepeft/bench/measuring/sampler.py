@@ -23,9 +23,9 @@ from statistics import median
 from typing import Protocol
 
 from edgepeft.bench.measuring.budget import NO_BOUND, Budget
-from edgepeft.errors import DoesNotFit, EdgepeftError
-from edgepeft.host.energy import Meter
-from edgepeft.host.sensors import Conditions, Sensors
+from edgepeft.common.errors import DoesNotFit, EdgepeftError
+from edgepeft.device.host.energy import Meter
+from edgepeft.device.host.sensors import Conditions, Sensors
 
 __all__ = [
     "Rule",

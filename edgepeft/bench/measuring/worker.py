@@ -109,7 +109,7 @@ def _spanned(step: Callable[[int], None], batch: int, span: float) -> dict[str, 
 
 
 def _described(error: Exception) -> dict[str, str]:
-    from edgepeft.errors import EdgepeftError
+    from edgepeft.common.errors import EdgepeftError
 
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text):

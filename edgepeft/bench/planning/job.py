@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.tasks.base import Kind, kind_named, stated
 
 __all__ = ["Batches", "Job", "Prepared", "StepFunction", "batches_of", "random_batch"]

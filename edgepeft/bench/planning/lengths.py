@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgepeft.errors import DataError, UnknownName
-from edgepeft.resources import data_folder
+from edgepeft.common.errors import DataError, UnknownName
+from edgepeft.common.resources import data_folder
 
 __all__ = ["Lengths", "full_length", "load_lengths", "shipped_lengths"]
 

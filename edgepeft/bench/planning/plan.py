@@ -13,7 +13,7 @@ from typing import Any
 
 from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["BenchedModel", "BenchedTask", "Unit", "UnitRole", "plan_requests", "plan_units"]
 

@@ -18,8 +18,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from edgepeft.atomic import write_json
 from edgepeft.backbones.base import Architecture, family_of
+from edgepeft.common.atomic import write_json
 
 __all__ = ["texts_of", "write_random_checkpoint", "write_random_tokenizer"]
 

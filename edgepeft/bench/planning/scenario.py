@@ -12,9 +12,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from edgepeft.errors import DataError, UnknownName
-from edgepeft.mistakes import in_words
-from edgepeft.resources import data_folder
+from edgepeft.common.errors import DataError, UnknownName
+from edgepeft.common.mistakes import in_words
+from edgepeft.common.resources import data_folder
 
 __all__ = ["SampleKind", "Scenario", "load_scenario", "scenario_names"]
 

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgepeft.atomic import write_atomically
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.config import config_of, read_config
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bench.planning.plan import BenchedModel, BenchedTask
 from edgepeft.bench.planning.random_model import write_random_checkpoint, write_random_tokenizer
-from edgepeft.errors import MissingPackage, UnknownName, UsageError
-from edgepeft.resources import package_data, sha256_of
-from edgepeft.runtime.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
-from edgepeft.runtime.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
-from edgepeft.runtime.versions import GRAPH, WEIGHTS
-from edgepeft.task_name import named_after
+from edgepeft.bundle.bundle import BACKBONE_FILE, TASKS_FOLDER, Bundle
+from edgepeft.bundle.manifest import BackboneEntry, Hashes, Manifest, TaskEntry
+from edgepeft.bundle.versions import GRAPH, WEIGHTS
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import MissingPackage, UnknownName, UsageError
+from edgepeft.common.resources import package_data, sha256_of
+from edgepeft.common.task_name import named_after
 from edgepeft.tasks.base import stated
 
 if TYPE_CHECKING:
-    from edgepeft.delta import Delta
+    from edgepeft.bundle.delta import Delta
 
 __all__ = [
     "BenchSubject",
@@ -175,7 +175,7 @@ def fresh_delta(
         )
     import torch
 
-    from edgepeft.delta import new_delta
+    from edgepeft.bundle.delta import new_delta
     from edgepeft.methods.base import method_named
 
     method = method_named(name).from_settings(settings)
@@ -185,7 +185,7 @@ def fresh_delta(
 
 def write_task(backbone: Backbone, delta: Delta) -> TaskEntry:
     """Export the delta as ``tasks/<task>.onnx``; return its manifest entry."""
-    from edgepeft.exporting.delta import export_delta
+    from edgepeft.training.exporting.delta import export_delta
 
     path = backbone.folder / TASKS_FOLDER / f"{delta.card.task}{GRAPH}"
     path.parent.mkdir(exist_ok=True)

@@ -33,12 +33,12 @@ from edgepeft.bench.result.schema import (
     TrialRecord,
 )
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
-from edgepeft.host.machine import host_facts, versions
-from edgepeft.host.wheels import bad_wheels
-from edgepeft.limits.limited_process import InForce, Limits
-from edgepeft.prediction import arithmetic
-from edgepeft.profiles.schema import Profile
-from edgepeft.runtime.manifest import TaskEntry
+from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.device.host.machine import host_facts, versions
+from edgepeft.device.host.wheels import bad_wheels
+from edgepeft.device.limits.limited_process import InForce, Limits
+from edgepeft.device.prediction import arithmetic
+from edgepeft.device.profiles.schema import Profile
 
 __all__ = [
     "arithmetic_notes",

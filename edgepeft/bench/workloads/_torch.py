@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from edgepeft.backbones.source import Backbone
-    from edgepeft.delta import Delta
+    from edgepeft.bundle.delta import Delta
 
 __all__ = ["FRESH_DELTA", "batch_tensors", "job_delta", "load"]
 
@@ -32,7 +32,7 @@ def load(job: Job) -> tuple[Backbone, nn.Module]:
 
 def job_delta(job: Job, backbone: Backbone) -> Delta:
     """A delta of the job's method and settings; its speed is that of the trained one."""
-    from edgepeft.delta import new_delta
+    from edgepeft.bundle.delta import new_delta
     from edgepeft.methods.base import method_named
 
     method = method_named(job.method or "").from_settings(job.settings)

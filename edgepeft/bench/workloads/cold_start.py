@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from edgepeft.bench.planning.job import Job, Prepared
-from edgepeft.errors import EdgepeftError
+from edgepeft.common.errors import EdgepeftError
 
 __all__ = ["prepare"]
 

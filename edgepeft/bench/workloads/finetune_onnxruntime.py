@@ -24,14 +24,14 @@ def prepare(job: Job) -> Prepared:
     """Build the task's training graph and open it on the bundle's weights, with an optimiser for what is trained."""
     from pathlib import Path
 
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.graph.half import widen
     from edgepeft.graph.training import training_facts
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.tuning.adamw import AdamW
-    from edgepeft.runtime.tuning.expansion import Expansion
-    from edgepeft.runtime.tuning.hidden import training_graph
-    from edgepeft.runtime.tuning.step import TrainingStep, targets_at_once
-    from edgepeft.runtime.tuning.subject import deployed_graph
+    from edgepeft.tuning.adamw import AdamW
+    from edgepeft.tuning.expansion import Expansion
+    from edgepeft.tuning.hidden import training_graph
+    from edgepeft.tuning.step import TrainingStep, targets_at_once
+    from edgepeft.tuning.subject import deployed_graph
 
     bundle = Bundle(Path(job.bundle))
     architecture = bundle.architecture

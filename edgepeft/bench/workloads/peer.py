@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgepeft.bench.planning.job import Job, Prepared
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["prepare"]
 

@@ -15,7 +15,7 @@ __all__ = ["prepare"]
 
 def prepare(job: Job) -> Prepared:
     """Open the session; profiling begins with the first run."""
-    from edgepeft.runtime.bundle import Bundle
+    from edgepeft.bundle.bundle import Bundle
     from edgepeft.runtime.passes import passes
     from edgepeft.runtime.session import open_session, session_options
 

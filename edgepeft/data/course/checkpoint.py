@@ -15,9 +15,9 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from edgepeft.atomic import replacing
+from edgepeft.common.atomic import replacing
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.course.engine import Arrays
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
 
 __all__ = ["Position", "best_score", "latest", "load_checkpoint", "save_checkpoint"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from statistics import median
 
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.course.checkpoint import Position
-from edgepeft.errors import EdgepeftError
 
 __all__ = ["Diverged", "most_loss", "record_loss", "risen"]
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from edgepeft.common.seeded import uniform
 from edgepeft.data.batches import Encoded
 from edgepeft.data.metrics import Scored, score_rows
-from edgepeft.seeded import uniform
 from edgepeft.tasks.base import Kind
 
 __all__ = ["Arrays", "Masks", "StepOutcome", "TrainingEngine", "dropout_mask"]

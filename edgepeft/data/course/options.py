@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 __all__ = ["BATCH", "EPOCHS", "MEAN_HEAD_RATE", "CourseOptions"]
 

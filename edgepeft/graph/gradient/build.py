@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Backward, Rule, Visit, rules
 from edgepeft.graph.gradient.tape import Tape
 from edgepeft.graph.protos import ancestors, reads, writers

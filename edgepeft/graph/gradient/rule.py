@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeAlias
 
 import onnx
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
+from edgepeft.common.registry import modules_of
 from edgepeft.graph.gradient.tape import Extent, Tape
 from edgepeft.graph.protos import attributes
-from edgepeft.registry import modules_of
 
 __all__ = ["INTEGER_PRODUCT", "Backward", "Gradients", "Rule", "Visit", "rules"]
 

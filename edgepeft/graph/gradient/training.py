@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.gradient.build import differentiate
 from edgepeft.graph.gradient.losses import add_loss

@@ -10,7 +10,7 @@ import pytest
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult
 from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 
 def predicted(**options):
@@ -47,7 +47,7 @@ def test_it_is_marked_as_predicted_and_uncalibrated_and_has_no_samples(document)
 def test_the_table_shows_the_interval_and_what_it_is(document):
     from rich.console import Console
 
-    from edgepeft.report.tables import bench_table
+    from edgepeft.bench.report.tables import bench_table
 
     console = Console(width=250, file=io.StringIO())
     console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))
@@ -95,10 +95,10 @@ def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
 def test_a_prompt_is_paid_for_once(tmp_path):
     """It stands in the task's graph, so the texts that are counted are as long as the user said."""
     from edgepeft.bench.planning.subject import random_subject
-    from edgepeft.prediction.roofline import predict_seconds
-    from edgepeft.profiles.loader import load_profile
-    from edgepeft.runtime.bundle import Bundle
-    from edgepeft.runtime.cost import bundle_cost
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.deploy.cost import bundle_cost
+    from edgepeft.device.prediction.roofline import predict_seconds
+    from edgepeft.device.profiles.loader import load_profile
 
     random_subject("electra-small-discriminator", tmp_path, methods=["prompt-r"], settings={"length": "40"})
     asked = {"engines": ("onnxruntime",), "workloads": ("infer",), "batch_size": 2, "length": 16, "mode": "predicted"}

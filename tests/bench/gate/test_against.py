@@ -22,7 +22,7 @@ from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.cli._main import main
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 FIELDS = frozenset(Job.__dataclass_fields__)
 
@@ -278,8 +278,8 @@ def test_a_version_without_a_worker_is_refused(tmp_path):
 
 def test_a_worker_runs_the_version_that_was_asked_for_wherever_it_is_started(tmp_path, monkeypatch):
     from edgepeft.bench.measuring.process import WorkerProcess
-    from edgepeft.errors import EdgepeftError
-    from edgepeft.limits.limited_process import Limits
+    from edgepeft.common.errors import EdgepeftError
+    from edgepeft.device.limits.limited_process import Limits
 
     place = package(tmp_path / "old", "0.0.1")
     (place / "edgepeft" / "bench" / "measuring" / "worker.py").write_text('raise SystemExit("the old worker")\n')

@@ -7,7 +7,7 @@ import pytest
 
 from edgepeft.bench.gate.compare import compare_results
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.errors import DataError, UsageError
+from edgepeft.common.errors import DataError, UsageError
 
 HOST = {"cpu": "Test CPU", "isa": ["avx2"], "cores": {"usable": 2}, "versions": {"onnxruntime": "1.31"}}
 PROFILE = {"name": "rpi4", "limits": {"requested": {"cores": 4}, "in_force": {"cores": 2}}}

@@ -6,7 +6,7 @@ import pytest
 
 from edgepeft.bench.gate.compare import compare_results
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.errors import DataError, UsageError
+from edgepeft.common.errors import DataError, UsageError
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def bench(start, root, **options):
 def table(document):
     from rich.console import Console
 
-    from edgepeft.report.tables import bench_table
+    from edgepeft.bench.report.tables import bench_table
 
     console = Console(width=200, file=io.StringIO())
     console.print(bench_table(BenchResult.model_validate_json(json.dumps(document))))

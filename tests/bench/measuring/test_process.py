@@ -12,8 +12,8 @@ import pytest
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.worker import peak_rss_bytes, serve
 from edgepeft.bench.planning.job import Job
-from edgepeft.errors import DoesNotFit, EdgepeftError, UsageError
-from edgepeft.limits.limited_process import Limits
+from edgepeft.common.errors import DoesNotFit, EdgepeftError, UsageError
+from edgepeft.device.limits.limited_process import Limits
 
 GEMM = Job("gemm", threads=1)
 

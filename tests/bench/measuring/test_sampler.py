@@ -6,7 +6,7 @@ import pytest
 
 from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.sampler import Rule, Sample, Schedule, round_orders, sample_rounds
-from edgepeft.errors import DoesNotFit, EdgepeftError
+from edgepeft.common.errors import DoesNotFit, EdgepeftError
 
 
 class FakeClock:

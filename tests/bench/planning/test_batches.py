@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgepeft.bench.planning.job import batches_of, random_batch
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 
 
 def test_batches_keep_the_order_of_arrival_and_drop_the_remainder():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.bench.planning.lengths import Lengths, full_length, load_lengths, shipped_lengths
-from edgepeft.errors import DataError, UnknownName
+from edgepeft.common.errors import DataError, UnknownName
 
 
 @pytest.mark.parametrize(("name", "rows", "longest"), [("sst2", 872, 55), ("mrpc", 408, 86), ("rte", 277, 253)])

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.bench.planning.random_model import texts_of, write_random_checkpoint, write_random_tokenizer
-from edgepeft.errors import UnknownName
+from edgepeft.common.errors import UnknownName
 
 
 def test_a_name_is_found_with_and_without_its_organisation():

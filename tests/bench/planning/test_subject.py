@@ -9,7 +9,7 @@ from tiny import SIZES
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.bench.planning import subject
-from edgepeft.errors import UsageError
+from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import methods
 from edgepeft.runtime.runtime import Runtime
 

@@ -9,12 +9,12 @@ import pytest
 
 from bench.suites._result import SuiteResult
 from edgepeft.bench.gate.compare import compare_results
+from edgepeft.bench.report.inputs import read_inputs
+from edgepeft.bench.report.sections import sections
 from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, ScheduleRecord
 from edgepeft.bench.run import BenchRequest, run_benchmark
-from edgepeft.errors import DataError
-from edgepeft.report.inputs import read_inputs
-from edgepeft.report.sections import sections
+from edgepeft.common.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[3]
 KEPT = sorted([*(ROOT / "docs" / "benchmarks").rglob("*.json"), *(ROOT / "bench" / "baselines").rglob("*.json")])

@@ -7,8 +7,8 @@ from edgepeft.bench.measuring.sampler import Sample, Series
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.result.warnings import CHECKS, warnings_of
-from edgepeft.errors import DoesNotFit
-from edgepeft.limits.limited_process import InForce
+from edgepeft.common.errors import DoesNotFit
+from edgepeft.device.limits.limited_process import InForce
 
 
 def measured(seconds, batches=((8, 8),)):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.checkpoint import latest
 from edgepeft.data.course.divergence import Diverged
@@ -16,7 +17,6 @@ from edgepeft.data.course.options import CourseOptions
 from edgepeft.data.course.run import Course, Interrupted
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
-from edgepeft.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.tasks.regression import Regression
 
 ROWS = [Row("w " * (i % 5), None, str(i % 7), "memory", i) for i in range(60)]

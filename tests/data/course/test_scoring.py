@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.data.batches import Encoded
 from edgepeft.data.course.options import CourseOptions
 from edgepeft.data.metrics import score_rows
-from edgepeft.errors import UnknownName, UsageError
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 

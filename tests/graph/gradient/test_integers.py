@@ -21,7 +21,7 @@ from torch.nn import functional
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE, external_tensor
 from edgepeft.backbones.source import open_backbone
-from edgepeft.exporting.bundle import write_backbone
+from edgepeft.bundle.bundle import Bundle
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.build import differentiate
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, rules
@@ -29,11 +29,11 @@ from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.shapes import sized
 from edgepeft.graph.training import training_facts
 from edgepeft.methods.base import methods
-from edgepeft.runtime.bundle import Bundle
 from edgepeft.runtime.session import open_session
-from edgepeft.runtime.tuning.hidden import training_graph
-from edgepeft.runtime.tuning.step import TrainingStep
-from edgepeft.runtime.tuning.subject import deployed_graph
+from edgepeft.training.exporting.bundle import write_backbone
+from edgepeft.tuning.hidden import training_graph
+from edgepeft.tuning.step import TrainingStep
+from edgepeft.tuning.subject import deployed_graph
 
 T, IN, OUT = 5, 24, 16
 WORDS = "embeddings.word_embeddings.weight"

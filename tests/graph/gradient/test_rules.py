@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from edgepeft.errors import BundleError
+from edgepeft.common.errors import BundleError
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.build import differentiate
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, rules

@@ -1,0 +1,178 @@
+"""Sweeps: their tables, scores against what is trained and stored, learning curves, rates, and every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+from edgepeft.bench.report.pictures import Cell, Section
+from edgepeft.sweep.folder import Sweep
+from edgepeft.sweep.table import Arm, Column, columns, deviation, entries, grouped
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["swept"]
+
+_UNITS = {"parameters": "trained parameters", "bytes": "bytes of the delta's tensors"}  # by an arm's attributes
+_MARKS = "osD^vPX*<>ph"
+_FEW_DECADES = 100.0  # of a scale on which 2 and 5 are ticks too
+_BY_EVAL = "Of each method the rate whose evaluation rows score best in the mean of the seeds; scores are of test rows"
+
+
+def swept(sweeps: Sequence[tuple[str, Sweep]]) -> Iterator[Section]:
+    """The sections of each sweep."""
+    for number, (name, sweep) in enumerate(sweeps):
+        found = columns(sweep)
+        for place, ((backbone, size), group) in enumerate(grouped(found).items()):
+            key, of = f"sweep-{number}-{place}", f"{backbone}, {size if size.endswith('%') else f'{size} rows'}"
+            yield _table(key, name, of, sweep, group)
+            yield _against(key, name, of, group, "parameters")
+            yield _against(key, name, of, group, "bytes")
+        if len({column.place[2] for column in found}) > 1:
+            yield from _sizes(f"sweep-{number}-sizes", name, found)
+        yield from _rates(f"sweep-{number}-rates", name, found)
+        yield _runs(f"sweep-{number}-runs", name, sweep)
+
+
+def _table(key: str, name: str, of: str, sweep: Sweep, group: Sequence[Column]) -> Section:
+    header, rows = entries(group)
+    notes = ["* worse than the best of its column beyond chance: paired bootstrap over test rows, 5 %"]
+    published = sweep.plan.published
+    if published is not None:
+        names = [column.place[1] for column in group]
+        given = {method: [scores.get(data) for data in names] for method, scores in published.scores.items()}
+        filled = len(header) - 1 - len(names)
+        for method, scores in given.items():
+            rows.append([f"{method}, published", *map(_percent, scores), *[None] * filled])
+        notes.append(f"published: {published.source}")
+    text = f"{name}. {_BY_EVAL}, in percent, with the deviation over so many seeds, and the rate that was chosen."
+    return Section(key, f"Scores: {of}", text, tuple(header), rows, notes=notes)
+
+
+def _rounded(score: float | None) -> float | None:
+    return None if score is None else round(100 * score, 2)
+
+
+def _percent(score: float | None) -> str | None:
+    return None if score is None else f"{100 * score:.2f}"
+
+
+def _against(key: str, name: str, of: str, group: Sequence[Column], what: str) -> Section:
+    """The mean over the data sets on which every method ran, against a property of the deltas."""
+    unit = _UNITS[what]
+    names = list(dict.fromkeys(method for column in group for method in column.chosen))
+    whole = [column for column in group if set(names) <= set(column.chosen)] or list(group[:1])
+    points = {
+        method: (mean(getattr(column.chosen[method], what) for column in whole), mean(_scores(whole, method)))
+        for method in names
+        if all(method in column.chosen for column in whole)
+    }
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for n, (method, (size, score)) in enumerate(points.items()):
+            axes.plot([size], [100 * score], _MARKS[n % len(_MARKS)], label=method)
+        _logarithmic(axes, [size for size, _ in points.values()])
+        axes.set_xlabel(unit)
+        axes.set_ylabel("mean score, %")
+        _legend(axes)
+
+    sets = ", ".join(column.place[1] for column in whole)
+    text = f"{name}. The mean test score over {sets}, against {unit}."
+    rows = [(method, round(size), _rounded(score)) for method, (size, score) in points.items()]
+    return Section(
+        f"{key}-{what}", f"Scores and {unit}: {of}", text, ("method", unit, "mean score, %"), rows, draw, (7.0, 4.5)
+    )
+
+
+def _scores(group: Sequence[Column], method: str) -> list[float]:
+    return [column.chosen[method].score for column in group]
+
+
+def _sizes(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
+    """Learning curves: the score of each method by how many rows trained it."""
+    places = dict.fromkeys(column.place[:2] for column in found)
+    for n, (backbone, data) in enumerate(places):
+        own = [column for column in found if column.place[:2] == (backbone, data)]
+        text = f"{name}. Test scores of the chosen rates; bars are a deviation over seeds."
+        yield _lines(f"{key}-{n}", f"Learning curves: {data}, {backbone}", text, "training rows", _by_rows(own))
+
+
+def _by_rows(own: Sequence[Column]) -> dict[str, list[tuple[float, Arm]]]:
+    names = dict.fromkeys(method for column in own for method in column.chosen)
+    return {
+        method: sorted(
+            ((arm.rows, arm) for column in own if (arm := column.chosen.get(method))), key=lambda each: each[0]
+        )
+        for method in names
+    }
+
+
+def _rates(key: str, name: str, found: Sequence[Column]) -> Iterator[Section]:
+    """Scores by learning rate, where a method has several."""
+    for n, column in enumerate(found):
+        lines: dict[str, list[tuple[float, Arm]]] = {}
+        for arm in sorted(column.arms, key=lambda arm: arm.rate):
+            lines.setdefault(arm.method, []).append((arm.rate, arm))
+        several = {method: points for method, points in lines.items() if len(points) > 1}
+        if several:
+            backbone, data, size = column.place
+            text = f"{name}. Test scores at each learning rate; bars are a deviation over seeds."
+            yield _lines(f"{key}-{n}", f"Rates: {data}, {size}, {backbone}", text, "learning rate", several)
+
+
+def _lines(key: str, title: str, text: str, x: str, lines: Mapping[str, Sequence[tuple[float, Arm]]]) -> Section:
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        for n, (method, points) in enumerate(lines.items()):
+            scores = [100 * arm.score for _, arm in points]
+            bars = [100 * (deviation(arm.tests) or 0.0) for _, arm in points]
+            look = f"{_MARKS[n % len(_MARKS)]}-"
+            axes.errorbar([at for at, _ in points], scores, bars, fmt=look, capsize=2, label=method)
+        _logarithmic(axes, [at for points in lines.values() for at, _ in points])
+        axes.set_xlabel(x)
+        axes.set_ylabel("test score, %")
+        _legend(axes)
+
+    rows = [
+        # A rate as text: a page rounds numbers to three places.
+        (method, at if at >= 1 else f"{at:g}", _rounded(arm.score), _rounded(deviation(arm.tests)), len(arm.tests))
+        for method, points in lines.items()
+        for at, arm in points
+    ]
+    return Section(key, title, text, ("method", x, "score, %", "deviation", "seeds"), rows, draw, (7.0, 4.5))
+
+
+def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """Ticks are plain numbers: texts of our pictures are never read as mathematics."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    few = max(values) < _FEW_DECADES * min(values)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(axes: Axes) -> None:
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _runs(key: str, name: str, sweep: Sweep) -> Section:
+    """Every run, so that each number can be traced to the card it is from."""
+    rows: list[Sequence[Cell]] = []
+    for cell in sweep.cells:
+        outcome, scores = sweep.outcome(cell), dict[str, Any]()
+        state = sweep.state(cell)
+        if state == "done":
+            scores = sweep.card(cell).metrics
+        elif outcome is not None and outcome.score is not None:
+            scores = {"eval": outcome.score}
+        numbers = (f"{cell.rate:g}", cell.rows, str(cell.seed), state, scores.get("eval"), scores.get("test"))
+        rows.append((cell.name, cell.backbone, cell.data, cell.method, *numbers))
+    header = ("run", "backbone", "data", "method", "rate", "rows", "seed", "state", "eval rows", "test rows")
+    text = f"{name}. A run's name is its folder in runs/, and the hash of what was asked of it."
+    return Section(key, "Runs", text, header, rows)

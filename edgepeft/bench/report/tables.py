@@ -1,0 +1,265 @@
+"""Benchmark results and comparisons as rich tables; what is printed is the command line's business."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from edgepeft.bench.gate.compare import Comparison, Verdict
+from edgepeft.bench.report.conditions import limits_in_force, model_name, warnings_by_kind
+from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, PredictionRecord, ProfiledPass
+
+__all__ = ["bench_table", "comparison_table", "metrics_table", "operators_table"]
+
+_MODES = {
+    "limits": "under {}, cores and memory only",
+    "calibrated": "calibrated to {}",
+    "measured": "measured on {}",
+    "predicted": "predicted for {}",
+}
+_MOST_FOOTNOTES = 5
+_ALWAYS = 2  # host and limits, and what the figures stand for
+_PER = {"infer": "backbone", "finetune": "full"}  # what a workload's last column compares with
+
+
+def bench_table(result: BenchResult) -> RenderableType:
+    """Rows, then what they were measured under, then warnings; what was counted, where nothing was timed."""
+    if not result.results:
+        return metrics_table(result)
+    table = _table(_title(result), "workload", "engine", "what", "method")
+    # The last column: inference over the bare backbone's, fine-tuning over that of everything.
+    for header in ("inst./min", "p50 ms", "peak MB", "of GEMM", "x bare / x full"):
+        table.add_column(header, justify="right", overflow="fold")
+    if result.against:  # throughput over the other version's, from the same rounds
+        table.add_column(f"x {result.against.base}", justify="right", overflow="fold")
+    for row in result.results:
+        table.add_row(*(Text(cell) for cell in (*_cells(row), *([_against(row)] if result.against else []))))
+    operators = [operators_table(entry) for entry in result.operators]
+    return Group(table, *operators, *_footnotes(result))
+
+
+def _footnotes(result: BenchResult) -> list[Text]:
+    """What the figures were measured under and stand for, what makes them doubtful, then the rest: five lines."""
+    conditions, warnings = _conditions(result), _warnings(result)
+    first, rest = _lines(conditions[:_ALWAYS]), _lines(conditions[_ALWAYS:])
+    if len(conditions) + len(warnings) <= _MOST_FOOTNOTES:
+        return [*first, *_lines(warnings, "yellow"), *rest]
+    kinds = ", ".join(line.partition(":")[0] for line in warnings)
+    lines = [*first, *_lines([f"warnings: {kinds}"] if kinds else [], "yellow"), *rest]
+    left = max(0, len(lines) - _MOST_FOOTNOTES + 1)
+    more = f"and {left} more" if left else "what they say"
+    return [*lines[: _MOST_FOOTNOTES - 1], Text(f"{more}: --json FILE, and edgepeft report FILE")]
+
+
+def operators_table(entry: ProfiledPass) -> RenderableType:
+    """Where one batch's time goes, by operator and by layer."""
+    ceilings = entry.ceilings
+    title = (
+        f"{entry.of}, {entry.rows} rows, {entry.tokens} tokens: time by operator; ceilings "
+        f"{ceilings.flops_per_s / 1e9:.0f} GFLOP/s, {ceilings.bytes_per_s / 1e9:.1f} GB/s"
+    )
+    whole = sum(one.seconds for one in entry.by_type)
+    tables = []
+    for heading, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
+        table = _table(title, heading)
+        for header in ("runs", "ms", "share", "GFLOP", "MB", "floor ms", "gap"):
+            table.add_column(header, justify="right")
+        for one in groups:
+            table.add_row(Text(one.name), *_operator_cells(one, whole))
+        tables.append(table)
+        title = ""
+    return Group(*tables, Text(f"outside of operators: {1000 * entry.outside_s:.2f} ms"))
+
+
+def _operator_cells(one: OperatorRecord, whole: float) -> list[str]:
+    gap = "-" if one.gap is None else f"{one.gap:.2f}"
+    return [
+        f"{one.count}",
+        f"{1000 * one.seconds:.2f}",
+        f"{one.seconds / whole:.1%}" if whole else "-",
+        f"{one.flops / 1e9:.2f}",
+        f"{one.bytes / 1e6:.1f}",
+        f"{1000 * one.floor_s:.2f}",
+        gap,
+    ]
+
+
+def metrics_table(result: BenchResult) -> RenderableType:
+    """Figures that need no clock: a row for the bundle, the backbone and each task."""
+    names = list(dict.fromkeys(name for entry in result.metrics for name in entry.values))
+    table = _table(_title(result))
+    table.add_column("of")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for entry in result.metrics:
+        values = [entry.values.get(name) for name in names]
+        table.add_row(Text(entry.of), *("-" if value is None else f"{value:,.0f}" for value in values))
+    return table
+
+
+def _table(title: str, *headers: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _lines(texts: list[str], style: str = "") -> list[Text]:
+    """Plain text: names from a file must not be read as markup."""
+    return [Text(text, style) for text in texts]
+
+
+def _cells(row: BenchRow) -> list[str]:
+    subject = [row.workload, row.engine or "-", _what(row), row.method or "-"]
+    if row.instances_per_minute is None:
+        reason = row.warnings[0].split(":", 1)[0] if row.warnings else "not measured"
+        return [*subject, reason, "-", "-", "-", "-"]
+    latency, fraction, peak = row.latency_s.p50, row.gemm_fraction, row.peak_rss_bytes
+    return [
+        *subject,
+        f"{row.instances_per_minute:,.1f}",
+        "-" if latency is None else f"{1000 * latency:,.1f}",
+        "-" if peak is None else f"{peak / 1e6:,.0f}",
+        "-" if fraction is None else f"{fraction:.0%}",
+        _paired(row, _compared(row)),
+    ]
+
+
+def _against(row: BenchRow) -> str:
+    other = row.against
+    return "-" if other is None else f"{other.value:.3f} [{other.low:.3f}, {other.high:.3f}]: {other.verdict}"
+
+
+def _compared(row: BenchRow) -> str:
+    """The last column's peer; a prompt is compared on rows of its own length."""
+    prompt = row.prompt_length
+    peer = _PER[row.workload]
+    candidates = (f"{peer}+{prompt}", peer, f"pytorch:{peer}")  # PyTorch's full fine-tuning, where it has no own
+    return next((name for name in candidates if name in row.ratio_to), peer)
+
+
+def _what(row: BenchRow) -> str:
+    if row.peer:
+        return f"peer {row.peer}"
+    if row.variant:
+        return row.variant
+    if row.task:
+        return row.task
+    if row.workload == "finetune":
+        return "full fine-tuning"
+    prompt = row.prompt_length
+    return f"bare backbone, {prompt} tokens more" if prompt else "bare backbone"
+
+
+def _paired(row: BenchRow, peer: str) -> str:
+    """The median of paired rounds; where batches differ in length, the ratio over all of them."""
+    paired = row.ratio_to.get(peer)
+    if paired is None:
+        return "-"
+    return str(paired.of_totals if row.mixed and paired.of_totals is not None else paired)
+
+
+def _conditions(result: BenchResult) -> list[str]:
+    host, first, rows = result.host, result.results[0], result.results
+    line = f"host: {host.cpu}"
+    if host.gemm_gflops:
+        line += f", GEMM {host.gemm_gflops:.0f} GFLOP/s on {first.threads} threads"
+    if host.pytorch_gemm_gflops:
+        line += f", PyTorch's {host.pytorch_gemm_gflops:.0f}"
+    described = f" ({first.lengths.described})" if first.lengths else ""
+    line += f"; threads {first.threads}, batch {first.batch_size}, tokens {first.sequence_length}{described}"
+    line += f", {first.new_tokens} written of each text" if first.new_tokens else ""
+    lines = [line + (f"; {limits_in_force(result.profile)}" if result.profile.limits.in_force else "")]
+    lines += result.profile.notes[:1]  # what the figures stand for
+    lines += [
+        f"peers: {row.engine} {_what(row)} runs at {_paired(row, name)} x {name}"
+        for row in rows
+        for name in row.ratio_to
+        if name.startswith("peer:") and not row.peer
+    ]
+    lines += [f"steps: {_step_ratio(row)}" for row in rows if row.engine == "onnxruntime" and _step_ratio(row)]
+    lines += [f"predicted: {_prediction(_what(row), row.predicted)}" for row in rows if row.predicted]
+    lines += [
+        f"energy: {_label(row)}: {row.energy.joules_per_instance:.3g} J an instance, "
+        f"{row.energy.kind} ({row.energy.source})"
+        for row in rows
+        if row.energy
+    ]
+    return [*lines, *result.profile.notes[1:]]
+
+
+def _step_ratio(row: BenchRow) -> str:
+    """Fine-tuning with ONNX Runtime beside PyTorch's same step, throughput and memory."""
+    same = row.ratio_to.get("pytorch")
+    if row.workload != "finetune" or same is None:
+        return ""
+    peak = f", peak memory {same.peak_rss:.2f} of its" if same.peak_rss else ""
+    return f"{_what(row)} runs at {_paired(row, 'pytorch')} x PyTorch's same step{peak}"
+
+
+def _label(row: BenchRow) -> str:
+    return f"{row.workload} {row.engine} {_what(row)}"
+
+
+def _warnings(result: BenchResult) -> list[str]:
+    """Of each kind the first, and how many others there are; the JSON has them all."""
+    lines = []
+    for (warning, row), *others in warnings_by_kind(result.results):
+        lines.append(f"{warning} ({_label(row)}{f' and {len(others)} others' if others else ''})")
+    return lines
+
+
+def _title(result: BenchResult) -> str:
+    return f"{model_name(result)} {_MODES[result.mode or 'limits'].format(result.profile.name)}"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _prediction(what: str, predicted: PredictionRecord) -> str:
+    """One row's, with its interval, or why there is none."""
+    least = "" if predicted.at_least_s is None else f", at least {1000 * predicted.at_least_s:,.0f} ms at the fp32 peak"
+    if predicted.latency_s is None or not predicted.interval_s or not predicted.instances_per_minute_interval:
+        return f"{what}: {predicted.calibration}{least}"
+    low, high = predicted.instances_per_minute_interval
+    seconds = [1000 * predicted.latency_s, *(1000 * end for end in predicted.interval_s)]
+    return (
+        f"{what}: {seconds[0]:,.0f} ms a batch ({seconds[1]:,.0f} to {seconds[2]:,.0f}), {_count(low)} to "
+        f"{_count(high)} instances a minute, {predicted.calibration}{least}"
+    )
+
+
+def comparison_table(comparison: Comparison) -> RenderableType:
+    """One row per result that both files have; what is missing and what to know beneath."""
+    title = "new throughput over base throughput, 95 % interval"
+    table = _table(title, "result", "ratio", "per host GEMM", "verdict")
+    for verdict in comparison.verdicts:
+        cells = (verdict.result.label, verdict.ratio, verdict.per_gemm or "-", _judged(verdict))
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    lines = [f"missing from the new file: {label}" for label in comparison.missing]
+    lines += [f"only in the new file: {label}" for label in comparison.added]
+    parts = [*([table] if comparison.verdicts else []), *([_counted(comparison)] if comparison.metrics else [])]
+    return Group(*parts, *_lines([*lines, *comparison.notes], "yellow"))
+
+
+def _counted(comparison: Comparison) -> RenderableType:
+    changed = [verdict for verdict in comparison.metrics if verdict.change]
+    same = len(comparison.metrics) - len(changed)
+    if not changed:
+        return Text(f"{same} figures that need no clock (nodes, operations, bytes, sizes): all as before")
+    table = _table("figures that need no clock", "of", "figure", "before", "now", "change", "verdict")
+    for verdict in changed:
+        numbers = (f"{verdict.before:,.0f}", f"{verdict.now:,.0f}", f"{verdict.change:+.2%}")
+        within = "less: take a new baseline" if verdict.shrunk else "within its allowance"
+        judged = "grew" if verdict.grown else within
+        table.add_row(*map(Text, (verdict.of, verdict.name.replace("_", " "), *numbers, judged)))
+    return Group(table, Text(f"{same} others are as before"))
+
+
+def _judged(verdict: Verdict) -> str:
+    if verdict.regressed:
+        return "slower"
+    return "faster" if verdict.ratio.low > 1.0 else "no regression"

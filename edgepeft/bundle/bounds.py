@@ -1,0 +1,94 @@
+"""What may lie in a bundle's folder: regular files of bounded sizes, and links that stay in it.
+
+Looked at before anything is opened: a FIFO keeps its reader waiting, a device has no end, and a file that is larger
+than its kind can be would be read, hashed and parsed as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.common.errors import BundleError
+from edgepeft.common.task_name import WEIGHTS
+
+__all__ = ["check_file", "check_folder"]
+
+_MIB = 1 << 20
+_TEXT_BYTES = 16 * _MIB  # of a manifest with ten thousand tasks; configs and cards are kilobytes
+_TOKENIZER_BYTES = 128 * _MIB  # the largest vocabularies of today take 35 MB
+_CHECK_BYTES = 64 * _MIB  # of 64 rows' token ids and logits
+_GRAPH_BYTES = 64 * _MIB  # of a graph without weights: a thousand layers
+# A delta replaces each float32 weight at most once; 8-bit weights take a quarter of those.
+_OF_WEIGHTS = 5
+_BACKBONES = (WEIGHTS_FILE, INT8_WEIGHTS_FILE)
+
+
+def check_folder(folder: Path) -> None:
+    """See that all of a bundle's folder can be read without surprise; nothing is opened.
+
+    Raises:
+        BundleError: a link that leads out, a file that is no regular one, or one larger than its kind can be; or this
+            user may not look into the folder.
+    """
+    inside = folder.resolve()
+    weights_bytes = sum(path.stat().st_size for name in _BACKBONES if (path := inside / name).is_file())
+    for path in _entries(inside):
+        shown = folder / path.relative_to(inside)
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(inside):
+            raise BundleError(
+                f"{shown} is a link that leads out of the bundle. A bundle holds its own files; copy it with its links "
+                "followed: cp -rL."
+            )
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+            try:
+                status = path.stat()
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # a link to itself: whoever reads it gets this error
+                    continue
+                raise
+            _check(status, shown, _most_bytes(path.name, weights_bytes))
+
+
+def check_file(path: Path, weights: Path) -> None:
+    """See that one of a task's files from elsewhere is a regular one of a possible size, for a backbone of ``weights``.
+
+    Raises:
+        BundleError: it is not.
+        OSError: it, or the weights, cannot be looked at.
+    """
+    _check(path.stat(), path, _most_bytes(path.name, weights.stat().st_size))
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        yield from (Path(parent, name) for name in (*folders, *files))
+
+
+def _check(status: os.stat_result, shown: Path, most: int | None) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        return
+    if not stat.S_ISREG(status.st_mode):
+        raise BundleError(f"{shown} is no regular file. Do not use what it came with.")
+    if most is not None and status.st_size > most:
+        raise BundleError(
+            f"{shown} has {status.st_size:,} bytes, and such a file has at most {most:,}. Do not use what it came with."
+        )
+
+
+def _most_bytes(name: str, weights_bytes: int) -> int | None:
+    """How large a file of that name can be; None for what is not read whole."""
+    if name.endswith(".check.safetensors"):
+        return _CHECK_BYTES
+    if name.endswith(WEIGHTS):
+        return _GRAPH_BYTES + _OF_WEIGHTS * weights_bytes
+    if name.endswith(".onnx"):
+        return _GRAPH_BYTES + (0 if name == "backbone.onnx" else _OF_WEIGHTS * weights_bytes)
+    if name == "tokenizer.json":
+        return _TOKENIZER_BYTES
+    return _TEXT_BYTES if name.endswith((".json", ".sig")) else None

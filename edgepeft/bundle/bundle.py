@@ -1,0 +1,263 @@
+"""A bundle's folder: its files, each checked against the manifest before use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from edgepeft.backbones.base import Architecture, Family, family_of
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.text import TextGraphs
+from edgepeft.backbones.tokens import TextEncoder
+from edgepeft.bundle.files import check_owner, content_at, expect_hash, parse_delta, read_graph
+from edgepeft.bundle.manifest import Manifest, TaskEntry
+from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.resources import file_identity
+from edgepeft.deploy.verify import Tolerance, allowed_for
+from edgepeft.graph.outside import location, outside, outside_values
+from edgepeft.graph.protos import copied
+from edgepeft.graph.splice import splice, splice_text
+from edgepeft.graph.unread import drop_unread_rows
+
+__all__ = [
+    "BACKBONE_FILE",
+    "DECODER_FILE",
+    "ENCODER_FILE",
+    "TASKS_FOLDER",
+    "TEMPLATES_FOLDER",
+    "Bundle",
+]
+
+BACKBONE_FILE = "backbone.onnx"
+ENCODER_FILE, DECODER_FILE = "encoder.onnx", "decoder.onnx"
+TASKS_FOLDER = "tasks"
+TEMPLATES_FOLDER = "templates"
+
+
+class Bundle:
+    """An opened bundle; its parts are read when they are first used."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.manifest = Manifest.read(self.folder)
+        # Identities of files that hold the manifest's weights; with a hash behind it, those of a task.
+        self.sound_weights: frozenset[str] = frozenset()
+
+    @property
+    def weights(self) -> Path:
+        """The backbone's ``model.safetensors``, or ``model.int8.safetensors``."""
+        return self.folder / self.manifest.backbone.weights_file
+
+    def current(self, task: str, suffix: str) -> Path:
+        """The file of the task's version in force; after an interrupted replacement it lies beside its usual place.
+
+        Raises:
+            UnknownName: no such task.
+        """
+        return locate(self.folder / TASKS_FOLDER, task, self.entry(task), suffix)
+
+    @cached_property
+    def family(self) -> Family:
+        """The backbone's family."""
+        return family_of(self._config)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """The backbone's sizes and sites, from its config."""
+        return self.family.architecture(self._config)
+
+    @cached_property
+    def _config(self) -> dict[str, Any]:
+        return read_config(self._sound("config.json"))
+
+    def _sound(self, name: str) -> Path:
+        """A file with the hash that the manifest gives; older bundles give none.
+
+        Raises:
+            BundleError: missing or altered.
+        """
+        if name in self.manifest.files:
+            self._expect_hash(self.folder / name, self.manifest.files[name])
+        return self.folder / name
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The index of the weights, after a check that the file still is the one that the manifest names.
+
+        Raises:
+            BundleError: truncated, altered, or replaced since the bundle was opened.
+        """
+        self._require_sound(self.weights, self.manifest.backbone.sha256.weights)
+        return self._index
+
+    def _require_sound(self, path: Path, sha256: str) -> None:
+        """As ``_expect_hash``, for a large file: hashed once while it stays as it is."""
+        ours = path == self.weights
+        before = _identity(path)
+        key = before if ours else f"{before} {sha256}"
+        if key not in self.sound_weights:
+            self._expect_hash(path, sha256)
+            if before is None or key is None or _identity(path) != before:
+                raise BundleError(f"{path} was changed while it was read; repeat when nothing writes to it.")
+            self.sound_weights |= {key}
+
+    @cached_property
+    def _index(self) -> Checkpoint:
+        return self.family.open_checkpoint(self.architecture, self.weights)
+
+    def _expect_hash(self, path: Path, expected: str) -> None:
+        """As ``expect_hash``; the error distinguishes a damaged bundle from one that was exported anew meanwhile."""
+        try:
+            expect_hash(path, expected)
+        except BundleError:
+            if self._replaced():
+                raise BundleError(f"{path} changed after {self.folder} was opened; open the bundle again.") from None
+            raise
+
+    def _replaced(self) -> bool:
+        try:
+            return Manifest.read(self.folder) != self.manifest
+        except EdgepeftError:
+            return False
+
+    @cached_property
+    def backbone_graph(self) -> onnx.ModelProto:
+        """``backbone.onnx`` without the weights.
+
+        Raises:
+            BundleError: truncated or altered.
+        """
+        return self._graph(BACKBONE_FILE, self.manifest.backbone.sha256.graph)
+
+    @cached_property
+    def text_graphs(self) -> TextGraphs:
+        """``encoder.onnx`` and ``decoder.onnx`` without the weights.
+
+        Raises:
+            BundleError: truncated or altered; not of the same sizes; the bundle was made without them.
+        """
+        text = self.manifest.backbone.text
+        if text is None:
+            raise BundleError(
+                f"{self.folder} cannot write text: it has no {ENCODER_FILE} and {DECODER_FILE}. A bundle that was made "
+                "before edgepeft wrote text must be exported again; a backbone without a decoder writes none."
+            )
+        graphs = TextGraphs(self._graph(ENCODER_FILE, text.encoder), self._graph(DECODER_FILE, text.decoder))
+        if (cache := graphs.unequal()) is not None:
+            raise BundleError(
+                f"{self.folder}: {ENCODER_FILE} and {DECODER_FILE} are of different models, for {cache} is not of the "
+                "same sizes in both. Export the bundle again."
+            )
+        return graphs
+
+    def _graph(self, name: str, sha256: str) -> onnx.ModelProto:
+        self._expect_hash(self.folder / name, sha256)
+        return read_graph(self.folder / name, self.manifest.backbone.weights_file)
+
+    def entry(self, task: str) -> TaskEntry:
+        """The manifest's entry.
+
+        Raises:
+            UnknownName: no such task.
+        """
+        return self.manifest.task(task)
+
+    def scored(self, task: str) -> TaskEntry:
+        """The entry of a task that gives logits of its own.
+
+        Raises:
+            UnknownName: no such task.
+            UsageError: it writes text.
+        """
+        entry = self.entry(task)
+        if entry.writes:
+            raise UsageError(f"task {task} writes text; this is for tasks with labels or a number.")
+        return entry
+
+    def allowed(self, task: str) -> Tolerance:
+        """How far the task may be from PyTorch, by how its weights and the backbone's are stored."""
+        entry = self.entry(task)
+        allowed = allowed_for(self.manifest.backbone.weights_dtype, entry.weights_dtype)
+        return allowed if entry.verification is None else allowed.at_least(entry.verification.changed_tolerance)
+
+    def delta_graph(self, task: str) -> onnx.ModelProto:
+        """The task's delta graph.
+
+        Raises:
+            UnknownName: no such task.
+            BundleError: truncated, altered, or of another backbone.
+        """
+        path, entry = self.current(task, GRAPH), self.entry(task)
+        self._expect_hash(path, entry.sha256)
+        weights = None if entry.weights_sha256 is None else self.current(task, WEIGHTS)
+        if weights is not None and entry.weights_sha256 is not None:
+            self._require_sound(weights, entry.weights_sha256)
+        graph = parse_delta(content_at(path), path, weights)
+        check_owner(graph, self.manifest, path)
+        return graph
+
+    def outside(self, model: onnx.ModelProto) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The names and values of what a model of this bundle reads from elsewhere than its weights file.
+
+        Raises:
+            BundleError: a file is gone, or a recipe cannot be followed.
+        """
+        return outside_values(model, self.tensors_outside(model), self.checkpoint)
+
+    def tensors_outside(self, model: onnx.ModelProto) -> list[onnx.TensorProto]:
+        """What a model of this bundle reads from elsewhere than its weights file."""
+        return [tensor for tensor in outside(model.graph) if location(tensor) != self.manifest.backbone.weights_file]
+
+    def graph(self, task: str | None) -> onnx.ModelProto:
+        """The model of a task, which runs the rows that its head reads, or the bare backbone's for None.
+
+        Weights stay in their file.
+        """
+        model = self.spliced(task)
+        drop_unread_rows(model)
+        return model
+
+    def spliced(self, task: str | None) -> onnx.ModelProto:
+        """As ``graph``, with every row of every value.
+
+        Raises:
+            UsageError: the task writes text, by two graphs.
+        """
+        if task is not None:
+            self.scored(task)
+        checkpoint = self.checkpoint  # first: a damaged weights file is the clearer message
+        if task is None:
+            return copied(self.backbone_graph)
+        delta = self.delta_graph(task)
+        return splice(self.backbone_graph, delta, self.manifest.backbone.sites, checkpoint)
+
+    def text_graphs_of(self, task: str | None) -> TextGraphs:
+        """The graphs that write a task's text, or the bare backbone's for None; weights stay in their file."""
+        checkpoint, graphs = self.checkpoint, self.text_graphs
+        if task is None:
+            return TextGraphs(*(copied(graph) for graph in graphs))
+        delta = self.delta_graph(task)
+        return TextGraphs(*splice_text(*graphs, delta, self.manifest.backbone.sites, checkpoint))
+
+    def prompt_length(self, task: str | None) -> int:
+        """Tokens that a task puts in front of each row; 0 of the bare backbone."""
+        return 0 if task is None else self.entry(task).prompt_length
+
+    def encoder(self) -> TextEncoder:
+        """The bundle's tokenizer."""
+        return TextEncoder(self._sound("tokenizer.json"), self.architecture.inputs, self.architecture.pad_token_id)
+
+
+def _identity(path: Path) -> str | None:
+    """The file's identity; None where there is no file."""
+    try:
+        return file_identity(path)
+    except OSError:
+        return None

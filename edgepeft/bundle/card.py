@@ -1,0 +1,125 @@
+"""The card of a delta: what its tensors are, as ``delta.json`` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from edgepeft.backbones.base import Pooling
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.mistakes import in_words
+from edgepeft.tasks.base import Kind, stated
+
+__all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
+
+ERRORS = "errors"  # of a card's metrics: by class, with rows of the data named; it stays in the delta's folder
+CARD_FILE, TENSORS_FILE = "delta.json", "delta.safetensors"
+EVALUATION_FILE = "evaluation.safetensors"  # logits and targets of the evaluation rows, by which promises are made
+# Of a row with a prompt in front, the first position is the prompt's; first_token and mean leave prompts out.
+READS = {
+    "first_token": Pooling.FIRST,
+    "first_position": Pooling.FIRST,
+    "mean": Pooling.MEAN,
+    "labels": Pooling.LABELS,
+    "text": Pooling.LABELS,  # of every word, at each token of the target
+    "tokens": Pooling.TOKENS,
+}
+
+
+class BackboneCard(BaseModel):
+    """Which backbone a delta belongs to; ``sha256`` is of its weights file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: str
+    family: str
+    model_type: str
+    sha256: str
+
+
+class DeltaCard(BaseModel):
+    """The content of ``delta.json``.  ``labels`` is None where the ``kind`` of task has none; what ``chosen`` holds was
+    chosen on the evaluation rows.  Cards that are older than the names of kinds have None for it.
+
+    A task that is posed as text has the pattern of its ``source``; ``targets`` are what is written of each label, None
+    its name, and labels are numbers where there is a ``step`` between them; ``target`` is the pattern of text that is
+    written freely, in training of so many tokens at most.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["edgepeft.delta/1"] = "edgepeft.delta/1"
+    task: str
+    level: Literal["sentence"] = "sentence"
+    kind: str | None = None
+    method: str
+    hyperparameters: dict[str, Any]
+    labels: tuple[str, ...] | None
+    chosen: dict[str, Any] = {}
+    pairs: bool = False
+    head: str
+    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
+    head_dropout: float = 0.1
+    max_length: int
+    source: str | None = None
+    target: str | None = None
+    targets: tuple[str, ...] | None = None
+    step: float | None = None
+    max_target_length: int | None = None
+    prompt_length: int = 0
+    backbone: BackboneCard
+    trainable_parameters: int = 0
+    metrics: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+
+    @property
+    def writes(self) -> bool:
+        """Whether the answer is a text, token by token."""
+        return self.head_reads == "text"
+
+    @property
+    def task_kind(self) -> Kind:
+        """The kind of task, with these labels and what was chosen."""
+        return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits of a row."""
+        return self.task_kind.n_outputs
+
+    @model_validator(mode="after")
+    def _is_of_a_kind(self) -> DeltaCard:
+        _ = self.task_kind
+        return self
+
+    @property
+    def pooling(self) -> Pooling:
+        """The pooled value that the head reads."""
+        return READS[self.head_reads]
+
+    @property
+    def unpooled(self) -> int:
+        """Tokens at a row's start that the head leaves out."""
+        return self.prompt_length if self.head_reads in ("first_token", "mean", "tokens") else 0
+
+
+def read_card(folder: Path) -> DeltaCard:
+    """The card of a delta's folder.
+
+    Raises:
+        UsageError: no such folder, or it holds no delta.
+        BundleError: the card is damaged or of an unknown version.
+    """
+    path = folder / CARD_FILE
+    try:
+        return DeltaCard.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        reason = f"has no {CARD_FILE}" if folder.exists() else "is not there"
+        raise UsageError(f"{folder} is not a delta: it {reason}. Make one with: edgepeft train.") from None
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read ({error.strerror}); let this user read the delta.") from error
+    except ValidationError as error:
+        raise BundleError(f"{path} is not a delta card that this version can read: {in_words(error)}.") from error

@@ -1,0 +1,387 @@
+"""A delta: one task's trained modules, head included, and the card that says what they are.
+
+On disk a folder: ``delta.safetensors`` (``<site>/<parameter>``, ``override/<tensor>``, ``generator/<parameter>``,
+``head/<parameter>``) and ``delta.json``.  It holds no backbone weight that was not trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from edgepeft.backbones.base import Architecture, Pooling
+from edgepeft.backbones.hooks import attached, edge_logits, needs, pool, prompted, tied
+from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.trie import EDGES
+from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, BackboneCard, DeltaCard, read_card
+from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.heads.base import Head, head_named
+from edgepeft.methods.base import Folding, Method, method_named, weight_at
+from edgepeft.tasks.base import Kind, kind_named, stated
+
+__all__ = ["Delta", "new_delta", "pretrained", "write_tensors"]
+
+
+class Delta(nn.Module):
+    """The trained part of a task; its parameters are all that training changes.
+
+    ``sites`` are PE modules by site name, ``overrides`` own copies of backbone tensors by their name
+    in the HF base model, ``generator`` what makes them where they are not copies.
+    """
+
+    def __init__(self, card: DeltaCard, architecture: Architecture, backbone: Backbone) -> None:
+        super().__init__()
+        self.card, self.architecture = card, architecture
+        method = method_named(card.method).from_settings(card.hyperparameters)
+        head = head_named(card.head)
+        # nn.ModuleDict refuses dots in its keys, and site names have them.
+        built = method.build(method.sites(architecture))
+        self.modules_by_site = nn.ModuleDict({_key(site): module for site, module in built.items()})
+        scored = head.decodes and not head.writes
+        self.trie = backbone.trie(card.targets or card.labels or ()) if scored else None
+        self.head = head.made_for(architecture.hidden_size, card.n_outputs, card.head_dropout, self.trie)
+        own = method.own_tensors(architecture, head.reads)
+        self.generator = method.generator(own)
+        trained = own if self.generator is None else {}
+        self.overrides = nn.ParameterDict({_key(name): _copied(backbone, name) for name in trained})
+        self.reads = nn.Module()  # buffers: functional_call can put others in their place
+        for name in head.reads:
+            if name not in trained:
+                self.reads.register_buffer(_key(name), pretrained(backbone, name), persistent=False)
+
+    @property
+    def site_modules(self) -> dict[str, nn.Module]:
+        """PE modules by site name."""
+        return {_name(key): module for key, module in self.modules_by_site.items()}
+
+    @property
+    def override_tensors(self) -> dict[str, Tensor]:
+        """Trained copies of backbone tensors, by the tensor's name in the HF base model."""
+        return {_name(key): tensor for key, tensor in self.overrides.items()}
+
+    @property
+    def frozen_reads(self) -> dict[str, Tensor]:
+        """The backbone tensors that the head reads and the delta does not train."""
+        return {_name(key): tensor for key, tensor in self.reads.named_buffers()}
+
+    def own_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """What takes the place of backbone tensors, by their name in the HF base model."""
+        if self.generator is None:
+            return self.override_tensors
+        names = self.generator.names
+        reads = self.frozen_reads
+        pretrained = {n: reads[n] if n in reads else model.get_parameter(n) for n in names}
+        made: dict[str, Tensor] = self.generator(pretrained)
+        return made
+
+    @property
+    def trains_head_alone(self) -> bool:
+        """Whether the head reads what the bare backbone gives."""
+        return not (self.modules_by_site or self.overrides or self.generator or self.card.prompt_length)
+
+    def folded(self, backbone: Backbone) -> Delta:
+        """As it answers and is tuned on a board: each module in the form that it folds into; itself where none does."""
+        if not any(isinstance(module, Folding) for module in self.modules_by_site.values()):
+            return self
+        folded, built = copy.copy(self), nn.ModuleDict()
+        for name, module in self.site_modules.items():
+            weight = partial(weight_at, self.architecture.site(name), partial(pretrained, backbone))
+            built[_key(name)] = module.folded(weight) if isinstance(module, Folding) else module
+        folded._modules = {**self._modules, "modules_by_site": built}
+        return folded
+
+    def adapted_layers(self) -> tuple[int, ...]:
+        """The layers that have a module, from the lowest."""
+        layers = {self.architecture.site(name).layer for name in self.site_modules}
+        return tuple(sorted(layer for layer in layers if layer is not None))
+
+    @contextlib.contextmanager
+    def without_layers(self, layers: Container[int]) -> Iterator[None]:
+        """Within the block those layers' modules are left out; what replaces backbone tensors (LayerNorms) stays."""
+        whole = self.modules_by_site
+        kept = {key: m for key, m in whole.items() if self.architecture.site(_name(key)).layer not in layers}
+        self.modules_by_site = nn.ModuleDict(kept)
+        try:
+            yield
+        finally:
+            self.modules_by_site = whole
+
+    def n_parameters(self) -> dict[str, int]:
+        """Trained parameters of the delta proper and of the head; shared ones count once."""
+        head = sum(p.numel() for p in self.head.parameters())
+        return {"delta": sum(p.numel() for p in self.parameters()) - head, "head": head}
+
+    def logits(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """[batch, outputs] from the frozen model with this delta attached; of a text [batch, target length, words],
+        of tokens [batch, length, outputs].
+
+        ``inputs`` are input_ids, attention_mask and, where the model has them, token_type_ids: [batch, length].  Where
+        text is written, decoder_input_ids [batch, target length] are what stands there already (teacher forcing).
+        """
+        own = self.own_tensors(model)
+        return self.read_out(self._pooled(model, inputs, own), own)
+
+    def _pooled(self, model: nn.Module, inputs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Tensor:
+        """[batch, d], or [batch, nodes, edges] of labels, or [batch, target length, words]: what the head reads."""
+        inputs = self.prompted(inputs)
+        pooled: Tensor
+        with self.within(model, own) as overrides:
+
+            def run(**given: Any) -> Any:
+                return torch.func.functional_call(model, overrides, (), given, tie_weights=False)
+
+            if self.card.writes:
+                pooled = run(**inputs, use_cache=False).logits
+                return pooled
+            if self.trie is not None:
+                pooled = edge_logits(run, inputs, self.trie)
+            else:
+                hidden, mask, skip = run(**inputs).last_hidden_state, inputs["attention_mask"], self.card.unpooled
+                pooled = pool(hidden, functional.pad(mask[:, skip:], (skip, 0)), self.card.pooling)
+                pooled = pooled[:, skip:] if self.head.per_token else pooled
+        module = self.site_modules.get(self.card.pooling.site)
+        if module is None:
+            return pooled
+        tokens = {"token": self.edge_tokens(pooled.device)} if "token" in needs(module) else {}
+        adapted: Tensor = module(pooled, **tokens)
+        return adapted
+
+    def prompted(self, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The inputs with room for the prompt in front."""
+        return prompted(inputs, self.card.prompt_length, self.architecture.placeholder_token_id)
+
+    @contextlib.contextmanager
+    def within(self, model: nn.Module, own: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Within the block the modules act in the model; yields what ``functional_call`` puts in its tensors' place.
+
+        What is adapted past the model is left out, but for the logits of text: those the model gives itself.
+        """
+        sites = {self.architecture.site(name): module for name, module in self.site_modules.items()}
+        if self.card.writes:
+            sites = {replace(site, module=site.module or site.reads): module for site, module in sites.items()}
+        with attached(model, {site: module for site, module in sites.items() if site.module}):
+            yield tied(model, {name: own[name] for name in own if name in self.architecture.tensors})
+
+    def edge_tokens(self, device: torch.device | None = None) -> Tensor:
+        """int64 [edges]: the tokens of the labels' edges; where text is written, every token."""
+        if self.trie is None:
+            return torch.arange(self.architecture.vocab_size, device=device)
+        return torch.from_numpy(self.trie.values[EDGES]).to(device)
+
+    def read_out(self, pooled: Tensor, own: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        """The head's logits [batch, outputs] of [batch, d]; ``own`` takes the place of backbone tensors."""
+        logits: Tensor = self.head(pooled, *({**self.frozen_reads, **own}[name] for name in self.head.reads))
+        return logits
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every trained tensor by its name on disk; a shared one appears once."""
+        modules = self.site_modules.items()
+        named: dict[str, Tensor] = {f"{site}/{n}": p for site, module in modules for n, p in module.named_parameters()}
+        named |= {f"override/{name}": tensor for name, tensor in self.override_tensors.items()}
+        if self.generator is not None:
+            named |= {f"generator/{name}": p for name, p in self.generator.named_parameters()}
+        named |= {f"head/{name}": p for name, p in self.head.named_parameters()}
+        first = {id(tensor): name for name, tensor in reversed(named.items())}
+        return {name: tensor for name, tensor in named.items() if first[id(tensor)] == name}
+
+    def save(self, folder: Path, *, force: bool = False) -> None:
+        """Write the delta's folder, whole or not at all.
+
+        Raises:
+            UsageError: it exists, and ``force`` is not given.
+        """
+        with new_folder(folder, force=force) as new:
+            self.write(new)
+
+    def write(self, folder: Path) -> None:
+        """Write both files into an existing folder."""
+        write_tensors({name: t.detach().contiguous() for name, t in self.tensors().items()}, folder / TENSORS_FILE)
+        write_json(folder / CARD_FILE, self.card.model_dump(mode="json"))
+
+    def read(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Take over saved values.
+
+        Raises:
+            BundleError: names or shapes differ from what the card's method has.
+        """
+        own = self.tensors()
+        if set(own) != set(tensors):
+            odd = sorted(set(own) ^ set(tensors))
+            raise BundleError(f"{where} does not hold the tensors of {self.card.method}; they differ in {odd[0]}.")
+        for name, tensor in own.items():
+            if tensor.shape != tensors[name].shape:
+                stored, wanted = list(tensors[name].shape), list(tensor.shape)
+                raise BundleError(f"{where}: {name} has shape {stored}; {self.card.method} needs {wanted}.")
+            tensor.data.copy_(tensors[name])
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone) -> Delta:
+        """Read a delta's folder for the backbone that it was trained on.
+
+        Raises:
+            BundleError: damaged, of another version, or of another backbone.
+        """
+        card = read_card(folder)
+        if card.backbone.sha256 != backbone.sha256:
+            raise BundleError(
+                f"{folder} was trained on {card.backbone.source} (weights {card.backbone.sha256[:12]}), not on "
+                f"{backbone.source} (weights {backbone.sha256[:12]}). Use the backbone that it was trained on."
+            )
+        delta = cls(card, backbone.architecture, backbone)
+        path = folder / TENSORS_FILE
+        try:
+            tensors = load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise BundleError(f"{path} is missing or damaged ({error}).") from error
+        delta.read(tensors, str(path))
+        return delta.eval()
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        EdgepeftError: the file cannot be written; has the system's reason, for example that no space is left.
+    """
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # the library wraps OSError
+        raise EdgepeftError(f"{path.name} cannot be written into {path.parent.parent} ({error}).") from error
+
+
+def new_delta(
+    backbone: Backbone,
+    method: Method,
+    task: str,
+    labels: tuple[str, ...] | None,
+    *,
+    pairs: bool = False,
+    head: str | None = None,
+    max_length: int = 128,
+    head_dropout: float = 0.1,
+    posed: Mapping[str, Any] = MappingProxyType({}),
+    kind: str | None = None,
+    stride: int | None = None,
+) -> Delta:
+    """A fresh delta of ``method``; its random parts come from torch's global generator.
+
+    Args:
+        backbone: what it belongs to.
+        method: what is trained beside the head.
+        task: its name.
+        labels: None where the kind of task has none.
+        pairs: whether texts come in pairs.
+        head: its kind; None takes the one that the kind of task needs, or the backbone's own.
+        max_length: tokens kept of a text.
+        head_dropout: the probability.
+        posed: how the task is posed as text: ``source``, ``target``, ``targets``, ``max_target_length`` of the card.
+        kind: of the task, by its name; None takes the one that has such labels.
+        stride: how many tokens windows of long texts share; None cuts these.
+
+    Raises:
+        UsageError: the method does not fit the backbone; prompt and text are longer than its positions.
+    """
+    of_kind = None if kind is None else kind_named(kind).head
+    read_by = head_named(head or of_kind or backbone.head)
+    reads = _reads(read_by, backbone)
+    of_task = stated(kind, labels, reads)
+    _require_fitting(backbone, read_by, of_task)
+    positions, taken = backbone.architecture.max_length, method.positions
+    if taken and taken + max_length > positions:
+        what = "prompt" if method.prompt_length else "prefix"
+        raise UsageError(
+            f"a {what} of {taken} and texts of {max_length} tokens do not fit into the {positions} positions of "
+            f"{backbone.source}; texts may have {max(0, positions - taken)}."
+        )
+    chosen = dict(of_task.begun(backbone.architecture.hidden_size)) | ({} if stride is None else {"stride": stride})
+    card = DeltaCard(
+        task=task,
+        method=method.name,
+        hyperparameters=json.loads(json.dumps(method.settings())),
+        labels=labels,
+        pairs=pairs,
+        kind=of_task.name,
+        chosen=chosen,
+        head=read_by.kind,
+        head_reads=reads,
+        head_dropout=head_dropout,
+        max_length=max_length,
+        **posed,
+        prompt_length=method.prompt_length,
+        backbone=BackboneCard(
+            source=backbone.source,
+            family=backbone.family.name,
+            model_type=backbone.architecture.model_type,
+            sha256=backbone.sha256,
+        ),
+    )
+    delta = Delta(card, backbone.architecture, backbone)
+    method.start(delta.site_modules, backbone.architecture, partial(pretrained, backbone))
+    if not (trained := sum(delta.n_parameters().values())):
+        raise UsageError(f"{method.name} trains the head alone, and the head {read_by.kind!r} has nothing to train.")
+    delta.card = card.model_copy(update={"trainable_parameters": trained})
+    return delta
+
+
+def _reads(head: type[Head], backbone: Backbone) -> Any:
+    if head.decodes:
+        return "text" if head.writes else "labels"
+    if head.per_token:
+        return "tokens"
+    return "mean" if backbone.pooling is Pooling.MEAN else "first_token"
+
+
+def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
+    if head.writes:
+        if backbone.architecture.decoder is None:
+            raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5.")
+        if not kind.writes:
+            raise UsageError(f"the head {head.kind!r} writes text and has no labels; the head 'labels' scores them.")
+        return
+    if backbone.architecture.decoder is not None and (head.per_token or head.bare):
+        raise UsageError(
+            f"{backbone.source} has a decoder, and {kind.title} is an encoder's; use BERT or one of its kin."
+        )
+    if backbone.architecture.decoder is not None and not head.decodes:
+        raise UsageError(f"{backbone.source} scores labels with its decoder, by the head 'labels', not {head.kind!r}.")
+    if head.bare != kind.gives_vectors:
+        raise UsageError(f"the head {head.kind!r} is of another kind of task than {kind.title}; leave --head out.")
+    if head.per_token != kind.per_token:
+        one, other = ("each token", "a text") if head.per_token else ("a text", "each token")
+        raise UsageError(f"the head {head.kind!r} answers for {one}, and {kind.title} has an answer for {other}.")
+    if head.decodes and not kind.one_label:
+        raise UsageError(
+            f"{backbone.source} scores labels with its decoder, of which one is right; {kind.title} has none such. "
+            "Use an encoder."
+        )
+
+
+def _copied(backbone: Backbone, tensor: str) -> nn.Parameter:
+    return nn.Parameter(pretrained(backbone, tensor))
+
+
+def pretrained(backbone: Backbone, tensor: str) -> Tensor:
+    """A tensor of the backbone by its name in the HF base model, to be written to."""
+    return torch.from_numpy(backbone.checkpoint.read(tensor).copy())
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _name(key: str) -> str:
+    return key.replace("/", ".")

@@ -1,0 +1,287 @@
+"""``edgepeft.json``: what a bundle holds, checked when it is read.
+
+Paths are never taken from the manifest: a task's files follow from its name, which cannot leave the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
+from edgepeft.bundle.bounds import check_folder
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import BundleError, UnknownName, UsageError
+from edgepeft.common.mistakes import in_words
+from edgepeft.common.task_name import check_task_names
+from edgepeft.tasks.base import Kind, stated
+
+__all__ = [
+    "MANIFEST_FILE",
+    "BackboneEntry",
+    "CheckReference",
+    "DeltaDtype",
+    "FileHash",
+    "Hashes",
+    "Manifest",
+    "OnData",
+    "TaskEntry",
+    "TemplateEntry",
+    "TextHashes",
+    "Verification",
+    "WeightsDtype",
+]
+
+MANIFEST_FILE = "edgepeft.json"
+
+
+def _sha256(value: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", value):
+        raise ValueError("not a SHA-256 in hexadecimal")
+    return value
+
+
+WeightsDtype = Literal["fp32", "int8"]
+DeltaDtype = Literal["fp32", "fp16"]
+CheckReference = Literal["pytorch", "training graph"]
+FileHash = Annotated[str, AfterValidator(_sha256)]
+
+
+_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+FileName = Annotated[str, Field(pattern=rf"^{_NAME}(/{_NAME})*$")]  # in the folder, or in one in it
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")  # a later minor version may add keys
+
+
+class Hashes(_Model):
+    """SHA-256 of the backbone's two files."""
+
+    graph: FileHash
+    weights: FileHash
+
+
+class TextHashes(_Model):
+    """SHA-256 of the two graphs that write text."""
+
+    encoder: FileHash
+    decoder: FileHash
+
+
+class BackboneEntry(_Model):
+    """``sites`` maps every site, and what stands around it, to a value of ``backbone.onnx``, and of ``text``'s graphs.
+
+    ``text`` is None where there is no decoder, and in bundles that were made before it could write text.
+    """
+
+    family: str
+    model_type: str
+    source: str
+    sha256: Hashes
+    weights_dtype: WeightsDtype = "fp32"
+    checkpoint_sha256: FileHash | None = None  # of the float32 checkpoint that 8-bit weights were made of
+    sites: dict[str, str]
+    text: TextHashes | None = None
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the float32 checkpoint, by which a delta names its backbone."""
+        return self.checkpoint_sha256 or self.sha256.weights
+
+    @property
+    def weights_file(self) -> str:
+        """The file that ``sha256.weights`` is of."""
+        return WEIGHTS_FILE if self.weights_dtype == "fp32" else INT8_WEIGHTS_FILE
+
+
+class OnData(_Model):
+    """ONNX Runtime against PyTorch on every row of a data file; ``metric`` where its labels are the task's."""
+
+    rows: int
+    agreement: float
+    undecided: int = 0
+    metric: str | None = None
+    pytorch: float | None = None
+    onnxruntime: float | None = None
+
+
+class Verification(_Model):
+    """ONNX Runtime against PyTorch on the task's check file.
+
+    What was tuned on a board has no PyTorch to compare with: there the reference is what a training step computes
+    in ONNX Runtime, or of older versions PyTorch's own trace, padded and unpacked.
+    """
+
+    rows: int
+    max_abs_difference: float
+    tolerance: float | None  # of that difference; None where decisions count and not logits, as with 8-bit weights
+    changed_tolerance: float = 0.0  # largest share of decided rows that may change
+    agreement: float  # share of rows with PyTorch's decision, of those where its margin decides
+    reference: CheckReference = "pytorch"  # whose logits the check file holds
+    undecided: int = 0  # rows whose two best logits PyTorch holds closer than twice the tolerance
+    isa: str = ""
+    onnxruntime: str = ""
+    data: OnData | None = None
+
+
+class TaskEntry(_Model):
+    """One task: what its delta is, and how it was verified.  ``labels`` is None where the ``kind`` of task has none.
+
+    ``source`` is the pattern that a row's columns fill in, where the task is posed as text; ``targets`` are what is
+    written of each label, None its name.
+    """
+
+    method: str
+    hyperparameters: dict[str, Any] = {}
+    kind: str | None = None  # None in what is older than the names of kinds
+    labels: tuple[str, ...] | None
+    chosen: dict[str, Any] = {}  # on the evaluation rows, such as thresholds
+    regression: bool = False  # as versions that know no kinds read
+    pairs: bool = False
+    level: Literal["sentence"] = "sentence"
+    head: str
+    head_reads: Literal["first_token", "first_position", "mean", "labels", "text", "tokens"]
+    max_length: int = Field(gt=0)
+    source: str | None = None
+    target: str | None = None
+    targets: tuple[str, ...] | None = None
+    step: float | None = Field(default=None, gt=0)  # between labels that are numbers
+    max_target_length: int | None = None
+    prompt_length: int = Field(default=0, ge=0)
+    trainable_parameters: int = Field(ge=0)
+    n_bytes: int = Field(ge=0)
+    weights_dtype: DeltaDtype = "fp32"  # as stored; they are computed with in float32
+    private_bytes: int = Field(default=0, ge=0)  # of backbone tensors that the loaded task replaces
+    shared_layers: int = Field(default=0, ge=0)  # lowest layers that it leaves as they are: several tasks run them once
+    sha256: FileHash
+    check_sha256: FileHash
+    weights_sha256: FileHash | None = None  # of the file beside its graph, where it has more than a graph can hold
+    metrics: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    verification: Verification | None = None
+    train_sha256: FileHash | None = None  # of a file that versions before this one read, where it is there
+    previous: TaskEntry | None = None  # what `edgepeft rollback` goes back to
+
+    @property
+    def writes(self) -> bool:
+        """Whether the answer is a text, token by token."""
+        return self.head_reads == "text"
+
+    @property
+    def untunable(self) -> str:
+        """Why a board cannot tune it; empty where it can."""
+        return "" if self.weights_sha256 is None else "its tensors are more than a graph can hold"
+
+    def require_tunable(self, task: str) -> None:
+        """See that a board can tune the task, which has that name.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self.untunable:
+            raise UsageError(
+                f"task {task} ({self.method}) cannot be tuned here: {self.untunable}. Train it anew with: "
+                "edgepeft train; or tune a task of fewer parameters, as by lora."
+            )
+
+    @property
+    def task_kind(self) -> Kind:
+        """The kind of task, with these labels and what was chosen."""
+        return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
+
+    @property
+    def n_outputs(self) -> int:
+        """Logits of a row; a text has others."""
+        return self.task_kind.n_outputs
+
+    def logits_shape(self, batch: int, length: int) -> tuple[int, ...]:
+        """Of so many rows of so many tokens."""
+        return (batch, length, self.n_outputs) if self.task_kind.per_token else (batch, self.n_outputs)
+
+    @model_validator(mode="after")
+    def _is_of_a_kind(self) -> TaskEntry:
+        _ = self.task_kind
+        return self
+
+
+class TemplateEntry(_Model):
+    """An untrained delta; its head takes any number of labels."""
+
+    method: str
+    hyperparameters: dict[str, Any] = {}
+    regression: bool = False
+    head: str
+    max_length: int = Field(gt=0)
+    prompt_length: int = Field(default=0, ge=0)
+    sha256: FileHash
+    check_sha256: FileHash
+    train_sha256: FileHash | None = None  # of a file that versions before this one read
+
+
+class Manifest(_Model):
+    """The whole of ``edgepeft.json``."""
+
+    format: Literal["edgepeft.bundle/1"] = "edgepeft.bundle/1"
+    backbone: BackboneEntry
+    tasks: dict[str, TaskEntry] = {}
+    templates: dict[str, TemplateEntry] = {}
+    files: dict[FileName, FileHash] = {}  # of config and tokenizer; older bundles have none
+    versions: dict[str, str] = {}
+
+    def task(self, name: str) -> TaskEntry:
+        """The task of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        if name not in self.tasks:
+            raise UnknownName("task of this bundle", name, self.tasks)
+        return self.tasks[name]
+
+    def template(self, name: str) -> TemplateEntry:
+        """The template of that name.
+
+        Raises:
+            UnknownName: there is none.
+        """
+        if name not in self.templates:
+            raise UnknownName("template of this bundle", name, self.templates)
+        return self.templates[name]
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's manifest atomically."""
+        write_json(folder / MANIFEST_FILE, self.model_dump(mode="json"))
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Read and check a folder's manifest.
+
+        Raises:
+            UsageError: no such folder, or it is no bundle.
+            BundleError: the manifest is damaged, of an unknown version, or this user may not read it; a link leads out
+                of the folder, or something in it is no file of a possible size.
+        """
+        path = folder / MANIFEST_FILE
+        try:
+            if not path.is_file():
+                lack = f"has no {MANIFEST_FILE}" if folder.is_dir() else "is not there"
+                raise UsageError(f"{folder} is not a bundle: it {lack}. Make one with: edgepeft export.")
+            check_folder(folder)
+            content = path.read_bytes()
+        except OSError as error:
+            raise BundleError(
+                f"{path} cannot be read ({error.strerror}); give a bundle that this user may read (chmod -R a+rX)."
+            ) from error
+        try:
+            manifest = cls.model_validate_json(content)
+            check_task_names(manifest.tasks)
+            check_task_names(manifest.templates)
+        except ValidationError as error:
+            raise BundleError(f"{path} is not a manifest that this version knows: {in_words(error)}.") from error
+        except UsageError as error:
+            raise BundleError(f"{path}: {error}") from error
+        return manifest

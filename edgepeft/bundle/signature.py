@@ -1,0 +1,221 @@
+"""Ed25519 signatures of a bundle (RFC 8032), by the ``cryptography`` package.
+
+``edgepeft.sig`` lists the SHA-256 of the manifest and of the files that an older manifest does not name (config and
+tokenizer), and signs that list.  All other files are named by the manifest with their hashes, which are checked when
+they are read: so one signature covers the bundle, and checking it reads kilobytes.
+
+A signature has a version: the second in which it was made, or one more than the last.  A check remembers the
+highest one of that folder and key, so an older signed state that is put in its place is noticed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgepeft.backbones.emit import BUNDLE_FILES
+from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TASKS_FOLDER, TEMPLATES_FOLDER
+from edgepeft.bundle.manifest import MANIFEST_FILE, FileHash, Manifest
+from edgepeft.common.atomic import write_json
+from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError, VerificationFailed
+from edgepeft.common.locks import locked
+from edgepeft.common.resources import cache_folder, private_folder, sha256_of
+from edgepeft.common.task_name import SUFFIXES
+from edgepeft.deploy.audit import audit
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+__all__ = ["SIGNATURE_FILE", "SIGNED_FILES", "check_signature", "read_private_key", "sign_bundle", "uncovered"]
+
+SIGNATURE_FILE = "edgepeft.sig"
+SIGNED_FILES = (MANIFEST_FILE, *BUNDLE_FILES)
+_MOST_KEY_BYTES = 64 << 10
+_NEW_KEY = "openssl genpkey -algorithm ed25519 -out key.pem; openssl pkey -in key.pem -pubout -out key.pub"
+
+
+class _Signature(BaseModel):
+    """What ``edgepeft.sig`` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["edgepeft.signature/1"] = "edgepeft.signature/1"
+    files: dict[str, FileHash]
+    version: int = Field(default=0, ge=0)  # 0: signed before there were versions
+    signature: str = ""  # base64
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What the signature is of."""
+        document: dict[str, object] = {"format": self.format, "files": self.files}
+        if self.version:
+            document["version"] = self.version
+        return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def sign_bundle(folder: Path, private_key: Path) -> Path:
+    """Write the signature beside the manifest, of a bundle that passes verification; the file's path.
+
+    Raises:
+        UsageError: no bundle, or the file holds no Ed25519 private key.
+        VerificationFailed: something in the bundle is not what its manifest says.
+        MissingPackage: ``cryptography`` is not installed.
+    """
+    key = read_private_key(private_key)
+    Manifest.read(folder)
+    with locked(folder):
+        if wrong := next((finding for finding in audit(folder) if finding.problem), None):
+            raise VerificationFailed(f"{folder} is not signed: {wrong.subject}: {wrong.problem}")
+        before = _stated(folder).version if (folder / SIGNATURE_FILE).is_file() else 0
+        unsigned = _Signature(files=_hashes(folder), version=max(before + 1, int(time.time())))
+        signature = base64.b64encode(key.sign(unsigned.signed_bytes)).decode()
+        path = folder / SIGNATURE_FILE
+        write_json(path, unsigned.model_copy(update={"signature": signature}).model_dump())
+    return path
+
+
+def uncovered(folder: Path) -> list[str]:
+    """Files in the folder that no signature covers, since edgepeft does not read them when it answers."""
+    manifest = Manifest.read(folder)
+    named = {*SIGNED_FILES, SIGNATURE_FILE, BACKBONE_FILE, manifest.backbone.weights_file}
+    named |= {ENCODER_FILE, DECODER_FILE} if manifest.backbone.text else set()
+    for place, entries in ((TASKS_FOLDER, manifest.tasks), (TEMPLATES_FOLDER, manifest.templates)):
+        named |= {f"{place}/{name}{suffix}" for name in entries for suffix in SUFFIXES}
+    files = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    # The version before of a task is in the manifest with its hashes, as the one in force.
+    return sorted(name for name in files if name not in named and not name.startswith(f"{TASKS_FOLDER}/versions/"))
+
+
+def check_signature(folder: Path, public_key: Path, *, allow_older: bool = False) -> None:
+    """See that the bundle is what the owner of the key signed, and no older state than was seen in that folder before.
+
+    ``allow_older`` takes an older state, and from then on as the one that was seen.
+
+    Raises:
+        UsageError: no bundle, or the file holds no Ed25519 public key.
+        VerificationFailed: not signed, by another key, changed since, or older than what was seen before.
+        MissingPackage: ``cryptography`` is not installed.
+    """
+    key = _public_key(public_key)
+    Manifest.read(folder)
+    stated = _stated(folder)
+    if not _is_signed_by(stated, key):
+        raise VerificationFailed(
+            f"the signature {folder / SIGNATURE_FILE} was not made by the owner of {public_key}, or was altered."
+        )
+    now = _hashes(folder)
+    changed = sorted(name for name in {**stated.files, **now} if stated.files.get(name) != now.get(name))
+    if changed:
+        raise VerificationFailed(
+            f"{folder}: {', '.join(changed)} changed after the bundle was signed. Where you changed the bundle (add, "
+            "remove, tune), sign it again; else do not use it."
+        )
+    _refuse_older(folder, public_key, stated.version, allow_older)
+
+
+def _refuse_older(folder: Path, public_key: Path, version: int, allow_older: bool) -> None:
+    """Compare with the highest version seen of this folder and key, and remember the new one."""
+    facts = f"{folder.resolve()}\n{hashlib.sha256(public_key.read_bytes()).hexdigest()}"
+    name = f"{hashlib.sha256(facts.encode(errors='surrogateescape')).hexdigest()}.json"
+    try:
+        seen = private_folder(cache_folder() / "signatures") / name
+        highest = int(json.loads(seen.read_bytes())["version"]) if seen.is_file() else 0
+        if version < highest and not allow_older:
+            raise VerificationFailed(
+                f"{folder} holds an older signed state (version {version}) than was seen there before ({highest}). If "
+                f"that is meant: edgepeft verify {folder} --key {public_key} --allow-older."
+            )
+        if version != highest:
+            write_json(seen, {"folder": str(folder.resolve()), "version": version})
+    except (OSError, EdgepeftError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, VerificationFailed):
+            raise
+        warnings.warn(
+            f"an older signed state would not be noticed: what was seen cannot be kept ({error}).", RuntimeWarning, 2
+        )
+
+
+def _stated(folder: Path) -> _Signature:
+    """What ``edgepeft.sig`` states, by whomever."""
+    path = folder / SIGNATURE_FILE
+    try:
+        return _Signature.model_validate_json(path.read_bytes())
+    except OSError:
+        raise VerificationFailed(f"{folder} is not signed; sign it with: edgepeft sign {folder} --key KEY.") from None
+    except ValidationError as error:
+        raise BundleError(f"{path} is not a signature that this version knows; sign the bundle again.") from error
+
+
+def _is_signed_by(stated: _Signature, key: Ed25519PublicKey) -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(base64.b64decode(stated.signature, validate=True), stated.signed_bytes)
+    except (InvalidSignature, binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Of the files that are there; the manifest always is."""
+    return {name: sha256_of(folder / name) for name in SIGNED_FILES if (folder / name).is_file()}
+
+
+def read_private_key(path: Path) -> Ed25519PrivateKey:
+    """An Ed25519 private key in PEM, without a password.
+
+    Raises:
+        UsageError: the file cannot be read, or holds none.
+        MissingPackage: ``cryptography`` is not installed.
+    """
+    content = _read_key(path, "private")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(content, password=None)
+    except TypeError as error:
+        raise UsageError(f"{path} is encrypted; a key without a password is needed.") from error
+    except Exception as error:  # ValueError, and the library's own for what it does not support
+        raise UsageError(f"{path} holds no private key in PEM. Make one with: {_NEW_KEY}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"{path} holds a key of another kind than Ed25519. Make one with: {_NEW_KEY}")
+    return key
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    content = _read_key(path, "public")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(content)
+    except Exception as error:
+        raise UsageError(
+            f"{path} holds no public key in PEM. It comes from the private one: openssl pkey -in key.pem -pubout"
+        ) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(f"{path} holds a key of another kind than Ed25519.")
+    return key
+
+
+def _read_key(path: Path, kind: str) -> bytes:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as error:
+        raise MissingPackage("signatures need the package cryptography: pip install 'edgepeft[serve]'.") from error
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_KEY_BYTES)
+    except OSError as error:
+        raise UsageError(
+            f"the {kind} key {path} cannot be read ({error.strerror}). Make one with: {_NEW_KEY}"
+        ) from error

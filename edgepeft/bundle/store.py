@@ -1,0 +1,141 @@
+"""Folders that are costly to make, kept for the next process: whole or absent, the least recently used first to go.
+
+Two flock(2) locks, which a killed process cannot leave behind: an exclusive one on the store while a folder
+is made or removed, and a shared one on each entry for as long as a process uses it.  The package filelock
+has no shared lock but an SQLite transaction kept open, hence the standard library's ``fcntl``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edgepeft.common.atomic import new_folder
+from edgepeft.common.resources import private_folder
+
+__all__ = ["Held", "Store"]
+
+_IN_USE = "in-use"  # locked by those who use the entry; its modification time is the entry's last use
+_LOCK = "lock"
+
+
+class Held:
+    """An entry that is not removed until it is released or garbage collected."""
+
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        self.folder = folder
+        self._release = weakref.finalize(self, os.close, descriptor)
+
+    def release(self) -> None:
+        """Let go; a second time does nothing."""
+        self._release()
+
+
+class Store:
+    """Entries ``root/<key>/`` of at most ``limit_bytes`` together; one in use is never removed for it."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self.root, self.limit_bytes = root, limit_bytes
+
+    def hold(self, key: str, build: Callable[[Path], None], sound: Callable[[Path], bool]) -> Held:
+        """The entry of that key, built first unless there is a sound one; several processes build it once.
+
+        Raises:
+            OSError, EdgepeftError: it is not there, and the folder cannot be written or locked.
+        """
+        private_folder(self.root)
+        held = self._existing(key, sound)
+        if held is not None:
+            return held
+        with _locked(self.root / _LOCK):
+            held = self._existing(key, sound)  # another process may have built it while this one waited
+            if held is None:
+                self._remove_leftovers()
+                with new_folder(self.root / key, force=True) as folder:
+                    build(folder)
+                    (folder / _IN_USE).touch()
+                held = self._existing(key, sound)
+                self._evict()
+        if held is None:
+            raise OSError(f"{self.root / key} is not what was just written there.")
+        return held
+
+    def _existing(self, key: str, sound: Callable[[Path], bool]) -> Held | None:
+        path = self.root / key / _IN_USE
+        descriptor = _shared(path)
+        if descriptor is None:
+            return None
+        held = Held(path.parent, descriptor)
+        if not sound(path.parent):
+            held.release()
+            return None
+        with contextlib.suppress(OSError):  # a folder that cannot be written is used as it is
+            os.utime(path)
+        return held
+
+    def _entries(self) -> list[Path]:
+        return [path for path in self.root.iterdir() if (path / _IN_USE).is_file() and not path.name.startswith(".")]
+
+    def _evict(self) -> None:
+        """Remove entries, the least recently used first, until the rest is within the limit."""
+        sizes = {entry: _n_bytes(entry) for entry in self._entries()}
+        total = sum(sizes.values())
+        for entry in sorted(sizes, key=lambda entry: (entry / _IN_USE).stat().st_mtime_ns):
+            if total <= self.limit_bytes:
+                return
+            if _remove(entry):
+                total -= sizes[entry]
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed process left half made; the store is locked, so no other process builds now."""
+        for path in self.root.glob(".*"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(entry: Path) -> bool:
+    """Remove an entry unless a process uses it; whether it was removed."""
+    import fcntl
+
+    with (entry / _IN_USE).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        shutil.rmtree(entry.rename(entry.with_name(f".{entry.name}.old")), ignore_errors=True)
+    return True
+
+
+def _shared(path: Path) -> int | None:
+    """A descriptor with a shared lock on the file that is at ``path`` now; None where there is none."""
+    try:
+        import fcntl
+    except ImportError as error:
+        raise OSError("this system has no flock(2)") from error
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)  # removed or replaced while this one waited for the lock
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _n_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())

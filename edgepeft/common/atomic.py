@@ -1,0 +1,238 @@
+"""Files and folders that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgepeft.common.errors import EdgepeftError, UsageError
+
+__all__ = [
+    "check_target",
+    "disk_errors",
+    "drop_leftovers",
+    "new_folder",
+    "refuse_mount_point",
+    "replacing",
+    "synced",
+    "write_atomically",
+    "write_json",
+]
+
+_TOKEN_BYTES = 4
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` that the block writes; then it takes the place: fsync, rename.
+
+    Raises:
+        EdgepeftError: no space left or no permission; the old file is untouched.
+    """
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(path)
+        try:
+            yield temporary
+            synced(temporary)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        synced(path.parent)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``, whole or not at all.
+
+    Raises:
+        EdgepeftError: no space left or no permission; the old file is untouched.
+    """
+    # Unlike tempfile's, with the mode that this process gives its files.
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(content)
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write ``document`` as indented UTF-8 JSON, atomically; what has no UTF-8, as in a file's name, becomes ``?``."""
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    write_atomically(path, text.encode(errors="replace"))
+
+
+def synced(path: Path) -> None:
+    """Wait until a file, or a folder's list of files, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, force: bool = False) -> Iterator[Path]:
+    """Fill a folder that appears whole or not at all.
+
+    Yields a temporary folder beside ``path``, which is renamed into place when the block ends.  Any exception, Ctrl-C
+    included, removes it and leaves what was at ``path`` as it was; what a killed process left there goes first.
+
+    Raises:
+        UsageError: ``path`` exists, and ``force`` is not given (or it is a file); it is a mount point; as
+            ``check_target``.
+        EdgepeftError: no space left or no permission.
+    """
+    path = path.absolute()
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{path} is a file; an output folder is needed. Choose another name.")
+    refuse_mount_point(path)
+    check_target(path)
+    if path.exists() and any(path.iterdir()) and not force:
+        raise UsageError(f"{path} exists already. Give --force to replace it, or choose another folder.")
+    made = [parent for parent in path.parents if not parent.exists()]
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _temporary(path) as temporary:
+            mode = temporary.stat().st_mode & 0o666  # what this process gives its files
+            try:
+                yield temporary
+                for file in temporary.rglob("*"):
+                    if file.is_file():
+                        file.chmod(mode)  # safetensors writes private files
+                        synced(file)
+                _swap_in(temporary, path)
+            except BaseException as error:
+                shutil.rmtree(temporary, ignore_errors=True)
+                with contextlib.suppress(OSError):  # not empty: another process has begun to use it
+                    for parent in made:
+                        parent.rmdir()
+                if isinstance(error, EdgepeftError) and str(temporary) in str(error):  # a name that nobody gave
+                    error.args = (str(error).replace(str(temporary), str(path)),)
+                raise
+        synced(path.parent)
+
+
+def check_target(path: Path) -> None:
+    """Check that a file or folder can be written at ``path``, before the work that makes it.
+
+    Raises:
+        UsageError: a file is in the way.
+        EdgepeftError: the nearest folder above is not this user's to write.
+    """
+    # Not Path.exists, which raises where a folder cannot be entered.
+    above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), Path("/"))  # noqa: PTH110
+    if not above.is_dir():
+        raise UsageError(f"{path} cannot be written: {above} is a file. Choose another place.")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise EdgepeftError(f"{path} cannot be written: {above} is not this user's to write. Choose another place.")
+
+
+def refuse_mount_point(path: Path) -> None:
+    """Check that a folder can be replaced, before the work that fills it.
+
+    Raises:
+        UsageError: something is mounted there, as a container's volume is.
+    """
+    if path.is_mount():
+        raise UsageError(
+            f"{path} is a mount point, which cannot be replaced by a new folder; give one inside it: {path / 'out'}."
+        )
+
+
+def drop_leftovers(path: Path) -> None:
+    """Remove what killed processes left beside ``path`` of folders that were to become it, or were it before."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 2 * _TOKEN_BYTES}"):
+        with contextlib.suppress(OSError), _flocked(left):
+            shutil.rmtree(left)
+
+
+@contextlib.contextmanager
+def disk_errors(target: Path) -> Iterator[None]:
+    """Turn an errno into a message about what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise EdgepeftError(
+                f"no space left on the disk while writing {target}; nothing was changed. Free some space, then repeat."
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise EdgepeftError(
+                f"{target} cannot be written ({error.strerror}). Give this user the right to write there, or work on a "
+                "copy."
+            ) from error
+        if error.errno == errno.EBUSY:  # a mount within one file system, which `refuse_mount_point` does not see
+            raise EdgepeftError(f"{target} is mounted and cannot be replaced; choose a folder inside it.") from error
+        raise
+
+
+def _beside(path: Path) -> Path:
+    """A name for what is to become ``path``: hidden, and not taken."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(_TOKEN_BYTES)}")
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new folder beside ``path``, locked as long as this process works in it; those that no process locks go."""
+    drop_leftovers(path)
+    temporary = _beside(path)
+    temporary.mkdir()
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # a file system without locks: nobody takes it for abandoned there either
+            held.enter_context(_flocked(temporary))
+        yield temporary
+
+
+@contextlib.contextmanager
+def _flocked(folder: Path) -> Iterator[None]:
+    """Hold flock(2) on a folder, which the kernel ends with the process.
+
+    Raises:
+        OSError: another process holds it, or it is no folder.
+    """
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _swap_in(temporary: Path, path: Path) -> None:
+    """Rename ``temporary`` to ``path``; an old folder is exchanged with it, or moved aside first, and removed last."""
+    if not path.exists():
+        temporary.rename(path)
+        return
+    if _exchanged(temporary, path):
+        shutil.rmtree(temporary, ignore_errors=True)
+        return
+    aside = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+    path.rename(aside / "old")
+    try:
+        temporary.rename(path)
+    except BaseException:
+        (aside / "old").rename(path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Whether the two folders have changed places in one step, so that there is one at each name at any moment.
+
+    By Linux' renameat2(2), which Python does not have; some file systems (vfat, NFS) cannot.
+    """
+    import ctypes
+
+    at_folder, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and call(at_folder, os.fsencode(one), at_folder, os.fsencode(other), exchange) == 0

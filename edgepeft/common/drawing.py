@@ -1,0 +1,209 @@
+"""Pictures with matplotlib: heat maps with readable labels, and files whose bytes depend on their content alone.
+
+Without pyplot there is no window system and no state; the user's style is not applied.  Texts are never read as
+mathematics, so a label may hold a dollar sign.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from edgepeft.common.atomic import write_atomically
+
+__all__ = ["BLUE", "RED", "Panel", "cell_inches", "heat_map", "one", "panels", "save", "save_as", "styled", "title"]
+
+COLOURS = "viridis"  # sequential, and the same order of brightness for every kind of colour vision
+BLUE, RED = "#0072b2", "#d55e00"  # of Okabe and Ito's palette
+MISSING = "0.88"
+LONGEST_NAME = 28
+MOST_INCHES = 24.0  # of a picture's side, margins apart: thousands of labels still make a file that opens
+
+_STYLE: dict[str, Any] = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.facecolor": "white",
+    "figure.dpi": 100,
+    "font.size": 10,
+    "savefig.dpi": 130,
+    "svg.fonttype": "none",  # text stays text: searchable, and small
+    "svg.hashsalt": "edgepeft",
+    "text.parse_math": False,
+}
+# Neither a time nor a version in the file.
+_METADATA: dict[str, dict[str, Any]] = {".png": {"Software": None}, ".svg": {"Date": None, "Creator": None}}
+
+
+class Panel(NamedTuple):
+    """One heat map of several: ``values`` [rows][columns], None where there is none."""
+
+    title: str
+    values: Sequence[Sequence[float | None]]
+    rows: Sequence[object]
+    columns: Sequence[object]
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Draw within the block: the picture looks alike on every machine."""
+    with style.context(["default", _STYLE], after_reset=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a label in a script that the font lacks
+        yield
+
+
+def one(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes, in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def cell_inches(n: int, wanted: float, most: float = MOST_INCHES) -> float:
+    """The side of a cell, so that ``n`` of them are at most ``most`` inches."""
+    return min(wanted, most / max(n, 1))
+
+
+def title(axes: Axes, text: str, note: str) -> None:
+    """What it is, and in smaller letters what it was measured on."""
+    lines = note.count("\n") + 1
+    axes.set_title(_shown(text, 90), loc="left", fontsize=12, pad=10 + 12 * lines)
+    small = axes.annotate(note, (0, 1), (0, 6), "axes fraction", "offset points", fontsize=9, color="0.35", va="bottom")
+    small.set_in_layout(False)  # it may stand past the axes without narrowing them
+
+
+def heat_map(
+    axes: Axes,
+    values: Sequence[Sequence[float | None]],
+    rows: Sequence[object],
+    columns: Sequence[object],
+    *,
+    lowest: float,
+    highest: float,
+    cell: tuple[float, float],
+    decimals: int = 1,
+    missing: str = "white",
+) -> QuadMesh:
+    """Draw a table of numbers as coloured cells, the first row on top.
+
+    Args:
+        axes: where to draw.
+        values: [rows][columns], None where there is no value.
+        rows: names at the left.
+        columns: names below.
+        lowest: the value of the darkest colour.
+        highest: the value of the brightest colour.
+        cell: a cell's width and height in inches; numbers stand in cells that are large enough.
+        decimals: of the numbers.
+        missing: the colour of cells without a value.
+    """
+    table = np.array([[np.nan if value is None else value for value in row] for row in values], dtype=float)
+    colours = matplotlib.colormaps[COLOURS].with_extremes(bad=missing)
+    if highest <= lowest:
+        lowest, highest = lowest - 0.5, highest + 0.5
+    edges = "white" if min(cell) >= 0.12 else "none"  # lines would cover smaller cells
+    mesh = axes.pcolormesh(table, cmap=colours, vmin=lowest, vmax=highest, edgecolors=edges, linewidth=0.6)
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    _ticks(axes, rows, columns, cell)
+    _numbers(axes, table, lowest + 0.6 * (highest - lowest), cell, decimals)
+    return mesh
+
+
+def panels(
+    drawn: Sequence[Panel], *, title: str, note: str, x_label: str, y_label: str, legend: str, highest: float
+) -> Figure:
+    """Heat maps of one scale, in rows of up to three of them; row names stand at the left ones only."""
+    n_rows, n_columns = len(drawn[0].rows), len(drawn[0].columns)
+    across = min(len(drawn), 3 if n_columns <= 10 else 2 if n_columns <= 24 else 1)
+    down = -(-len(drawn) // across)
+    wide = cell_inches(n_columns, 0.62 if len(drawn) == 1 else 0.42, most=MOST_INCHES / across)
+    tall = cell_inches(n_rows, 0.42 if len(drawn) == 1 else 0.34, most=MOST_INCHES / down)
+    names = max(len(_shown(name)) for name in drawn[0].rows)
+    width = max(across * max(wide * n_columns, 1.6) + 0.085 * names + 1.9, 6.8)
+    height = down * (max(tall * n_rows, 0.5) + 0.55) + 1.5
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False)
+    mesh = None
+    for axes, panel in zip(grid.flat, drawn, strict=False):
+        left = axes in grid[:, 0]
+        mesh = heat_map(
+            axes,
+            panel.values,
+            panel.rows if left else [""] * n_rows,
+            panel.columns,
+            lowest=0.0,
+            highest=highest,
+            cell=(wide, tall),
+            decimals=2,
+            missing=MISSING,
+        )
+        axes.set_title(panel.title, loc="left", fontsize=10)
+        if left:
+            axes.set_ylabel(y_label)
+    for axes in list(grid.flat)[len(drawn) :]:
+        axes.set_axis_off()
+    for column in range(across):
+        grid[(len(drawn) - 1 - column) // across, column].set_xlabel(x_label)
+    figure.suptitle(f"{_shown(title, 90)}\n{note}", fontsize=12, x=0.01, ha="left")
+    assert mesh is not None
+    figure.colorbar(
+        mesh, ax=grid, location="bottom", label=legend, aspect=4 * width, fraction=0.35 / height, shrink=0.9
+    )
+    return figure
+
+
+def save(figure: Figure, folder: Path, stem: str) -> tuple[str, str]:
+    """Write ``stem.png`` and ``stem.svg``; the same picture gives the same bytes."""
+    for suffix in _METADATA:
+        save_as(figure, folder / f"{stem}{suffix}")
+    return f"{stem}.png", f"{stem}.svg"
+
+
+def save_as(figure: Figure, path: Path) -> None:
+    """Write one picture, a PNG or an SVG by its name; the same picture gives the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format=path.suffix.removeprefix("."), metadata=_METADATA[path.suffix])
+    write_atomically(path, file.getvalue())
+
+
+def _numbers(axes: Axes, table: NDArray[np.float64], bright: float, cell: tuple[float, float], decimals: int) -> None:
+    """Each value in its cell, in black from ``bright`` on; nothing where they would not fit."""
+    texts = {place: f"{value:.{decimals}f}" for place, value in np.ndenumerate(table) if not np.isnan(value)}
+    widest = max(map(len, texts.values()), default=1)
+    size = min(9.0, 72 * cell[0] / (0.72 * widest), 72 * cell[1] / 1.6)  # a digit is about 0.6 of its size wide
+    if size < 5.5:
+        return
+    for (row, column), text in texts.items():
+        colour = "black" if table[row, column] >= bright else "white"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=size)
+
+
+def _ticks(axes: Axes, rows: Sequence[object], columns: Sequence[object], cell: tuple[float, float]) -> None:
+    """Names beside the cells; every second, third, ... of them where all would overlap."""
+    widest = max((len(_shown(name)) for name in columns), default=1)
+    for names, axis, side, needed in ((rows, axes.yaxis, cell[1], 0.15), (columns, axes.xaxis, cell[0], 0.09 * widest)):
+        places = range(0, len(names), max(1, math.ceil(needed / side)))
+        axis.set_ticks([place + 0.5 for place in places], [_shown(names[place]) for place in places])
+    axes.tick_params(labelsize=9)
+
+
+def _shown(name: object, longest: int = LONGEST_NAME) -> str:
+    """A name on one line, without characters that XML cannot hold; of a long one the middle is left out."""
+    text = "".join(character if character.isprintable() else " " for character in str(name))
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - 1 - end].rstrip()}…{text[-end:].lstrip()}"

@@ -1,0 +1,81 @@
+"""Where shipped data and caches lie, and how a file is told from another."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+from edgepeft.common.errors import EdgepeftError
+
+__all__ = ["cache_folder", "data_folder", "file_identity", "package_data", "private_folder", "sha256_of"]
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent
+
+
+def package_data(name: str) -> Path:
+    """A file or folder that the wheel carries in ``edgepeft/_data``."""
+    return _PACKAGE / "_data" / name
+
+
+def data_folder(name: str) -> Path:
+    """``profiles`` or ``bench/scenarios``: from the checkout when there is one, else from the wheel."""
+    checkout = _CHECKOUT / name
+    if checkout.is_dir() and (_CHECKOUT / "pyproject.toml").is_file():
+        return checkout
+    return package_data(name)
+
+
+def cache_folder() -> Path:
+    """The folder of what can be made anew: ``EDGEPEFT_CACHE``, or ``edgepeft`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Raises:
+        EdgepeftError: neither is set, and this user has no home, as in a container under a number of its own.
+    """
+    if configured := os.environ.get("EDGEPEFT_CACHE"):
+        return Path(configured)
+    shared = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if shared.is_absolute():  # XDG: a relative path is ignored
+        return shared / "edgepeft"
+    try:
+        return Path.home() / ".cache" / "edgepeft"
+    except RuntimeError as error:
+        raise EdgepeftError(
+            f"there is no folder for the cache: HOME is not set, and user {os.getuid()} has no home. "
+            "Set EDGEPEFT_CACHE to a folder."
+        ) from error
+
+
+def private_folder(path: Path) -> Path:
+    """The folder itself, made where it is missing, with nobody else's access to what is kept in it.
+
+    Raises:
+        OSError: it cannot be made, or belongs to another user, who could have put anything there.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):  # root may write anywhere
+        raise OSError(
+            errno.EPERM, f"{path} belongs to user {status.st_uid}; set EDGEPEFT_CACHE to a folder of your own"
+        )
+    if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def file_identity(path: Path) -> str:
+    """A text that changes whenever the file is replaced or written to: its place, size and times.
+
+    Raises:
+        OSError: it is not there.
+    """
+    status = path.stat()
+    return f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's bytes, read in one pass of constant memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

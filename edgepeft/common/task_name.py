@@ -1,0 +1,74 @@
+"""Names of tasks, which are also names of files and parts of URLs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+
+from edgepeft.common.errors import UsageError
+
+__all__ = [
+    "CHECK",
+    "GRAPH",
+    "SUFFIXES",
+    "TASK_NAME",
+    "TRAINING",
+    "WEIGHTS",
+    "check_new_name",
+    "check_task_name",
+    "check_task_names",
+    "named_after",
+]
+
+TASK_NAME = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$"
+# A task's files, after its name; the last has what is more than a graph can hold.
+SUFFIXES = GRAPH, CHECK, TRAINING, WEIGHTS = ".onnx", ".check.safetensors", ".train.onnx", ".weights.safetensors"
+_RESERVED = TRAINING.removesuffix(GRAPH)  # a name that ends so has another task's training graph for its graph
+
+
+def check_task_name(name: str) -> str:
+    """The name itself, where a task of a bundle may have it.
+
+    Raises:
+        UsageError: it has other characters than letters, digits, ``.``, ``_`` and ``-``, starts with a dot, or is long.
+    """
+    if not re.fullmatch(TASK_NAME, name):
+        raise UsageError(
+            f"{name!r} cannot be a task's name: letters, digits, '.', '_' and '-' only, no dot in front, at most 100."
+        )
+    return name
+
+
+def check_new_name(name: str, beside: Iterable[str] = ()) -> str:
+    """The name itself, where a new task may have it among the tasks ``beside`` it.
+
+    Raises:
+        UsageError: as ``check_task_name``; it ends as a task's training graph does; or it differs from another task's
+            in capital letters only, and some file systems take the files of both for one.
+    """
+    check_task_name(name)
+    if name.lower().endswith(_RESERVED):
+        raise UsageError(f"{name!r} cannot be a new task's name: {_RESERVED!r} at its end marks training graphs.")
+    for other in beside:
+        if other != name and other.lower() == name.lower():
+            raise UsageError(f"{name!r} differs from the task {other!r} in capital letters only; choose another name.")
+    return name
+
+
+def check_task_names(names: Iterable[str]) -> None:
+    """See that tasks which stand together have names of tasks, and no file in common.
+
+    Raises:
+        UsageError: says which does not.
+    """
+    listed = [check_task_name(name) for name in names]
+    owners: dict[str, str] = {}
+    for name, suffix in itertools.product(listed, SUFFIXES):
+        if owners.setdefault(f"{name}{suffix}", name) != name:
+            raise UsageError(f"the tasks {owners[name + suffix]!r} and {name!r} would share the file {name + suffix}.")
+
+
+def named_after(method: str) -> str:
+    """A task's or template's name made from a method's: ``compacter++`` becomes ``compacter-plus-plus``."""
+    return method.replace("+", "-plus")

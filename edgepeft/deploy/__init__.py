@@ -1,0 +1,1 @@
+"""What changes or judges a bundle: install, verify, merge, fit, cost, audit."""

@@ -1,0 +1,217 @@
+"""Parity replayed without torch: a task's check file against what ONNX Runtime gives here.
+
+What may differ depends on how the weights are stored.  In float32 nothing but the last digits; a delta rounded
+to half precision keeps every clear decision; 8-bit weights move logits by what the processor's instructions and
+the batch make of them, so that decisions are counted, of which a few may change.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from platform import machine
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from edgepeft.bundle.manifest import OnData, Verification
+from edgepeft.common.errors import BundleError, VerificationFailed
+from edgepeft.data.several import Standing
+from edgepeft.device.host.machine import isa_flags
+from edgepeft.runtime.inputs import Inputs
+from edgepeft.runtime.packed import put
+from edgepeft.tasks.base import Agreement, Kind, same_best
+
+__all__ = [
+    "EXACT",
+    "LOGIT_TOLERANCE",
+    "DataCheck",
+    "Tolerance",
+    "allowed_for",
+    "compare_logits",
+    "in_groups",
+    "pack_check",
+    "read_check",
+    "replay",
+    "require_passed",
+]
+
+LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
+GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
+
+RunRows = Callable[[Inputs], NDArray[np.float32]]
+Compare = Callable[[NDArray[Any], NDArray[Any], float | None], Agreement]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``difference`` of a logit (None: any), and the share of decided rows whose decision may change."""
+
+    difference: float | None
+    changed: float = 0.0
+
+    def at_least(self, changed: float) -> Tolerance:
+        """The same, where it does not allow as many decisions to change."""
+        return replace(self, changed=max(self.changed, changed))
+
+
+REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
+EXACT = Tolerance(LOGIT_TOLERANCE)
+_ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
+_QUANTISED = Tolerance(None, 0.02)
+
+
+def allowed_for(backbone: str, delta: str) -> Tolerance:
+    """What a bundle's ``weights_dtype`` and a task's allow."""
+    if backbone == "int8":
+        return _QUANTISED
+    return _ROUNDED if delta == "fp16" else EXACT
+
+
+def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:
+    """Logits [rows, outputs] in the rows' own order; of tokens [rows, length, outputs], 0 where there is none."""
+    parts = [(rows, run(part)) for rows, part in in_groups(inputs)]
+    mask, of_first = inputs["attention_mask"], parts[0][1].shape
+    logits = np.zeros((*mask.shape[: len(of_first) - 1], of_first[-1]), np.float32)
+    for rows, part in parts:
+        put(logits, rows, part)
+    return logits if logits.ndim == 2 else logits * (mask != 0)[..., None]
+
+
+def in_groups(inputs: Inputs) -> Iterator[tuple[NDArray[np.intp], Inputs]]:
+    """Rows of like length, cut to their longest, with the places that they have in all."""
+    lengths = inputs["attention_mask"].sum(axis=1)
+    order = np.argsort(lengths, kind="stable")
+    for start in range(0, len(order), GROUP_ROWS):
+        rows = order[start : start + GROUP_ROWS]
+        longest = int(lengths[rows].max())
+        yield rows, {name: np.ascontiguousarray(values[rows, :longest]) for name, values in inputs.items()}
+
+
+def pack_check(inputs: Inputs, logits: NDArray[np.float32]) -> bytes:
+    """The content of a check file: int64 [rows, length] by input name, float32 ``logits`` [rows, outputs], or of tokens
+    [rows, length, outputs]."""
+    return save({**inputs, "logits": np.ascontiguousarray(logits, np.float32)}, metadata={"format": "edgepeft.check/1"})
+
+
+def read_check(content: bytes, where: str) -> tuple[dict[str, NDArray[np.int64]], NDArray[np.float32]]:
+    """Token ids and masks, and PyTorch's logits.
+
+    Raises:
+        BundleError: damaged, or without what a check needs.
+    """
+    try:
+        tensors: dict[str, Any] = load(content)
+    except (SafetensorError, ValueError, TypeError, KeyError) as error:  # the last two: a type that NumPy lacks
+        raise BundleError(f"{where} is not a check file ({error}).") from error
+    logits = tensors.pop("logits", None)
+    shapes = {value.shape for value in tensors.values()}
+    sound = logits is not None and logits.ndim in (2, 3) and "input_ids" in tensors and "attention_mask" in tensors
+    leading = () if logits is None else logits.shape[:-1]  # those of the rows, or of their tokens
+    if not sound or len(shapes) != 1 or leading != next(iter(shapes))[: len(leading)] or not len(tensors["input_ids"]):
+        raise BundleError(f"{where} is not a check file: it needs input_ids, attention_mask and logits of equal rows.")
+    return tensors, logits
+
+
+def replay(
+    run: RunRows,
+    inputs: Inputs,
+    reference: NDArray[np.float32],
+    allowed: Tolerance = EXACT,
+    compare: Compare = same_best,
+) -> Verification:
+    """Run the check's rows and compare with PyTorch's logits, decisions by the task's kind."""
+    return compare_logits(reference, run_in_groups(run, inputs), allowed, compare)
+
+
+def compare_logits(
+    reference: NDArray[np.float32],
+    logits: NDArray[np.float32],
+    allowed: Tolerance = EXACT,
+    compare: Compare = same_best,
+) -> Verification:
+    """Largest logit difference, and equal decisions wherever the reference's margin exceeds twice the tolerance.
+
+    Raises:
+        VerificationFailed: the two are not of one shape.
+    """
+    _require_one_shape(reference, logits)
+    agreement, undecided = compare(reference, logits, allowed.difference)
+    return Verification(
+        rows=len(reference),
+        max_abs_difference=float(np.abs(reference.astype(np.float64) - logits).max()),
+        tolerance=allowed.difference,
+        changed_tolerance=allowed.changed,
+        agreement=agreement,
+        undecided=undecided,
+        isa=" ".join((machine(), *isa_flags())),
+        onnxruntime=metadata.version("onnxruntime"),
+    )
+
+
+def _require_one_shape(reference: NDArray[Any], logits: NDArray[Any]) -> None:
+    if reference.shape != logits.shape:
+        raise VerificationFailed(f"the check has logits {list(reference.shape)}, the model gives {list(logits.shape)}.")
+
+
+def require_passed(task: str, result: Verification) -> None:
+    """See that a comparison is within tolerance.
+
+    Raises:
+        VerificationFailed: it is not; the message gives the difference.
+    """
+    bound = math.inf if result.tolerance is None else result.tolerance
+    # Not "difference > tolerance": a NaN must fail.
+    close = result.max_abs_difference <= bound and math.isfinite(result.max_abs_difference)
+    agreement = (result.data or result).agreement
+    if close and 1 - agreement <= result.changed_tolerance + 1e-9:  # two of a hundred are not more than 2 %
+        return
+    where = f"its {result.rows} check rows" if result.data is None else f"{result.data.rows} rows of data"
+    if result.tolerance is None:
+        raise VerificationFailed(
+            f"task {task}: with 8-bit weights {1 - agreement:.1%} of the decisions on {where} are not PyTorch's "
+            f"(allowed: {result.changed_tolerance:.0%}; largest logit difference {result.max_abs_difference:.3g}). "
+            "Verify on the task's own texts (--verify-data), or export with --weights fp32."
+        )
+    raise VerificationFailed(
+        f"task {task}: ONNX Runtime differs from {REFERENCES[result.reference]} by {result.max_abs_difference:.3g} "
+        f"on {where} (tolerance {bound:.0e}), with {agreement:.1%} of the decisions equal."
+    )
+
+
+@dataclass(frozen=True)
+class DataCheck:
+    """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %.
+
+    Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
+    ``targets`` are as the task's ``kind`` has them; ``standing`` says how token rows make rows.
+    """
+
+    inputs: Inputs
+    reference: NDArray[np.float32]
+    targets: NDArray[Any] | None
+    kind: Kind
+    standing: Standing = field(default_factory=Standing)
+
+    def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
+        """What ``run`` gives for these rows.
+
+        Raises:
+            VerificationFailed: another number of logits.
+        """
+        logits = run_in_groups(run, self.inputs)
+        _require_one_shape(self.reference, logits)
+        reference, logits = (self.standing.by_row(each, self.kind.pool) for each in (self.reference, logits))
+        agreement, undecided = self.kind.agreement(reference, logits, allowed.difference)
+        facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
+        if self.targets is None:
+            return OnData.model_validate(facts)
+        name, kind = self.kind.metric_or_default(None), self.kind
+        by_engine = {"pytorch": reference, "onnxruntime": logits}
+        scores = {engine: kind.score(name, self.targets, kind.outputs(found)) for engine, found in by_engine.items()}
+        return OnData.model_validate({**facts, "metric": name, **scores})

@@ -1,0 +1,1 @@
+"""This machine and others: host, limits, profiles, prediction, doctor."""

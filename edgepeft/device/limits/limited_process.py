@@ -1,0 +1,280 @@
+"""Run a program under a device's cores and memory (SPARTAN, arXiv:2211.16634, appendix F).
+
+The limits hold a child process, never this one. Backends are tried in order and what one of them
+achieved is read back from the kernel, so a result can say what it was measured under.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from edgepeft.common.errors import DoesNotFit, EdgepeftError
+from edgepeft.device.host.cores import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
+from edgepeft.device.limits import cgroup_v1, cgroup_v2, rlimit, systemd_scope
+from edgepeft.device.limits.launch import Launch, NoMemoryToStart
+from edgepeft.device.limits.placement import Emulation, InForce, LauncherReport, Limits, Placement, Unavailable
+
+__all__ = ["BACKENDS", "InForce", "LimitedProcess", "Limits", "judge"]
+
+Prepare = Callable[[Limits, Sequence[int] | None], Placement]
+
+# In order of preference; the last one always works.
+BACKENDS: tuple[Prepare, ...] = (
+    cgroup_v2.prepare,
+    cgroup_v1.prepare,
+    systemd_scope.prepare,
+    rlimit.prepare,
+)
+
+_LOADS_NOTHING = 32 << 20  # bytes of address space that no Python, let alone a runtime, is loaded in
+
+# What a program prints when an allocation is refused, as RLIMIT_AS makes it: Python, C++, C, the
+# dynamic linker, ONNX Runtime, torch.
+_OUT_OF_MEMORY = (
+    "memoryerror",
+    "std::bad_alloc",
+    "cannot allocate memory",
+    "failed to map segment",
+    "failed to allocate memory",
+    "can't allocate memory",
+    "out of memory",
+)
+
+
+class LimitedProcess:
+    """A program running under limits; a context manager that leaves nothing behind.
+
+    ``in_force`` is what limits it, ``popen`` the running process. Leaving the block kills the
+    program if it still runs, and removes its groups; the counters stay readable afterwards.
+
+    Raises:
+        DoesNotFit: the limits do not even let the program start.
+        UsageError: the program cannot be started at all.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        limits: Limits,
+        *,
+        backends: Sequence[Prepare] = BACKENDS,
+        **popen: Any,
+    ):
+        """Start it; ``backends`` are tried in order, ``popen`` is for :class:`subprocess.Popen`.
+
+        Standard input and output are pipes, and errors go where this process's go, unless ``popen`` says otherwise.
+        """
+        self.limits = limits
+        self._launch: Launch | None = None
+        self._final: tuple[int, int | None] | None = None
+        self._resident_peak: int | None = None
+        cpus = None if limits.cores is None else pick_cpus(min(limits.cores, usable_cores()))
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, **popen}
+        refused: list[str] = []
+        for prepare in backends:
+            try:
+                self._start(prepare(limits, cpus), list(argv), options, refused)
+                return
+            except Unavailable as reason:
+                refused.append(str(reason))
+        raise EdgepeftError(f"no way to limit a process works here: {'; '.join(refused)}.")
+
+    def _start(self, placement: Placement, argv: list[str], options: dict[str, Any], refused: Sequence[str]) -> None:
+        """Start ``argv`` in ``placement``, or take it down again and say why not."""
+        self._placement = placement
+        try:
+            self._launch = Launch(placement, argv, options)
+            report = self._launch.report()
+            placement.entered(report)
+            self.in_force = judge(self.limits, placement, report, refused)
+            self._cores_at_start = len(report.cpus)
+            self._group_at_start = (self._memory_in_group(), placement.quota_in_force())
+            self._launch.go()
+        except NoMemoryToStart:
+            self.close()
+            raise self._error() from None
+        except BaseException:
+            self.close()
+            self._launch, self._final = None, None
+            raise
+
+    @property
+    def popen(self) -> subprocess.Popen[Any]:
+        """The program's process: after the launcher's exec its pid is the work's."""
+        assert self._launch is not None  # only while the constructor still looks for a backend
+        return self._launch.process
+
+    def change_quota(self, cores: float) -> float:
+        """Give the running program another quota; return the one in force, lower where a group around it is tighter.
+
+        Raises:
+            EdgepeftError: it has none that could be changed, or the kernel refuses.
+        """
+        Limits(cpu_quota=cores)  # that it is one
+        try:
+            self._placement.change_quota(cores)
+        except (OSError, Unavailable) as error:
+            raise EdgepeftError(f"a CPU quota of {cores:g} cores cannot be set: {error}.") from error
+        quota = self._placement.quota_in_force()
+        if quota is None:
+            raise EdgepeftError(f"a CPU quota of {cores:g} cores was set, none is in force.")
+        self._group_at_start = (self._group_at_start[0], quota)
+        return quota
+
+    def throttled(self) -> tuple[int, int] | None:
+        """Periods of the quota so far, and in how many of them the program used it up."""
+        return self._placement.throttled()
+
+    def lost(self) -> str | None:
+        """What of the limits no longer holds on the running program; None where all is as it was at the start."""
+        if self._final is not None or self.popen.poll() is not None:
+            return None
+        if not self._placement.holds(self.popen.pid):
+            return f"the program left its group ({self._placement.backend}): it was moved, or the group removed"
+        cpus = affinity_of(self.popen.pid)
+        if self.limits.cores is not None and len(cpus) > self._cores_at_start:
+            return f"the program may run on {len(cpus)} cores, at the start on {self._cores_at_start}"
+        now = (self._memory_in_group(), self._placement.quota_in_force())
+        for what, current, before in zip(("memory limit", "CPU quota"), now, self._group_at_start, strict=True):
+            if current != before:
+                return f"the {what} changed from {before} to {current} while the program ran"
+        return None
+
+    def _memory_in_group(self) -> int | None:
+        """What the group allows; None without one: an address space's limit cannot change from outside."""
+        if self._placement.address_space_bytes is not None:
+            return None
+        return self._placement.memory_in_force(LauncherReport(self.popen.pid, (), None))
+
+    def oom_killed(self) -> bool:
+        """Whether the kernel killed the program, or a part of it, for memory."""
+        return (self._final[0] if self._final else self._placement.oom_kills()) > 0
+
+    def peak_bytes(self) -> int | None:
+        """The most memory used: the group's counter, else the resident peak while the program lives."""
+        if self._final:
+            return self._final[1]
+        if (peak := self._placement.peak_bytes()) is not None:
+            return peak
+        with contextlib.suppress(OSError, psutil.Error):
+            self._resident_peak = _resident_peak(self.popen.pid) or self._resident_peak
+        return self._resident_peak
+
+    def raise_if_out_of_memory(self, stderr: str = "") -> None:
+        """Call when the program failed; ``stderr`` (its last words) is the evidence under RLIMIT_AS.
+
+        Raises:
+            DoesNotFit: it was stopped for memory.
+        """
+        allowed, refused = self._placement.address_space_bytes, False
+        if allowed is not None:  # by the program's own words; an exec without room for it ends in a segmentation fault
+            unloadable = allowed < _LOADS_NOTHING and self.popen.poll() == -signal.SIGSEGV
+            refused = unloadable or any(phrase in stderr.lower() for phrase in _OUT_OF_MEMORY)
+        if refused or self.oom_killed():
+            raise self._error()
+
+    def _error(self) -> DoesNotFit:
+        allowed = self.limits.memory_bytes or 0
+        in_force = getattr(self, "in_force", None)
+        if in_force is not None and in_force.memory_bytes is not None:
+            allowed = in_force.memory_bytes
+        return DoesNotFit(
+            f"the work does not fit: {allowed} bytes ({allowed / 1e6:.0f} MB) of memory are allowed,"
+            " more than that needed. Take a smaller batch or length, or a profile with more memory."
+        )
+
+    def close(self) -> None:
+        """Stop the program if it runs, keep its counters, remove its groups. May be called twice."""
+        if self._final is not None:
+            return
+        try:
+            if self._launch is not None:
+                self.peak_bytes()
+                self._launch.stop()
+        finally:
+            self._final = (self._placement.oom_kills(), self._placement.peak_bytes() or self._resident_peak)
+            if self._launch is not None:
+                self._launch.release()
+            self._placement.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _resident_peak(pid: int) -> int | None:
+    """VmHWM of a living process, in bytes."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+_QUOTA_STEP = 0.0006  # systemd rounds to a tenth of a per cent of a core
+
+
+def judge(limits: Limits, placement: Placement, report: LauncherReport, refused: Sequence[str] = ()) -> InForce:
+    """What is in force on a child that entered ``placement``; ``refused``: backends that did not work."""
+    notes = [*placement.notes]
+    grades = []
+    cores = len(report.cpus)
+    memory = placement.memory_in_force(report)
+    if limits.cores is not None:
+        cores = _cores(limits.cores, cores, notes)
+        grades.append(cores == limits.cores)
+    if limits.memory_bytes is not None:
+        memory, exact = _memory(limits.memory_bytes, memory, notes)
+        grades.append(exact and placement.memory_is_strict)
+    quota = placement.quota_in_force()
+    if limits.cpu_quota is not None:
+        grades.append(quota is not None and abs(quota - limits.cpu_quota) <= _QUOTA_STEP)
+        if not grades[-1]:
+            in_force = "none" if quota is None else f"{quota:g}"
+            notes.append(f"a quota of {limits.cpu_quota:g} cores was asked for, {in_force} is in force")
+    if refused and placement.backend != "cgroup v1":  # without version 2, version 1 is the ordinary way
+        notes.append(f"not used: {'; '.join(refused)}")
+    # Whether anything asked holds the child at all, though not exactly as asked.
+    fewer = limits.cores is not None and len(report.cpus) < len(affinity())
+    less = limits.memory_bytes is not None and placement.memory_in_force(report) is not None
+    anything = any(grades) or fewer or less
+    emulation: Emulation = "full" if grades and all(grades) else "partial" if anything else "none"
+    return InForce(placement.backend, cores, memory, emulation, tuple(notes), quota)
+
+
+def _cores(asked: int, inside: int, notes: list[str]) -> int:
+    """Cores the child can keep busy: those it may run on, less what a quota around us takes."""
+    around = cpu_quota()
+    if around is not None and around < inside:
+        notes.append(f"a control group around this process gives {around:g} cores' time")
+        inside = max(1, int(around))
+    if inside < asked:
+        notes.append(f"the host has {inside} usable cores, the profile {asked}: clamped to {inside}")
+    elif inside > asked:
+        notes.append(f"{asked} cores were asked for, {inside} are in force")
+    return inside
+
+
+def _memory(asked: int, in_force: int | None, notes: list[str]) -> tuple[int | None, bool]:
+    """Bytes in force, and whether they are those asked for (limits are kept in whole pages)."""
+    host = psutil.virtual_memory().total
+    if host < asked:
+        notes.append(f"the host has {host} bytes of memory, the profile {asked}: it ends earlier than the device")
+        in_force = host if in_force is None else min(in_force, host)
+        return in_force, False
+    if in_force is None:
+        notes.append("memory is not limited")
+        return None, False
+    if abs(in_force - asked) >= mmap.PAGESIZE:
+        notes.append(f"{asked} bytes of memory were asked for, {in_force} are in force")
+        return in_force, False
+    return in_force, True

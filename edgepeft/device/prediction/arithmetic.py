@@ -1,0 +1,79 @@
+"""What a processor cannot do in hardware, and what 8-bit or half-precision weights then cost or save on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgepeft.device.host import groups
+from edgepeft.device.host.machine import cpu_model, isa_flags
+from edgepeft.device.profiles.schema import Latency, Profile
+
+__all__ = ["Processor", "missing_arithmetic", "of_host", "of_profile"]
+
+_DOT = ("asimddp", "i8mm")  # products of 8-bit numbers, summed to 32 bits, in one instruction
+_HALF = ("fphp", "asimdhp")  # arithmetic on 16-bit floating-point numbers
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A device's name, and which arithmetic it is known to lack."""
+
+    name: str
+    lacks_dot_product: bool
+    lacks_half: bool
+    profile: Profile | None = None
+
+
+def of_profile(profile: Profile) -> Processor:
+    """The processor of a profile; an instruction that the profile does not mention counts as there."""
+    absent, present = set(profile.isa.absent), set(profile.isa.value)
+    no_dot, no_half = (bool(absent & set(names)) and not present & set(names) for names in (_DOT, _HALF))
+    return Processor(profile.name, no_dot, no_half, profile)
+
+
+def of_host(proc: Path = groups.PROC) -> Processor:
+    """This host, if it is an Arm one: on others ONNX Runtime has other 8-bit kernels."""
+    flags = set(isa_flags(proc))
+    arm = "asimd" in flags
+    return Processor(cpu_model(proc), arm and not flags & set(_DOT), arm and not flags & set(_HALF))
+
+
+def missing_arithmetic(processor: Processor, *, int8: bool, fp16: bool) -> list[str]:
+    """A sentence for each kind of weights that is stored and that the processor has no arithmetic for."""
+    costs = []
+    if int8 and processor.lacks_dot_product:
+        costs.append(
+            f"int8 on {processor.name}: it has no dot product ({_DOT[0]}), so 8-bit numbers are widened before they "
+            f"are multiplied. The file is a quarter of the size; {_published(processor.profile)}"
+        )
+    if fp16 and processor.lacks_half:
+        costs.append(
+            f"half precision on {processor.name}: it has no fp16 arithmetic ({_HALF[0]}), so values are widened to "
+            "fp32 when they are loaded. The file is half the size; neither time nor memory is saved."
+        )
+    return costs
+
+
+def _published(profile: Profile | None) -> str:
+    """What int8 gained on the device with whatever runtime it was measured; ONNX Runtime's gain is another."""
+    pairs = _pairs(profile) if profile is not None else []
+    if not pairs:
+        return "whether it is faster at all must be measured there: edgepeft bench --profile, on the board."
+    gains = ", ".join(
+        f"{fast.model} {slow.value / fast.value:.1f}x ({slow.value:g} -> {fast.value:g} ms, {fast.runtime})"
+        for slow, fast in pairs
+    )
+    runtime = "" if any("onnx" in fast.runtime.lower() for _, fast in pairs) else "; with ONNX Runtime nothing is known"
+    return f"published gains there: {gains}{runtime}."
+
+
+def _pairs(profile: Profile) -> list[tuple[Latency, Latency]]:
+    """fp32 and int8 latencies of one model with one runtime."""
+    return [
+        (slow, fast)
+        for fast in profile.latencies
+        for slow in profile.latencies
+        if (slow.precision, fast.precision) == ("fp32", "int8")
+        and (slow.model, slow.runtime, slow.threads) == (fast.model, fast.runtime, fast.threads)
+    ]

@@ -1,0 +1,259 @@
+"""Writing a bundle: the backbone once, then each task, verified against PyTorch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from types import MappingProxyType
+
+from torch import nn
+
+from edgepeft import __version__
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.emit import BUNDLE_FILES
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import Backbone, open_backbone
+from edgepeft.backbones.tokens import Text
+from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
+from edgepeft.bundle.card import DeltaCard, read_card
+from edgepeft.bundle.delta import Delta
+from edgepeft.bundle.manifest import (
+    BackboneEntry,
+    DeltaDtype,
+    Hashes,
+    Manifest,
+    TextHashes,
+    WeightsDtype,
+)
+from edgepeft.common.atomic import new_folder
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.resources import sha256_of
+from edgepeft.common.task_name import WEIGHTS
+from edgepeft.data.rows import SENTENCES, Columns
+from edgepeft.deploy.tasks import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
+from edgepeft.graph.sound import check_standard
+from edgepeft.methods.base import Method, method_of
+from edgepeft.tasks._certainty import Promise
+from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
+from edgepeft.training.exporting.delta import export_delta
+from edgepeft.training.exporting.promise import promising_cards
+from edgepeft.training.exporting.template import write_template
+from edgepeft.training.exporting.weights import write_weights
+
+__all__ = ["add_deltas", "export_bundle", "write_backbone"]
+
+Stage = Callable[[str], AbstractContextManager[object]]
+
+
+def _silent(_: str) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+def export_bundle(
+    backbone: Backbone | Path | str,
+    deltas: Sequence[Path | str],
+    out: Path | str,
+    *,
+    texts: Sequence[Text] | None = None,
+    force: bool = False,
+    templates: Sequence[Method | str] = (),
+    stage: Stage = _silent,
+    weights: WeightsDtype = "fp32",
+    delta_weights: DeltaDtype = "fp32",
+    data: Path | str | None = None,
+    columns: Columns = SENTENCES,
+    promise: Promise = MappingProxyType({}),
+) -> Manifest:
+    """Write a bundle that appears whole or not at all.
+
+    ``backbone`` may be a folder or a Hub name, a template a text such as ``lora:rank=8``.  ``texts`` are what each task
+    is verified on; by default 64 of ``data``, or those that come with edgepeft.  ``templates`` are methods to start
+    tasks from on a board; ``stage`` is entered around each step by name; ``weights`` is how the backbone is stored,
+    ``delta_weights`` how the tasks are (templates are float32).  With 8-bit weights, every row of ``data``, whose
+    columns may have other names, is compared too, and its metric where its labels are the task's.  ``promise`` is a
+    ``coverage`` or a ``risk`` of every task's answers, by the evaluation rows that its delta keeps.
+
+    Raises:
+        UsageError: ``out`` exists and ``force`` is not given, two deltas have one task name, or a promise cannot be
+            made of one.
+        BundleError: a delta is damaged or of another backbone.
+        VerificationFailed: a task does not give PyTorch's logits; nothing is left behind.
+    """
+    data = None if data is None else Path(data)
+    checks, paths = CheckTexts(texts, data, columns), [*map(Path, deltas)]
+    plain = checks.of(None) if templates else ()
+    methods = [method_of(template) for template in templates]
+    with new_folder(Path(out), force=force) as new:
+        backbone = open_backbone(backbone)
+        require_addable(_names(paths), ())
+        _require_readable(checks, paths)
+        cards = promising_cards(paths, promise)
+        with stage("backbone"):
+            write_backbone(backbone, new, weights)
+        with ExitStack() as staged:
+            exporter = _Exporter(Bundle(new), backbone, checks, delta_weights, cards, staged)
+            commit_tasks(exporter.bundle, exporter.prepare(paths, stage))
+        for method in methods:
+            with stage(method.name):
+                write_template(exporter.bundle, backbone, exporter.model, method, plain)
+        return exporter.bundle.manifest
+
+
+def add_deltas(
+    folder: Path,
+    deltas: Sequence[Path],
+    *,
+    texts: Sequence[Text] | None = None,
+    replace: bool = False,
+    stage: Stage = _silent,
+    backbone: Backbone | None = None,
+    delta_weights: DeltaDtype = "fp32",
+    data: Path | None = None,
+    columns: Columns = SENTENCES,
+    promise: Promise = MappingProxyType({}),
+) -> Manifest:
+    """Put tasks into an existing bundle: all of them or none; no byte of the backbone changes.
+
+    A delta is a folder that ``edgepeft train`` wrote, or an exported ``<task>.onnx``.  ``backbone`` is the float32
+    checkpoint, which a bundle of 8-bit weights does not hold.  ``promise`` is as in ``export_bundle``.
+
+    Raises:
+        UsageError: a task of that name is there and ``replace`` is not given; ``backbone`` is needed, or another.
+        BundleError, VerificationFailed: as ``export_bundle``.
+    """
+    bundle = Bundle(folder)
+    require_addable(_names(deltas), bundle.manifest.tasks, replace=replace)
+    checks = CheckTexts(texts, data, columns)
+    _require_readable(checks, deltas)
+    cards = promising_cards(deltas, promise)
+    trained = any(path.suffix != ".onnx" for path in deltas)
+    original = _original(bundle, backbone) if trained else _as_it_is(bundle)
+    with ExitStack() as staged:
+        exporter = _Exporter(bundle, original, checks, delta_weights, cards, staged)
+        return commit_tasks(bundle, exporter.prepare(deltas, stage), replace=replace)
+
+
+def _names(deltas: Sequence[Path]) -> list[str]:
+    """What the tasks will be called."""
+    return [path.stem if path.suffix == ".onnx" else read_card(path).task for path in deltas]
+
+
+def _require_readable(checks: CheckTexts, deltas: Sequence[Path]) -> None:
+    """Read what the tasks are verified on, before the work."""
+    cards = [read_card(path) for path in deltas if path.suffix != ".onnx"]
+    for card in {(card.source, card.kind): card for card in cards}.values():
+        checks.of(card.source, card.task_kind)
+    if not cards:
+        checks.of(None)
+
+
+def _original(bundle: Bundle, given: Backbone | None) -> Backbone:
+    """The float32 checkpoint that PyTorch runs."""
+    known = bundle.manifest.backbone
+    if given is None and known.weights_dtype != "fp32":
+        raise UsageError(
+            f"{bundle.folder} holds its backbone in 8 bits; PyTorch, which a trained delta is verified against, "
+            f"needs the float32 checkpoint: --backbone, folder or Hub name of {known.source}. "
+            "An exported <task>.onnx needs none."
+        )
+    if given is None:
+        return _as_it_is(bundle)
+    if given.sha256 != known.identity:
+        raise UsageError(
+            f"{given.source} (weights {given.sha256[:12]}) is not the backbone of {bundle.folder}, which is "
+            f"{known.source} (weights {known.identity[:12]})."
+        )
+    return given
+
+
+def _as_it_is(bundle: Bundle) -> Backbone:
+    return Backbone(bundle.manifest.backbone.source, bundle.folder, read_config(bundle.folder / "config.json"))
+
+
+def write_backbone(backbone: Backbone, folder: Path, weights: WeightsDtype = "fp32") -> Manifest:
+    """Graph, weights, tokenizer and config of a backbone, and a manifest without tasks."""
+    if not (backbone.folder / "tokenizer.json").is_file():
+        raise BundleError(f"{backbone.folder} has no tokenizer.json, and no vocabulary to make one of.")
+    graphs = {BACKBONE_FILE: backbone.family.build_graph(backbone.architecture, backbone.checkpoint)}
+    text = backbone.family.text_graphs(backbone.architecture, backbone.checkpoint)
+    graphs |= {ENCODER_FILE: text.encoder, DECODER_FILE: text.decoder} if text else {}
+    sha256 = write_weights([*graphs.values()], backbone, folder, weights)
+    for name, graph in graphs.items():
+        (folder / name).write_bytes(graph.SerializeToString(deterministic=True))
+        check_standard(graph)
+    files = {}
+    for name in BUNDLE_FILES:
+        if (backbone.folder / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(backbone.folder / name, folder / name)
+            files[name] = sha256_of(folder / name)
+    sha256_of_graph = {name: sha256_of(folder / name) for name in graphs}
+    manifest = Manifest(
+        backbone=BackboneEntry(
+            family=backbone.family.name,
+            model_type=backbone.architecture.model_type,
+            source=backbone.source,
+            sha256=Hashes(graph=sha256_of_graph[BACKBONE_FILE], weights=sha256),
+            weights_dtype=weights,
+            checkpoint_sha256=None if weights == "fp32" else backbone.sha256,
+            sites=backbone.family.bindings(backbone.architecture),
+            text=TextHashes(encoder=sha256_of_graph[ENCODER_FILE], decoder=sha256_of_graph[DECODER_FILE])
+            if text
+            else None,
+        ),
+        files=files,
+        versions=_versions(),
+    )
+    manifest.write(folder)
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Exporter:
+    """Turns deltas into verified tasks; PyTorch's model is loaded once for all of them."""
+
+    bundle: Bundle
+    backbone: Backbone
+    checks: CheckTexts
+    delta_weights: DeltaDtype
+    cards: Mapping[Path, DeltaCard]  # of deltas whose answers promise something
+    staged: ExitStack  # removes what is kept in files, for its size, until the tasks are written
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return load_model(self.backbone, self.backbone.architecture.reference)
+
+    def prepare(self, deltas: Sequence[Path], stage: Stage) -> list[PreparedTask]:
+        prepared = []
+        for path in deltas:
+            with stage(path.name):
+                prepared.append(self._one(path))
+        return prepared
+
+    def _one(self, path: Path) -> PreparedTask:
+        if path.suffix == ".onnx":
+            return prepare_exported(self.bundle, path)
+        delta = Delta.load(path, self.backbone)
+        delta.card = self.cards.get(path, delta.card)
+        weights = self.bundle.folder / f".{os.getpid()}.{delta.card.task}{WEIGHTS}"
+        self.staged.callback(weights.unlink, missing_ok=True)
+        exported = export_delta(delta, self.backbone, weights, half=self.delta_weights == "fp16")
+        graph = exported.SerializeToString(deterministic=True)
+        check = check_content(delta, self.backbone, self.model, self.checks.of(delta.card.source, delta.card.task_kind))
+        quantised = self.bundle.manifest.backbone.weights_dtype != "fp32"
+        compared = quantised and not delta.card.writes  # of a text, the steps of its check
+        rows = (self.checks.data, self.checks.columns) if compared and self.checks.data else None
+        data = data_check(delta, self.backbone, self.model, *rows) if rows else None
+        del delta  # it may be as large as the backbone
+        return prepare_task(self.bundle, graph, check, path, weights if weights.is_file() else None, data=data)
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "transformers", "onnx", "onnxruntime")
+    return {"edgepeft": __version__, **{name: metadata.version(name) for name in packages}}

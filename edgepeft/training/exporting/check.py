@@ -1,0 +1,169 @@
+"""A task's check file: 64 rows of mixed length with the logits that PyTorch gives under hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from edgepeft.backbones.source import Backbone
+from edgepeft.backbones.tokens import Text
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import DataError
+from edgepeft.common.resources import package_data
+from edgepeft.data.pattern import pattern
+from edgepeft.data.posing import of_source
+from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.deploy.text_check import CANDIDATES, STEPS, TextCheck
+from edgepeft.deploy.verify import DataCheck, in_groups, pack_check, run_in_groups
+from edgepeft.runtime.inputs import texts_of, tokenized
+from edgepeft.runtime.prediction import standing_of
+from edgepeft.tasks.base import Kind
+
+__all__ = ["ROWS", "CheckTexts", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
+
+ROWS = 64
+
+
+def shipped_texts() -> list[Text]:
+    """The texts that come with edgepeft, one a line."""
+    lines = package_data("verify_texts.txt").read_text(encoding="utf-8").splitlines()
+    return [Text(line) for line in lines if line]
+
+
+def check_texts(path: Path | None, columns: Columns = SENTENCES, kind: Kind | None = None) -> list[Text]:
+    """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones.
+
+    Raises:
+        DataError: the file's content.
+    """
+    if path is None:
+        return shipped_texts()
+    rows = _read(read_rows(path, labels=columns.label is not None, columns=columns), kind)[0]
+    # Spread over all lengths: the shortest and the longest are where padding goes wrong.
+    rows.sort(key=lambda text: len(text.first) + len(text.second or ""))
+    chosen = np.linspace(0, len(rows) - 1, min(ROWS, len(rows))).round().astype(int)
+    return [rows[i] for i in chosen]
+
+
+@dataclass(frozen=True)
+class CheckTexts:
+    """What tasks are verified on: those given, or of a file's rows, or the shipped ones."""
+
+    given: Sequence[Text] | None
+    data: Path | None
+    columns: Columns
+
+    def of(self, source: str | None, kind: Kind | None = None) -> list[Text]:
+        """The texts of a task of that source and kind; where a text has no columns, it stands in each of them.
+
+        Raises:
+            UsageError, DataError: the file is missing, or lacks what the source reads.
+        """
+        if self.given is None and self.data is not None:
+            columns = of_source(self.columns, source)
+            return check_texts(self.data, columns if kind is None else kind.columns(columns), kind)
+        texts = shipped_texts() if self.given is None else list(self.given)
+        if source is None:
+            return texts
+        fields = pattern(source).fields
+        filled = ({name: texts[(i + k) % len(texts)].first for k, name in enumerate(fields)} for i in range(len(texts)))
+        return texts_of(filled, source)
+
+
+def data_check(
+    delta: Delta, backbone: Backbone, model: nn.Module, path: Path, columns: Columns = SENTENCES
+) -> DataCheck:
+    """PyTorch's logits for every row of a file, and its labels where all of them are the task's.
+
+    Raises:
+        UsageError, DataError: the file is missing, or its texts cannot be read.
+    """
+    kind = delta.card.task_kind
+    columns = kind.columns(of_source(columns, delta.card.source, delta.card.step))
+    texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
+    batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
+    targets = _targets(path, columns, kind, batch.windows if kind.passages else batch.of_texts)
+    standing = standing_of(kind, batch, per_row)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, standing)
+
+
+def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int] | None]:
+    """What is tokenized, and how many of it are each row's, where a row is several."""
+    if kind is None or not kind.several:
+        return [Text(row.sentence1, row.sentence2) for row in rows], None
+    found = [kind.token_rows(row.readable, row.where) for row in rows]
+    return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
+
+
+def _targets(path: Path, columns: Columns, kind: Kind, encodings: Sequence[Any]) -> NDArray[Any] | None:
+    """A file of texts alone, or one of another task's, gives no metric."""
+    try:
+        how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}
+        rows = list(read_rows(path, labels=True, columns=columns, **how))
+        return None if any(kind.strange(row) is not None for row in rows) else kind.encoded(rows, encodings)
+    except DataError:
+        return None
+
+
+def check_content(delta: Delta, backbone: Backbone, model: nn.Module, texts: Sequence[Text]) -> bytes:
+    """The bytes of a check file for this delta; fewer texts than 64 are repeated in other company."""
+    rows = list(islice(cycle(fitted(texts, delta.card.pairs)), ROWS))
+    inputs = backbone.encoder().encode(rows, delta.card.max_length).inputs
+    if delta.card.writes:
+        return _text_check(delta, model, inputs).pack()
+    return pack_check(inputs, _logits(delta, model, inputs))
+
+
+def _text_check(delta: Delta, model: nn.Module, inputs: dict[str, NDArray[np.int64]]) -> TextCheck:
+    """What PyTorch goes on with greedily, and its likeliest tokens; past the end of a text too."""
+    decoder, words = delta.architecture.decoder, min(CANDIDATES, delta.architecture.vocab_size)
+    assert decoder is not None, "a delta that writes text has one"
+    tokens = np.full((len(inputs["input_ids"]), 1), decoder.start_token_id)
+    for _ in range(STEPS):
+        best, likely = _likeliest(delta, model, {**inputs, "decoder_input_ids": tokens}, words)
+        tokens = np.concatenate([tokens, best[:, -1:, 0]], axis=1)
+    return TextCheck(inputs, tokens[:, 1:], best, likely)
+
+
+def _likeliest(
+    delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]], words: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Tokens, from the best, and their log-probabilities, [rows, steps, words] each."""
+    shape = (*inputs["decoder_input_ids"].shape, words)
+    tokens, likely = np.empty(shape, np.int64), np.empty(shape, np.float32)
+    for rows, group in in_groups({name: inputs[name] for name in ("input_ids", "attention_mask")}):
+        given = {**group, "decoder_input_ids": inputs["decoder_input_ids"][rows]}
+        with torch.no_grad():
+            logits = delta.logits(model, {name: torch.from_numpy(values) for name, values in given.items()})
+            best = logits.log_softmax(-1).topk(words)
+        tokens[rows], likely[rows] = best.indices.numpy(), best.values.numpy()
+    return tokens, likely
+
+
+def _logits(delta: Delta, model: nn.Module, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+    def run(group: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            logits: NDArray[np.float32] = delta.logits(
+                model, {name: torch.from_numpy(values) for name, values in group.items()}
+            ).numpy()
+        return logits
+
+    return run_in_groups(run, inputs)
+
+
+def fitted(texts: Sequence[Text], pairs: bool) -> list[Text]:
+    """Texts of the task's kind: a pair task reads each text with its successor."""
+    if not pairs:
+        return [Text(text.first) for text in texts]
+    others = (*texts[1:], texts[0])
+    return [
+        text if text.second is not None else Text(text.first, o.first) for text, o in zip(texts, others, strict=True)
+    ]

@@ -1,0 +1,186 @@
+"""Which label picks which parent cell (SPARTAN, Deshpande et al., 2022, arXiv:2211.16634, section 5, figure 2).
+
+"For each parent, we plot the ground truth label of the instance which picks that parent cell."  The
+paper shows the last layer of a memory with 5 parents and 1 child each; here every layer is.  It does not
+say at which position an instance picks: here it is where the head reads, the first token, or all real
+tokens of the row in equal parts where the head reads their mean.  A parent is picked where it is among
+the K kept, so where its weight g of eq. 3 is above zero.
+
+Letters: L labels, N parents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from rich import box
+from rich.console import RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+from torch import Tensor, nn
+
+from edgepeft.backbones.hooks import pool
+from edgepeft.bundle.delta import Delta
+from edgepeft.data.batches import sorted_batches
+from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.methods.spartan import Memory
+from edgepeft.training.engine import torch_batch
+from edgepeft.training.inspection.base import Advance, Inspection, InspectionSubject
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["ParentCells"]
+
+Rows = list[list[float | None]]
+
+PICKERS = "share of a parent's picks that rows of a label make (columns sum to 1)"
+WEIGHTS = "mean weight that rows of a label give a parent (rows sum to 1)"
+
+
+class ParentCells(Inspection):
+    """Labels against parent cells, for every layer with a memory."""
+
+    name: ClassVar[str] = "parent_cells"
+    shows: ClassVar[str] = "which label picks which parent cell of a memory"
+
+    def obstacle(self, delta: Delta) -> str | None:
+        """It needs memories and labels."""
+        if not _memories(delta):
+            return "it has no memory with parent cells"
+        kind = delta.card.task_kind
+        return None if kind.one_label else f"parent cells are shown by each row's label, and {kind.title} has none"
+
+    def passes(self, delta: Delta) -> int:
+        """All layers are seen in one."""
+        return 1
+
+    def look(self, subject: InspectionSubject, advance: Advance) -> dict[str, Any]:
+        """Per layer, [L][N]: ``picked``, ``weight`` (means over a label's rows), ``pickers`` (figure 2)."""
+        labels = subject.delta.card.labels or ()
+        memories = _memories(subject.delta)
+        n_rows = torch.bincount(torch.from_numpy(subject.rows.targets), minlength=len(labels)).double()
+        sums = _sums(subject, memories, len(labels), advance)
+        return {
+            "reads": subject.delta.card.head_reads,
+            "labels": list(labels),
+            "rows_of_label": [int(n) for n in n_rows],
+            "layers": [
+                {
+                    "site": site,
+                    "layer": subject.delta.architecture.site(site).layer,
+                    "parents": len(memory.parents),
+                    "top_k": memory.top_k,
+                    "picked": _plain(sums[site][0] / n_rows.unsqueeze(-1)),
+                    "weight": _plain(sums[site][1] / n_rows.unsqueeze(-1)),
+                    "pickers": _plain(sums[site][0] / sums[site][0].sum(0)),
+                }
+                for site, memory in memories.items()
+            ],
+        }
+
+    def draw(self, measured: Mapping[str, Any], task: str) -> dict[str, Figure]:
+        """Figure 2 of the last layer alone and of all layers, and the weights of all layers."""
+        picks = f"{task}: the labels that pick a parent cell"
+        weights = f"{task}: the weight of each parent cell by label"
+        return {
+            "parent_cells_last_layer": _panels(measured, "pickers", picks, PICKERS, last=True),
+            "parent_cells": _panels(measured, "pickers", picks, PICKERS),
+            "parent_weights": _panels(measured, "weight", weights, WEIGHTS),
+        }
+
+    def table(self, measured: Mapping[str, Any]) -> RenderableType:
+        """Labels against layers: the parent of most weight, and that weight."""
+        layers = measured["layers"]
+        table = Table(
+            Column("label", overflow="fold"),
+            *(Column(f"layer {layer['layer']}", justify="right", overflow="fold") for layer in layers),
+            title="the parent cell to which a label gives most weight, and the weight",
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+        )
+        for i, label in enumerate(measured["labels"]):
+            table.add_row(Text(label), *(_strongest(layer["weight"][i]) for layer in layers))
+        return table
+
+
+def _memories(delta: Delta) -> dict[str, Memory]:
+    """By site, from the lowest layer."""
+    memories = {site: module for site, module in delta.site_modules.items() if isinstance(module, Memory)}
+    return dict(sorted(memories.items(), key=lambda item: delta.architecture.site(item[0]).layer or 0))
+
+
+def _sums(
+    subject: InspectionSubject, memories: Mapping[str, Memory], n_labels: int, advance: Advance
+) -> dict[str, Tensor]:
+    """[2, L, N] float64 by site: picks and weights at the position that the head reads, summed over a label's rows."""
+    delta = subject.delta.eval()
+    sums = {site: torch.zeros(2, n_labels, len(m.parents), dtype=torch.float64) for site, m in memories.items()}
+    with torch.inference_mode():
+        for chosen in sorted_batches(subject.rows.lengths, SCORED_ROWS):
+            inputs, targets = torch_batch(subject.rows, chosen)
+            with _listening(memories) as heard:
+                delta.logits(subject.model, inputs)
+            for site, memory in memories.items():
+                weights = memory.parent_weights(heard[site])  # [batch, length, N]
+                read = (pool(w, inputs["attention_mask"], delta.card.pooling) for w in ((weights > 0).float(), weights))
+                for total, of_row in zip(sums[site], read, strict=True):
+                    total.index_add_(0, targets, of_row.double())
+            advance(len(chosen))
+    return sums
+
+
+@contextlib.contextmanager
+def _listening(memories: Mapping[str, nn.Module]) -> Iterator[dict[str, Tensor]]:
+    """Within the block, what each memory reads, by site."""
+    heard: dict[str, Tensor] = {}
+
+    def remember(site: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _, arguments: heard.__setitem__(site, arguments[0])
+
+    handles = [memory.register_forward_pre_hook(remember(site)) for site, memory in memories.items()]
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _plain(values: Tensor) -> Rows:
+    """Six digits; None where there was nothing to divide by."""
+    return [[None if math.isnan(value) else round(value, 6) for value in row] for row in values.tolist()]
+
+
+def _strongest(weights: Sequence[float | None]) -> str:
+    known = [(weight, -parent) for parent, weight in enumerate(weights) if weight is not None]
+    if not known:
+        return "-"
+    weight, parent = max(known)
+    return f"{-parent} ({weight:.0%})"
+
+
+def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
+    from edgepeft.common import drawing
+
+    layers = measured["layers"][-1:] if last else measured["layers"]
+    values = [value for layer in layers for row in layer[key] for value in row]
+    known = [value for value in values if value is not None]
+    where = "first token" if measured["reads"] == "first_token" else "mean of the tokens"
+    n_rows, kept = sum(measured["rows_of_label"]), f"{layers[0]['top_k']} of {layers[0]['parents']} kept"
+    note = f"{n_rows} rows, read at the {where}; {kept}"
+    return drawing.panels(
+        [
+            drawing.Panel(f"layer {layer['layer']}", layer[key], measured["labels"], range(layer["parents"]))
+            for layer in layers
+        ],
+        title=title,
+        note=note if len(known) == len(values) else f"{note}; grey: never",
+        x_label="parent cell",
+        y_label="label",
+        legend=legend,
+        highest=max(known, default=1.0),
+    )

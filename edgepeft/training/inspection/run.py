@@ -1,0 +1,167 @@
+"""One look at a delta: every inspection that fits it, on labelled rows; a folder with values and pictures.
+
+``inspect.json``, schema ``edgepeft.inspect/1``, is described in docs/inspect.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import Backbone
+from edgepeft.bundle.card import DeltaCard
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.drawing import save, styled
+from edgepeft.common.errors import DataError, UsageError
+from edgepeft.data.batches import encode
+from edgepeft.data.posing import of_source
+from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.sampling import part
+from edgepeft.methods.base import PerLayer, methods
+from edgepeft.training.inspection.base import Inspection, InspectionSubject, inspections
+from edgepeft.training.inspection.sharing import untouched_stages
+
+__all__ = ["DOCUMENT", "INSPECTION_SCHEMA", "LIMIT", "Inspected", "WatchInspection", "inspect_delta"]
+
+INSPECTION_SCHEMA = "edgepeft.inspect/1"
+DOCUMENT = "inspect.json"
+LIMIT = 256  # rows; 12 layers have 78 spans, so all rows of a large file would take hours
+
+WatchInspection = Callable[[str, int, int], None]
+"""Told the inspection's name, and how many of how many rows it has run."""
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was written to ``inspect.json``, and the same in short for a terminal."""
+
+    document: dict[str, Any]
+    tables: tuple[RenderableType, ...]
+
+
+def inspect_delta(
+    folder: Path,
+    backbone: Backbone,
+    data: Path,
+    out: Path,
+    *,
+    columns: Columns = SENTENCES,
+    metric: str | None = None,
+    limit: int = LIMIT,
+    force: bool = False,
+    watch: WatchInspection = lambda *_: None,
+) -> Inspected:
+    """Look at a delta with labelled rows, and write what every fitting inspection measured.
+
+    Args:
+        folder: the delta's.
+        backbone: what it was trained on.
+        data: labelled rows.
+        out: the folder for ``inspect.json`` and the pictures.
+        columns: what the texts and labels stand in.
+        metric: its name; None takes the one that the delta was trained by.
+        limit: at most so many rows, in every label's proportion.
+        force: replace an earlier inspection in ``out``.
+        watch: gets the inspection's name, and how many of how many rows it has run.
+
+    Raises:
+        UsageError: nothing of this delta can be inspected; ``out`` exists; a metric of another kind.
+        BundleError: the delta is damaged, or of another backbone.
+        DataError: a label that the delta does not know, pairs instead of texts or texts instead of pairs.
+    """
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    if names and DOCUMENT not in names:  # only what an earlier inspection wrote is ever replaced
+        raise UsageError(f"{out} holds {names[0]}, which is no part of an inspection; choose another folder.")
+    delta = Delta.load(folder, backbone)
+    if delta.card.writes:
+        raise UsageError(f"{delta.card.task} writes text; what inspect measures is of labels and numbers.")
+    fitting, skipped = _fitting(delta)
+    kind = delta.card.task_kind
+    metric = kind.metric_or_default(metric or delta.card.metrics.get("metric"))
+    columns = of_source(columns, delta.card.source, delta.card.step)
+    every = tuple(read_rows(data, labels=True, columns=kind.columns(columns), label_of=kind.label_text))
+    _check(every, delta.card)
+    rows = part(every, limit, "inspect", strata=kind.strata(every)).taken
+    with new_folder(out, force=force) as new:  # entered first: a wrong folder is refused before the work
+        pad = backbone.architecture.pad_token_id
+        encoded = encode(rows, kind, backbone.encoder(), delta.card.max_length, pad)
+        subject = InspectionSubject(delta, load_model(backbone), encoded, metric)
+        document = _about(delta, data, rows=len(rows), every=len(every), truncated=encoded.truncated)
+        document |= {"metric": metric, "inspections": {}, "skipped": skipped, "pictures": []}
+        for inspection in fitting:
+            measured = inspection.look(subject, _counter(inspection, subject, watch))
+            document["inspections"][inspection.name] = measured
+            with styled():
+                for stem, figure in inspection.draw(measured, delta.card.task).items():
+                    document["pictures"] += save(figure, new, stem)
+        write_json(new / DOCUMENT, document)
+    return Inspected(document, tuple(i.table(document["inspections"][i.name]) for i in fitting))
+
+
+def _fitting(delta: Delta) -> tuple[tuple[Inspection, ...], dict[str, str]]:
+    obstacles = {inspection: inspection.obstacle(delta) for inspection in inspections()}
+    fitting = tuple(inspection for inspection, obstacle in obstacles.items() if obstacle is None)
+    if not fitting:
+        shown = "; ".join(f"{inspection.name}: {inspection.shows}" for inspection in obstacles)
+        known = ", ".join(name for name, method in sorted(methods().items()) if issubclass(method, PerLayer))
+        raise UsageError(
+            f"{delta.card.task} is a delta of {delta.card.method}, which has no module in a layer, so there is nothing "
+            f"to look at. What inspect shows: {shown}. Methods with modules in layers: {known}. "
+            f"As to sharing, {untouched_stages(delta).sentence(delta.architecture.n_layers)}."
+        )
+    return fitting, {inspection.name: why for inspection, why in obstacles.items() if why is not None}
+
+
+def _check(rows: Sequence[Row], card: DeltaCard) -> None:
+    kind = card.task_kind
+    if not kind.several and (rows[0].sentence2 is not None) != card.pairs:
+        kinds = ("pairs", "single texts") if card.pairs else ("single texts", "pairs")
+        raise DataError(f"{rows[0].file}: task {card.task} was trained on {kinds[0]}; these rows are {kinds[1]}.")
+    for row in rows:
+        if (odd := kind.strange(row)) is not None:
+            raise DataError(f"{row.where}: task {card.task} has no label {odd!r}. Known: {kind.listed}.")
+
+
+def _about(delta: Delta, data: Path, *, rows: int, every: int, truncated: int) -> dict[str, Any]:
+    card, architecture = delta.card, delta.architecture
+    shared = untouched_stages(delta)
+    return {
+        "schema": INSPECTION_SCHEMA,
+        "task": card.task,
+        "method": card.method,
+        "hyperparameters": card.hyperparameters,
+        "backbone": card.backbone.model_dump(mode="json"),
+        "data": {
+            "file": data.name,
+            "rows": rows,
+            "of": every,
+            "sample": "all" if rows == every else "stratified by label" if card.task_kind.has_labels else "random",
+            "max_length": card.max_length,
+            "truncated": truncated,
+        },
+        "shareable": {
+            "embeddings": shared.embeddings,
+            "layers": shared.layers,
+            "of": architecture.n_layers,
+            "lowest_change": shared.lowest,
+            "sentence": shared.sentence(architecture.n_layers),
+        },
+    }
+
+
+def _counter(inspection: Inspection, subject: InspectionSubject, watch: WatchInspection) -> Callable[[int], None]:
+    done, total = 0, inspection.passes(subject.delta) * len(subject.rows.targets)
+
+    def advance(n: int) -> None:
+        nonlocal done
+        done += n
+        watch(inspection.name, done, total)
+
+    watch(inspection.name, 0, total)
+    return advance

@@ -1,0 +1,269 @@
+"""AdapterHub's checkpoints (bottleneck adapters of every form, Compacter, PHM, LoRA, prompts, prefixes).
+
+Nothing here needs adapters.
+Source of the names: adapters 1.3.0, ``loading.py``; the golden checkpoints of ``tests/interop`` are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from edgepeft import __version__
+from edgepeft.backbones.base import Role
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.source import Backbone
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
+from edgepeft.methods.bottleneck import BottleneckAdapter
+from edgepeft.methods.lora import LoRA
+from edgepeft.methods.mam import MAM
+from edgepeft.methods.prefix import PrefixTuning
+from edgepeft.methods.prompt_r import PromptR
+from edgepeft.training.interop._hub_bottleneck import SHARED, Places, bottleneck_plan
+from edgepeft.training.interop._hub_config import (
+    ACTIVATION_NAMES,
+    BnConfig,
+    HubFile,
+    HubLoraConfig,
+    HubPrefixConfig,
+    HubPromptConfig,
+    HubUnionConfig,
+    MethodConfig,
+    leading_layers,
+)
+from edgepeft.training.interop._hub_head import read_head
+from edgepeft.training.interop.base import Importer, ImportRequest
+from edgepeft.training.interop.classifier import Classifier
+from edgepeft.training.interop.conversion import ConversionPlan, StateDict, check_tensors, parsed, read_state_dict
+
+__all__ = ["CONFIG_FILE", "IMPORTER", "TENSORS_FILES", "AdapterHub", "plan_of"]
+
+CONFIG_FILE = "adapter_config.json"
+TENSORS_FILES = ("adapter.safetensors", "pytorch_adapter.bin")
+
+_LORA_MATRICES = {"q": Role.QUERY, "k": Role.KEY, "v": Role.VALUE}
+
+# Files that say that a folder holds more than one adapter's forward pass.
+_COMPOSITIONS = {
+    "adapter_fusion_config.json": "an AdapterFusion layer over several adapters",
+    "adapter_setup.json": "a composition of several adapters",
+    "adapter_interface.json": "an adapter of a model with an interface of its own",
+}
+
+_SCORED = ("distilbert",)  # whose masks of ones their code adds to scores
+_POOL = ".prefix_tuning.pool."
+_FLEXIBLE = "transformer."  # what their own class puts before T5's names
+# Their older names -> today's, as their loader has them.
+_LEGACY = {
+    "attention_text_task_adapters": "adapters",
+    "attention_text_lang_adapters": "adapters",
+    "layer_text_task_adapters": "adapters",
+    "layer_text_lang_adapters": "adapters",
+}
+
+
+def _lora_plan(config: HubLoraConfig, places: Places) -> ConversionPlan:
+    """LoRA, y + (alpha / r) B A x: the same method with their settings."""
+    architecture = places.classifier.architecture
+    attention = [role for key, role in _LORA_MATRICES.items() if config.selfattn_lora and key in config.attn_matrices]
+    up = Role.FFN_UP if architecture.sites_of(Role.FFN_UP) else Role.FFN_GATED
+    feed_forward = {up: config.intermediate_lora, Role.FFN_OUTPUT: config.output_lora}
+    roles = tuple(map(str, (*attention, *(role for role, wanted in feed_forward.items() if wanted))))
+    layers = leading_layers(config, architecture)
+    layers["cross_attention"] = bool(attention) and architecture.decoder is not None  # theirs wraps every attention
+    method = LoRA(rank=config.r, alpha=config.alpha, roles=roles, **layers)
+    names: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for site in method.sites(architecture):
+        theirs = places.of_lora(site)
+        names[f"{theirs}lora_A"] = (f"{site.name}/A", (config.r, site.in_features))
+        names[f"{theirs}lora_B"] = (f"{site.name}/B", (site.out_features, config.r))
+    return ConversionPlan.renaming(method, names)
+
+
+def _prompt_plan(config: HubPromptConfig, places: Places) -> ConversionPlan:
+    """The same vectors; what they started from does not matter any more.
+
+    Raises:
+        BundleError: of a DistilBERT.
+    """
+    if places.classifier.architecture.model_type in _SCORED:
+        raise BundleError(
+            "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prompt's places and has it see padding, "
+            "which no delta does. Train the prompt here, or with PEFT."
+        )
+    method = PromptR(length=config.prompt_length, place="embeddings")
+    width = method.sites(places.classifier.architecture)[-1].out_features
+    theirs = f"{places.classifier.prefix}prompt_tuning.prompt_tunings.{places.adapter}.prompt_embedding.weight"
+    vectors = ("embeddings/vectors", (config.prompt_length, width))
+    return ConversionPlan.renaming(method, {theirs: vectors})
+
+
+def _prefix_plan(config: HubPrefixConfig, places: Places) -> ConversionPlan:
+    """The vectors, [p, 2 L, d] of each layer's keys and values, or what their MLP makes of its table.
+
+    Raises:
+        BundleError: of a DistilBERT.
+    """
+    if places.classifier.architecture.model_type in _SCORED:
+        raise BundleError(
+            "of a DistilBERT AdapterHub (1.3.0) adds 1 to the scores of a prefix's places, which no delta does. "
+            "Train the prefix here."
+        )
+    method = PrefixTuning(length=config.prefix_length)
+    pairs = [site for site in method.sites(places.classifier.architecture) if site.layer is not None]
+    width, k = pairs[0].out_features, config.bottleneck_size
+    whole = len(pairs) * width
+    stem = f"{places.classifier.prefix}prefix_tuning.prefix_tunings.{places.adapter}.self_prefix."
+    made, ours = f"{stem}control_trans", tuple(f"{site.name}/vectors" for site in pairs)
+    mlp = {f"{made}.0.weight": (k, width), f"{made}.0.bias": (k,)}
+    mlp |= {f"{made}.2.weight": (whole, k), f"{made}.2.bias": (whole,), f"{stem}wte.weight": (method.length, width)}
+
+    def convert(state: StateDict) -> dict[str, Tensor]:
+        if config.flat:
+            vectors = state[made].view(method.length, whole)
+        else:
+            act = ACTIVATIONS[ACTIVATION_NAMES[config.non_linearity.lower()]]
+            down, down_bias, up, up_bias, table = (state[name] for name in mlp)
+            vectors = act(table @ down.T + down_bias) @ up.T + up_bias
+        return dict(zip(ours, torch.split(vectors, width, dim=1), strict=True))
+
+    if config.flat:
+        return ConversionPlan(method, {made: (method.length * whole,)}, convert, joined={made: ours})
+    return ConversionPlan(method, mlp, convert)
+
+
+def _union_plan(config: HubUnionConfig, places: Places) -> ConversionPlan:
+    """Their MAM.
+
+    Raises:
+        BundleError: it is a union of other methods.
+    """
+    parts = [plan_of(settings, places, Path(f"configs[{i}]"))[1] for i, settings in enumerate(config.configs)]
+    prefix = next((part.method for part in parts if isinstance(part.method, PrefixTuning)), None)
+    adapter = next((part.method for part in parts if isinstance(part.method, BottleneckAdapter)), None)
+    if len(parts) == 2 and prefix is not None and adapter is not None:
+        method = MAM(length=prefix.length, bottleneck=adapter.bottleneck, activation=adapter.activation)
+        if method.adapter == adapter:
+            shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
+            return ConversionPlan(
+                method,
+                shapes,
+                lambda state: {name: t for part in parts for name, t in part.convert(state).items()},
+                tuple(pair for part in parts for pair in part.names),
+                {theirs: ours for part in parts for theirs, ours in part.joined.items()},
+            )
+    raise BundleError(
+        f"a union of {' and '.join(part.method.title for part in parts)} is no delta; what can be is MAM: a prefix "
+        "and a parallel adapter (par_bn) after each feed-forward. Train one of the methods alone."
+    )
+
+
+# Their ``architecture`` -> its config and what reads it; a new method is one entry.
+_METHODS: Mapping[str | None, tuple[type[Any], Callable[[Any, Places], ConversionPlan]]] = {
+    None: (BnConfig, bottleneck_plan),
+    "lora": (HubLoraConfig, _lora_plan),
+    "prefix_tuning": (HubPrefixConfig, _prefix_plan),
+    "prompt_tuning": (HubPromptConfig, _prompt_plan),
+    "union": (HubUnionConfig, _union_plan),
+}
+_KNOWN = ", ".join(kind or "bottleneck adapters (which have no architecture)" for kind in _METHODS)
+
+
+class AdapterHub(Importer):
+    """Folders of ``save_adapter``."""
+
+    library: ClassVar[str] = "AdapterHub"
+    needs: ClassVar[str] = f"{CONFIG_FILE} with model_type, {' or '.join(TENSORS_FILES)}"
+
+    def recognises(self, folder: Path) -> bool:
+        """By a config without PEFT's ``peft_type``, or a file of a composition."""
+        if any((folder / name).is_file() for name in _COMPOSITIONS):
+            return True
+        path = folder / CONFIG_FILE
+        if not path.is_file():
+            return False
+        document = read_config(path)
+        return "peft_type" not in document and ("model_type" in document or "config" in document)
+
+    def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
+        """As ``Importer.read``."""
+        for name, what in _COMPOSITIONS.items():
+            if (folder / name).is_file():
+                raise BundleError(
+                    f"{folder} has {name}: {what}, which no delta can represent. A folder of save_adapter, with one "
+                    "adapter, can be imported."
+                )
+        path = folder / CONFIG_FILE
+        file, classifier = parsed(HubFile, read_config(path), path), Classifier(backbone)
+        file.check_architecture(backbone.architecture, path)
+        config, plan = _plan(file, classifier, path)
+        state = _canonical(read_state_dict(folder, *TENSORS_FILES), classifier)
+        _check_shared(state, plan, classifier, folder)
+        check_tensors(state, plan.shapes, folder)
+        head, values = read_head(folder, classifier, request.model), plan.convert(state)
+        return request.delta(backbone, plan.method, head, values, folder=folder, origin=_origin(file, config, folder))
+
+
+IMPORTER = AdapterHub()
+
+
+def _plan(file: HubFile, classifier: Classifier, path: Path) -> tuple[MethodConfig, ConversionPlan]:
+    if file.name is None or file.config is None:
+        absent = "name" if file.name is None else "config"
+        raise BundleError(f"{path} has no {absent}; it is no config that save_adapter writes: save the adapter again.")
+    settings = file.method_settings()
+    return plan_of(settings, Places(classifier, file.name), path)
+
+
+def plan_of(settings: Mapping[str, Any], places: Places, path: Path) -> tuple[MethodConfig, ConversionPlan]:
+    """The config of a method, of which ``path`` names the file, and how its tensors become ours.
+
+    Raises:
+        BundleError: no delta can represent it.
+    """
+    kind = settings.get("architecture")
+    if not (kind is None or isinstance(kind, str)) or kind not in _METHODS:
+        raise BundleError(f"{path}: AdapterHub's {kind} cannot be imported; what can: {_KNOWN}.")
+    model, plan = _METHODS[kind]
+    config: MethodConfig = model.read(settings, path)
+    try:
+        return config, plan(config, places)
+    except EdgepeftError as error:  # of our methods' settings, or of widths that do not fit
+        raise BundleError(f"{path}: {error}") from error
+
+
+def _check_shared(state: Mapping[str, Tensor], plan: ConversionPlan, classifier: Classifier, folder: Path) -> None:
+    missing = [name for name in plan.shapes if name.startswith(f"{classifier.prefix}{SHARED}") and name not in state]
+    if classifier.scores_labels and missing:
+        raise BundleError(
+            f"{folder} has no {', '.join(missing)}: over transformers' own class AdapterHub does not save what all "
+            "adapters of a T5 share, and without it they are lost. Save the adapter from AdapterHub's T5AdapterModel."
+        )
+
+
+def _canonical(stored: Mapping[str, Tensor], classifier: Classifier) -> dict[str, Tensor]:
+    """By today's names, in transformers' own class."""
+    state = {}
+    for name, tensor in stored.items():
+        if _POOL in name:
+            continue  # each layer has all prefixes once more
+        if classifier.scores_labels:
+            name = name.removeprefix(_FLEXIBLE)  # noqa: PLW2901
+        for old, new in _LEGACY.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        state[name] = tensor
+    return state
+
+
+def _origin(file: HubFile, config: MethodConfig, folder: Path) -> dict[str, Any]:
+    settings = {"name": file.name, **config.model_dump(mode="json", exclude_unset=True)}
+    return {
+        "training": {"imported_from": "AdapterHub", "folder": folder.resolve().name, "config": settings},
+        "versions": {"edgepeft": __version__, "adapters": file.adapters_version},
+    }

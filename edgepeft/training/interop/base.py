@@ -1,0 +1,223 @@
+"""What an importer is: it recognises its library's folders and turns one into a delta."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor
+
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.source import Backbone
+from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.registry import modules_of
+from edgepeft.heads.base import head_named
+from edgepeft.methods.base import Method
+from edgepeft.tasks.base import Kind, kind_named, kinds
+from edgepeft.training.interop.classifier import SEQUENCES
+
+__all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importers", "usual_problem"]
+
+Config = Mapping[str, Any]
+
+
+class ImportedHead(NamedTuple):
+    """Our kind of head, its tensors by our names, and the labels in order where the checkpoint names them.
+
+    ``outputs`` is None where a decoder scores labels, of which a checkpoint says nothing.  ``model`` is how the name of
+    transformers' class for it ends, ``problem`` its ``problem_type`` where the checkpoint says it.
+    """
+
+    kind: str
+    outputs: int | None
+    values: Mapping[str, Tensor]
+    labels: tuple[str, ...] | None = None
+    model: str = SEQUENCES
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """What such checkpoints do not say: the task's name, its labels, how long its texts may be, its kind by name."""
+
+    task: str
+    labels: tuple[str, ...] | None = None
+    max_length: int | None = None  # None: as long as the backbone takes
+    kind: str | None = None  # None: as the checkpoint or a config has it, or the usual one of such a head
+
+    @property
+    def model(self) -> str | None:
+        """How the name of transformers' class ends for the kind that is asked for."""
+        return None if self.kind is None else kind_named(self.kind).model
+
+    def delta(
+        self,
+        backbone: Backbone,
+        method: Method,
+        head: ImportedHead,
+        values: Mapping[str, Tensor],
+        *,
+        folder: Path,
+        origin: Mapping[str, Any],
+    ) -> Delta:
+        """A delta of ``values``, by our names, and the head; LayerNorms that were not tuned stay the backbone's.
+
+        A head of a text reads the first position, as transformers' does, be it a prompt's.  ``origin`` goes into the
+        card.  What the checkpoint does not say of its labels is read from a config beside it, or from the backbone's.
+
+        Raises:
+            UsageError: the request's kind, labels or length do not fit, or labels are missing that are needed.
+            BundleError: no kind of task has such a head.
+        """
+        beside = folder / "config.json"
+        configs: list[Config] = [*([read_config(beside)] if beside.is_file() else ()), backbone.config]
+        kind = self._kind_of(head, configs, folder)
+        prompt, labels = method.prompt_length, self._labels_for(head, kind, configs, backbone)
+        longest = self._length_for(backbone, method.positions)
+        of_task: dict[str, Any] = {"kind": kind and kind.name, "pairs": kind is not None and kind.passages}
+        delta = new_delta(backbone, method, self.task, labels, head=head.kind, max_length=longest, **of_task)
+        own, values = delta.tensors(), {**values, **head.values}
+        kept = {name: tensor.detach() for name, tensor in own.items() if name.startswith("override/")}
+        # What is shared stands in the delta once, under its first name.
+        delta.read({**kept, **{name: values[name] for name in own if name in values}}, str(folder))
+        of_text = head.outputs is not None and not head_named(head.kind).per_token
+        reads = {"head_reads": "first_position" if prompt else "first_token"} if of_text else {}
+        delta.card = delta.card.model_copy(update={**reads, **origin})
+        return delta.eval()
+
+    def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[Kind] | None:
+        """What is asked for, or what the checkpoint or a config says; None for labels that a decoder scores."""
+        if head.outputs is None:
+            return None if self.kind is None else kind_named(self.kind)
+        fitting = {kind.problem_type: kind for kind in kinds().values() if _may_have(kind, head)}
+        if not fitting:
+            raise BundleError(
+                f"{folder}: no kind of task has a head of ...{head.model} with {head.outputs} outputs; import it with "
+                "the config that it was trained with."
+            )
+        if self.kind is not None:
+            asked = kind_named(self.kind)
+            if asked not in fitting.values():
+                found = " or ".join(kind.title for kind in fitting.values())
+                raise UsageError(
+                    f"--kind {asked.name} is {asked.title}; the checkpoint's head, ...{head.model} with {head.outputs} "
+                    f"outputs, is of {found}: --kind {' or --kind '.join(kind.name for kind in fitting.values())}."
+                )
+            return asked
+        said = next((config["problem_type"] for config in configs if config.get("problem_type")), None)
+        known = (said, usual_problem(head.outputs), *fitting)
+        return next(fitting[problem] for problem in known if isinstance(problem, str | None) and problem in fitting)
+
+    def _labels_for(
+        self, head: ImportedHead, kind: type[Kind] | None, configs: Sequence[Config], backbone: Backbone
+    ) -> tuple[str, ...] | None:
+        """One name an output, of the request, the head, a config, or LABEL_0, ...; None where they have none."""
+        if head.outputs is None or kind is None:
+            if not self.labels:
+                raise UsageError(
+                    f"{backbone.source} scores labels with its decoder, and checkpoints do not say which: give them as "
+                    "the words that it was trained to write, --labels a,b,c."
+                )
+            return self.labels
+        outputs, given = head.outputs, self.labels or ()
+        if not kind.has_labels:
+            if given:
+                raise UsageError(
+                    f"the checkpoint's head needs no labels, for {kind.title} has none; found {', '.join(given)}. "
+                    "Leave --labels out."
+                )
+            return None
+        if given and (len(given) != outputs or len(set(given)) != outputs or not all(given)):
+            raise UsageError(
+                f"the checkpoint's head needs {outputs} different labels, in the order of its outputs; found "
+                f"{', '.join(given)}."
+            )
+        numbered = tuple(f"LABEL_{i}" for i in range(outputs))
+        named = (head.labels, *(_names_in(config) for config in configs))
+        labels = given or next((names for names in named if names and len(names) == outputs and all(names)), numbered)
+        if kind.needs_names and not given and labels == numbered:
+            raise UsageError(
+                f"neither the checkpoint nor a config.json names the {outputs} outputs of its head, and {kind.title} "
+                "answers by names; give them in their order: --labels a,b,c."
+            )
+        kind.check_labels(labels)
+        return labels
+
+    def _length_for(self, backbone: Backbone, prompt: int) -> int:
+        longest = backbone.architecture.max_length - prompt
+        wanted = longest if self.max_length is None else self.max_length
+        if not 2 < wanted <= longest:
+            beside = f" beside a prompt of {prompt}" if prompt else ""
+            raise UsageError(
+                f"the maximal length must be 3 to {longest}, the backbone's positions{beside}; found {wanted}."
+            )
+        return wanted
+
+
+class Importer(ABC):
+    """Base of all importers; a module of this package has one as ``IMPORTER``."""
+
+    library: ClassVar[str]
+    needs: ClassVar[str]  # what a folder of it has, in words
+
+    @abstractmethod
+    def recognises(self, folder: Path) -> bool:
+        """Whether the folder is one of this library's."""
+
+    @abstractmethod
+    def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
+        """The checkpoint as a delta of that backbone.
+
+        Raises:
+            BundleError: damaged, of another architecture, or with something that no delta can represent.
+            UsageError: the request does not fit the checkpoint.
+        """
+
+
+def importers() -> tuple[Importer, ...]:
+    """Every importer."""
+    return tuple(module.IMPORTER for module in modules_of("edgepeft.training.interop") if hasattr(module, "IMPORTER"))
+
+
+def importer_of(folder: Path) -> Importer:
+    """The importer that recognises this folder.
+
+    Raises:
+        UsageError: there is no such folder.
+        BundleError: none recognises it.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"there is no folder {folder}; import reads a checkpoint's folder.")
+    known = importers()
+    for importer in known:
+        if importer.recognises(folder):
+            return importer
+    kinds = "; ".join(f"{importer.library}: {importer.needs}" for importer in known)
+    raise BundleError(f"{folder} is no checkpoint of a known library ({kinds}).")
+
+
+def usual_problem(outputs: int) -> str:
+    """What transformers takes a classifier of sequences for where its config does not say ``problem_type``."""
+    return "regression" if outputs == 1 else "single_label_classification"
+
+
+def _may_have(kind: type[Kind], head: ImportedHead) -> bool:
+    """Whether tasks of that kind have such heads."""
+    if kind.model != head.model or kind.writes or head.problem not in (None, kind.problem_type):
+        return False
+    if not kind.has_labels:
+        return kind().n_outputs == head.outputs
+    return head.outputs != 1 or not kind.one_label  # of two or more, one is right
+
+
+def _names_in(config: Config) -> tuple[str, ...] | None:
+    """What a config calls the outputs, where it calls each otherwise."""
+    known = config.get("id2label")
+    if not isinstance(known, Mapping) or set(known) != {str(i) for i in range(len(known))}:
+        return None
+    names = tuple(str(known[str(i)]) for i in range(len(known)))
+    return names if len(set(names)) == len(names) else None

@@ -1,0 +1,184 @@
+"""PEFT's checkpoints, in and out, without peft; ``peft_methods`` has a file for each of its methods.
+
+Source of the names: peft 0.21.2, ``utils/save_and_load.py``; the golden checkpoints of ``tests/interop`` are its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from edgepeft import __version__
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.source import Backbone
+from edgepeft.bundle.delta import Delta, write_tensors
+from edgepeft.common.atomic import new_folder, write_json
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.training.interop.base import ImportedHead, Importer, ImportRequest
+from edgepeft.training.interop.classifier import ANSWERS, GENERATION, Classifier, check_head
+from edgepeft.training.interop.conversion import ConversionPlan, check_tensors, read_state_dict
+from edgepeft.training.interop.peft_methods.base import (
+    CONFIG_FILE,
+    TENSORS_FILE,
+    PeftConfig,
+    WrapConfig,
+    peft_methods,
+    read_peft_config,
+    task_types,
+)
+
+__all__ = ["IMPORTER", "Peft", "write_peft"]
+
+_SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
+
+
+class Peft(Importer):
+    """Folders of ``PeftModel.save_pretrained``."""
+
+    library: ClassVar[str] = "PEFT"
+    needs: ClassVar[str] = f"{CONFIG_FILE} with peft_type, {TENSORS_FILE} or .bin"
+
+    def recognises(self, folder: Path) -> bool:
+        """By a config that names a ``peft_type``."""
+        path = folder / CONFIG_FILE
+        return path.is_file() and "peft_type" in read_config(path)
+
+    def read(self, folder: Path, backbone: Backbone, request: ImportRequest) -> Delta:
+        """As ``Importer.read``."""
+        types = task_types(backbone)
+        config = read_peft_config(folder, types)
+        classifier = Classifier(backbone, config.model(types, request.model))
+        head = set(classifier.head_modules.values())
+        odd = [module for module in classifier.modules if module not in head and config.saves(module)]
+        if odd and not config.keeps_whole:
+            raise BundleError(
+                f"{folder}: modules_to_save has more than the head, which no delta of {config.kind} can represent: "
+                f"{', '.join(odd)}. Train it with the head alone there, or as LORA."
+            )
+        if classifier.model == ANSWERS and "token_type_ids" in backbone.architecture.inputs:
+            warnings.warn(
+                "PEFT's own model for question answering (0.21.2) does not pass token_type_ids on, and this task reads "
+                "them, as transformers' class does. If it was trained through PEFT's, score it: edgepeft eval.",
+                stacklevel=2,
+            )
+        plan = config.plan(classifier, folder)
+        stored = read_state_dict(folder, TENSORS_FILE, "adapter_model.bin")
+        state = _canonical(stored, config, classifier, folder)
+        outputs = _outputs(state, classifier, folder)
+        of_head = ConversionPlan.renaming(plan.method, classifier.head_tensors(outputs or 0))
+        check_tensors(state, {**plan.shapes, **of_head.shapes}, folder)
+        imported = ImportedHead(classifier.head, outputs, of_head.convert(state), model=classifier.model)
+        return request.delta(
+            backbone, plan.method, imported, plan.convert(state), folder=folder, origin=_origin(config, folder)
+        )
+
+
+IMPORTER = Peft()
+
+
+def _canonical(
+    stored: Mapping[str, Tensor], config: PeftConfig, classifier: Classifier, folder: Path
+) -> dict[str, Tensor]:
+    """The tensors by their names in the model without PEFT's wrappers; what the head lacks comes from the backbone."""
+    if isinstance(config, WrapConfig):
+        _check_architecture(stored, config.prefix, classifier, folder)
+    state, head = classifier.stored_head(), classifier.head_tensors(1)
+    # Wrapped copies first, so that the plain name, which is what PEFT reads, has the last word.
+    for key in sorted(stored, key=lambda key: _SAVED not in key):
+        if _ORIGINAL in key:
+            continue  # with bias="all" the untrained head is written too, and not read back
+        name = key.removeprefix(config.prefix).replace(".base_layer.", ".").replace(".ln_tuning_layers.", ".")
+        if _SAVED in name:
+            module, _, rest = name.partition(_SAVED)
+            # The adapter's name may stand before the tensor's.
+            rest = rest if f"{module}.{rest}" in head else rest.partition(".")[2]
+            name = f"{module}.{rest}"
+        state[name] = stored[key]
+    return state
+
+
+def _check_architecture(stored: Mapping[str, Tensor], prefix: str, classifier: Classifier, folder: Path) -> None:
+    if any(key.startswith(prefix + classifier.prefix) for key in stored):
+        return
+    heads = tuple(f"{prefix}{module.partition('.')[0]}." for module in classifier.head_modules.values())
+    encoder = [key for key in stored if not key.startswith(heads)]
+    shown = f" (for example {encoder[0]})" if encoder else ""
+    raise BundleError(
+        f"{folder} belongs to another architecture: the backbone is {classifier.architecture.model_type}, whose "
+        f"tensors PEFT stores as {prefix}{classifier.prefix}*; the checkpoint has none{shown}. Use the "
+        "backbone that it was trained on."
+    )
+
+
+def _outputs(state: Mapping[str, Tensor], classifier: Classifier, folder: Path) -> int | None:
+    if classifier.scores_labels:
+        return None
+    weight = state.get(f"{classifier.last}.weight")
+    if weight is None or weight.dim() != 2 or len(weight) == 0:
+        raise BundleError(
+            f"{folder} has no {classifier.last}.weight [labels, {classifier.architecture.hidden_size}], and the "
+            "backbone has none either; without a head nothing is answered. Save it with the head, "
+            "which PEFT's modules_to_save keeps."
+        )
+    return len(weight)
+
+
+def _origin(config: PeftConfig, folder: Path) -> dict[str, Any]:
+    return {
+        "training": {"imported_from": "PEFT", "folder": folder.resolve().name, "peft_type": config.peft_type},
+        "versions": {"edgepeft": __version__, "peft": config.peft_version},
+    }
+
+
+def write_peft(delta: Delta, backbone: Backbone, folder: Path, *, force: bool = False) -> None:
+    """Write a delta as a folder, whole or not at all, that ``PeftModel.from_pretrained`` loads with equal logits.
+
+    Raises:
+        UsageError: a method or a kind of task that PEFT has no form for, or a head that transformers' class does not
+            have; or the folder exists.
+    """
+    classifier = Classifier(backbone, _model_of(delta, backbone))
+    config = _config_of(delta, classifier)
+    settings, tensors = config.written(delta, classifier)
+    heads = {module.partition(".")[0] for module in classifier.head_modules.values()}
+    settings |= {
+        "peft_type": config.kind,
+        "task_type": next(name for name, model in task_types(backbone).items() if model == classifier.model),
+        "base_model_name_or_path": delta.card.backbone.source,
+        "modules_to_save": sorted({*heads, *settings.get("modules_to_save", ())}) or None,
+        "inference_mode": True,
+    }
+    ours = delta.tensors()
+    tensors |= {theirs: ours[name] for theirs, (name, _) in classifier.head_tensors(delta.card.n_outputs).items()}
+    with new_folder(folder, force=force) as new:
+        stored = {config.stored_name(name): tensor.detach().contiguous() for name, tensor in tensors.items()}
+        write_tensors(stored, new / TENSORS_FILE)
+        write_json(new / CONFIG_FILE, settings)
+
+
+def _model_of(delta: Delta, backbone: Backbone) -> str:
+    """How the name of transformers' class ends that it is written for."""
+    card, known = delta.card, task_types(backbone).values()
+    model = card.task_kind.model if backbone.architecture.decoder is None else GENERATION
+    if model not in known:
+        raise UsageError(
+            f"the task {card.task!r} is {card.task_kind.title}, and PEFT has no task type for it; what can be written "
+            f"for PEFT is what transformers calls {', '.join(f'...{each}' for each in known)}."
+        )
+    return model
+
+
+def _config_of(delta: Delta, classifier: Classifier) -> type[PeftConfig]:
+    card = delta.card
+    written = {ours: config for config in peft_methods().values() for ours in config.ours}
+    if card.method not in written:
+        raise UsageError(
+            f"PEFT has no form for {card.method}, of which the task {card.task!r} is a delta; what can be written: "
+            f"{', '.join(sorted(written))}."
+        )
+    check_head(delta, (classifier.head,), "PEFT")
+    return written[card.method]

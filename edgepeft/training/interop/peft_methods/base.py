@@ -1,0 +1,203 @@
+"""What a method of PEFT's is: the config of a finished checkpoint, how it comes in, and how ours goes out.
+
+Source: peft 0.21.2, ``tuners/tuners_utils.py`` (which modules are targets), ``utils/other.py`` (patterns).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import regex
+from torch import Tensor
+
+from edgepeft.backbones.base import Site
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.source import Backbone
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import BundleError
+from edgepeft.common.registry import classes_of
+from edgepeft.training.interop.classifier import ANSWERS, GENERATION, SEQUENCES, TOKENS, Classifier
+from edgepeft.training.interop.conversion import ConversionPlan, ForeignConfig, left_out
+
+__all__ = [
+    "CONFIG_FILE",
+    "PREFIX",
+    "TENSORS_FILE",
+    "PeftConfig",
+    "WrapConfig",
+    "match_pattern",
+    "peft_methods",
+    "read_peft_config",
+    "task_types",
+]
+
+CONFIG_FILE, TENSORS_FILE = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."  # of every tensor: PEFT's wrapper, then its tuner, where it has one
+_PATIENCE_S = 2.0
+
+_TASK_TYPES = {"SEQ_CLS": SEQUENCES, "TOKEN_CLS": TOKENS, "QUESTION_ANS": ANSWERS}
+
+_Names = str | list[str] | None
+
+
+class PeftConfig(ForeignConfig):
+    """What all of PEFT's methods have; a subclass in a file of this package is found by its ``kind``."""
+
+    kind: ClassVar[str]  # the ``peft_type``
+    ours: ClassVar[tuple[str, ...]] = ()  # our methods of which a delta can be written for PEFT
+    prefix: ClassVar[str] = PREFIX
+    keeps_whole: ClassVar[bool] = False  # whether our method takes modules of the backbone that are stored whole
+    # Fields that say nothing of a trained checkpoint: where it came from, how it was trained, started or is run.
+    ignored: ClassVar[frozenset[str]] = frozenset({"base_model_name_or_path", "inference_mode", "revision"})
+
+    peft_type: str
+    task_type: str | None = None
+    auto_mapping: dict[str, Any] | None = None  # which class was wrapped, where it has no task type
+    peft_version: str = "unknown"
+    modules_to_save: _Names = None
+
+    @abstractmethod
+    def plan(self, classifier: Classifier, folder: Path) -> ConversionPlan:
+        """Our method, and its tensors of theirs, the head's apart.
+
+        Raises:
+            BundleError: it adapts something that no delta can represent.
+        """
+
+    @classmethod
+    def written(cls, delta: Delta, classifier: Classifier) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """A delta of one of ``ours`` as the settings and tensors that the method has for itself, the head's apart.
+
+        Raises:
+            UsageError: PEFT has no form for it.
+        """
+        raise NotImplementedError(f"{cls.kind} cannot be written")
+
+    @classmethod
+    def stored_name(cls, name: str) -> str:
+        """How PEFT's file calls a tensor that ``written`` gives, or one of the head's."""
+        return cls.prefix + name
+
+    def model(self, known: Mapping[str, str], asked: str | None) -> str:
+        """How the wrapped class's name ends, of ``known`` by task type; as ``asked`` where nothing says it."""
+        if self.task_type is not None:
+            return known[self.task_type]
+        wrapped = str((self.auto_mapping or {}).get("base_model_class"))
+        said = next((model for model in known.values() if wrapped.endswith(model)), asked)
+        return said if said is not None and said in known.values() else next(iter(known.values()))
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Ends of the names of the modules that are stored whole."""
+        given = self.modules_to_save or ()
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    def saves(self, module: str) -> bool:
+        """Whether the module, or one that it lies in, is stored whole."""
+        parts = module.split(".")
+        paths = (".".join(parts[: i + 1]) for i in range(len(parts)))
+        return any(path.endswith(end) for path in paths for end in self.saved)
+
+    def check_patterns(self) -> None:
+        """Use the patterns once: they are regular expressions, and may be none."""
+        return
+
+
+class WrapConfig(PeftConfig):
+    """What PEFT's methods have that wrap modules."""
+
+    target_modules: _Names
+    exclude_modules: _Names = None
+
+    def adapted(self, classifier: Classifier, known: Collection[str], what: str, folder: Path) -> tuple[str, ...]:
+        """The modules that PEFT adapts; each must be one of those ``known``, whose kind ``what`` names.
+
+        Raises:
+            BundleError: another one is adapted, or none is.
+        """
+        targets = tuple(module for module in classifier.modules if self._is_target(module))
+        odd = [module for module in targets if module not in known]
+        if odd:
+            raise BundleError(
+                f"{folder} adapts what is no {what} of this backbone: {', '.join(odd)}. Train it with these in PEFT's "
+                "exclude_modules."
+            )
+        if not targets:
+            where = f"{classifier.architecture.model_type} has modules such as {next(iter(known))}"
+            raise BundleError(f"{folder}: target_modules = {self.target_modules!r} matches nothing; {where}.")
+        return targets
+
+    def without_modules(self, sites: Collection[Site], classifier: Classifier) -> dict[str, Any]:
+        """The layers that have none of these sites, as the settings that our methods have for them."""
+        used = {site.layer for site in sites}
+        layers = {site.layer for site in classifier.linear_sites.values() if site.layer is not None}
+        return left_out(layers - used)
+
+    def check_patterns(self) -> None:
+        """As its base does."""
+        self._is_target("some.layer.0.module")
+
+    def _is_target(self, module: str) -> bool:
+        excluded = self.exclude_modules and _matches(self.exclude_modules, module)
+        inside = any(re.match(rf"(^|.*\.){re.escape(name)}($|\..*)", module) for name in self.saved)
+        return not excluded and not inside and _matches(self.target_modules or (), module)
+
+
+def peft_methods() -> dict[str, type[PeftConfig]]:
+    """Every method of PEFT's by its kind."""
+    return classes_of("edgepeft.training.interop.peft_methods", PeftConfig, "kind")  # type: ignore[type-abstract]
+
+
+def task_types(backbone: Backbone) -> Mapping[str, str]:
+    """What PEFT calls the kinds of models of that backbone -> how transformers' class for it ends; the usual first."""
+    return _TASK_TYPES if backbone.architecture.decoder is None else {"SEQ_2_SEQ_LM": GENERATION}
+
+
+def read_peft_config(folder: Path, types: Collection[str]) -> PeftConfig:
+    """The checkpoint's config, if a delta of a backbone of these task types can represent it.
+
+    Raises:
+        BundleError: not such a file, or another method, task type or setting; each is named.
+    """
+    path = folder / CONFIG_FILE
+    document = read_config(path)
+    kind, task = document.get("peft_type"), document.get("task_type")
+    known = peft_methods()
+    if not isinstance(kind, str) or kind not in known:
+        raise BundleError(f"{path}: PEFT's {kind} cannot be imported; what can: {', '.join(known)}.")
+    if task is not None and task not in list(types):
+        raise BundleError(
+            f"{path}: a checkpoint of task type {task} cannot be imported for this backbone; what can: "
+            f"{', '.join(types)}."
+        )
+    config = known[kind].read(document, path)
+    try:
+        config.check_patterns()
+    except regex.error as error:
+        raise BundleError(f"{path}: {error.pattern!r} is no regular expression ({error}); list names.") from error
+    return config
+
+
+def _matches(wanted: str | Iterable[str], module: str) -> bool:
+    """A text is a pattern for the whole name; a list has names, or their ends after a dot."""
+    if isinstance(wanted, str):
+        return match_pattern(rf"(?:{wanted})\Z", module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def match_pattern(pattern: str, module: str) -> Any:
+    """Match a pattern of a foreign file at the name's start; one that backtracks without end is stopped.
+
+    Raises:
+        BundleError: it was stopped, after 2 s.
+    """
+    try:
+        return regex.match(pattern, module, timeout=_PATIENCE_S)
+    except TimeoutError:
+        raise BundleError(
+            f"the pattern {pattern!r} takes longer than {_PATIENCE_S:g} s on {module}; list names instead."
+        ) from None

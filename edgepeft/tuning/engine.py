@@ -1,0 +1,291 @@
+"""A course's engine in ONNX Runtime: gradients in micro-batches, logits; sessions are opened when first needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError
+from edgepeft.data.batches import Encoded
+from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
+from edgepeft.deploy.verify import pack_check
+from edgepeft.graph.names import LOGITS
+from edgepeft.runtime.packed import put
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import open_session, return_free_memory, run_session
+from edgepeft.tuning.adamw import AdamW, clip
+from edgepeft.tuning.expansion import Expansion
+from edgepeft.tuning.hidden import HiddenStates, hidden_states
+from edgepeft.tuning.memory import StepLayout
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.slope import wrong_slope
+from edgepeft.tuning.step import StepResult, TrainingStep
+from edgepeft.tuning.subject import TuningSubject, deployed_graph
+
+__all__ = ["OnnxRuntimeEngine"]
+
+_ROUNDINGS = 100  # of the largest number that is trained, below which no move is judged
+
+
+class OnnxRuntimeEngine(TrainingEngine):
+    """The trained tensors are arrays here and inputs of every graph."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        subject: TuningSubject,
+        rows: Mapping[str, Encoded],
+        layout: StepLayout,
+        work: Path,
+        *,
+        optimizer: AdamW,
+        options: TuneOptions,
+        threads: int | None = None,
+        keep: bool = False,
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            bundle: holds the weights.
+            subject: its delta has the tensors to start from.
+            rows: tokens by part.
+            layout: from which hidden states on, and how many rows at a time.
+            work: a folder for hidden states that memory has no room for.
+            optimizer: with a rate for each tensor.
+            options: the largest norm of all gradients together, and whether the head's dropout is on.
+            threads: at most as many as the host allows; None takes those.
+            keep: leave hidden states in ``work``, and read what is there; those of other rows are removed.
+        """
+        self._bundle, self._subject, self._rows, self._threads = bundle, subject, rows, threads
+        self._micro_batch, self._training, self._split = layout.micro_batch, layout.training, layout.split
+        self._folder, self._kept = work if layout.in_file else None, work if keep else None
+        self._hidden: dict[str, HiddenStates] = {}
+        self._optimizer, self._options = optimizer, options
+        self._weights = subject.data.row_weights(balanced=options.balanced)
+        self._expansion = Expansion(subject.delta, subject.facts, bundle.checkpoint, threads)
+        self._trained: Arrays = subject.tensors()
+        self._given: Arrays | None = None
+        self._checked = False
+        self.proximal: tuple[float, Arrays] | None = None
+
+    def prepare(self, advance: Callable[[int, int], None] = lambda _, __: None) -> None:
+        """Compute the hidden states, where they are kept; ``advance`` gets the number of rows done and of all.
+
+        Raises:
+            EdgepeftError: the disk has no room for them.
+        """
+        if self._split is None or self._hidden:
+            return
+        parts = {part: self._rows[part] for part in ("train", "eval")}
+        total, done = sum(len(rows.targets) for rows in parts.values()), 0
+        weights = self._bundle.manifest.backbone.sha256.weights
+        filled = hidden_states(self._split, parts, weights, folder=self._folder, kept=self._kept)
+        for part, states in filled.items():
+            for n in states.fill(self._split.below, self._bundle.folder, parts[part], self._threads):
+                done += n
+                advance(done, total)
+        self._hidden = filled
+        return_free_memory()  # the lower layers' weights
+
+    def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
+        """Gradients, clip, AdamW; with ``proximal``, (mu, w_t), gradients have mu (w - w_t) besides, and the loss has
+        not."""
+        self._given = None
+        kind, train = self._subject.facts.kind, self._rows["train"]
+        read = train.token_rows(chosen)
+        shape = (len(read), max(train.lengths[i] for i in chosen)) if kind.per_token else (len(read),)
+        drawn = [
+            masks(index, probability if self._options.dropout else 0.0, (*shape, width))
+            for index, (probability, width) in enumerate(self._subject.facts.dropouts)
+        ]
+        result = self.gradients(chosen, drawn)
+        self._check(chosen, drawn, result)
+        if self.proximal is not None:
+            mu, start = self.proximal
+            for name in result.gradients:
+                result.gradients[name] += np.float32(mu) * (self.trained[name] - start[name])
+        norm = clip(result.gradients, self._options.clip_norm)
+        if math.isfinite(result.loss) and math.isfinite(norm):
+            self._optimizer.update(self.trained, result.gradients, factor)
+            return StepOutcome(result.loss, norm)
+        alone = (self.gradients([row], [mask[own] for mask in drawn]) for row, own in self._own(chosen))
+        finite = [math.isfinite(each.loss) and math.isfinite(clip(each.gradients, math.inf)) for each in alone]
+        return StepOutcome(result.loss, norm, tuple(row for row, ok in zip(chosen, finite, strict=True) if not ok))
+
+    def _own(self, chosen: Sequence[int]) -> Iterator[tuple[int, slice]]:
+        """Each row, and where its token rows stand in the batch."""
+        first = 0
+        for row in chosen:
+            n = len(self._rows["train"].token_rows([row]))
+            yield row, slice(first, first + n)
+            first += n
+
+    def gradients(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> StepResult:
+        """Mean loss and its gradients over these training rows; ``masks`` [token rows, (length,) width], one for each
+        dropout."""
+        self.prepare()
+        back = partial(self._expansion.gradients, self.trained)
+        return self._step(self._expansion.inputs(self.trained), **self._fed(chosen, masks), back=back)
+
+    def _fed(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+        """What a step takes of these rows."""
+        train = self._rows["train"]
+        weights, (inputs, labels) = self._weights[list(chosen)], train.batch(chosen)
+        weights = np.repeat(weights, train.counts(chosen)) if train.windowed else weights
+        terms = self._subject.facts.kind.terms(labels)
+        shares = (weights / max((weights * terms).sum(), np.finfo(np.float32).tiny)).astype(np.float32)
+
+        def states(part: Sequence[int]) -> Mapping[str, NDArray[Any]]:
+            if train.windowed:  # each a row of the step
+                own = train.token_rows(chosen)
+                return self._hidden["train"].packed([own[i] for i in part]) if self._hidden else {}
+            return self._beside([chosen[i] for i in part], labels[part])
+
+        rows = {"inputs": inputs, "labels": labels, "masks": masks, "states": states, "most_rows": self._micro_batch}
+        if train.windowed:
+            passages = self._subject.facts.kind.passages
+            return {**rows, "shares": shares, **({"read": train.readable(chosen)} if passages else {})}
+        rows["per_row"] = None if train.per_row is None else train.per_row[list(chosen)]
+        return {**rows, "shares": shares, "windows": train.windows(chosen)}
+
+    def _beside(self, chosen: Sequence[int], labels: NDArray[Any]) -> Mapping[str, NDArray[Any]]:
+        """What a step takes of training rows besides their tokens and labels: hidden states, where they are kept."""
+        return self._hidden["train"].packed(self._rows["train"].token_rows(chosen)) if self._hidden else {}
+
+    def _check(self, chosen: Sequence[int], masks: Sequence[NDArray[np.float32]], found: StepResult) -> None:
+        """See that the loss of these rows changes along its gradient as that says, by the method's own tensors.
+
+        Beside those of a fresh head theirs are small, and theirs is the long way back.  8-bit weights round what is
+        between by more than that; their gradients pass the rounding straight through.
+        """
+        if self._checked or self._bundle.manifest.backbone.weights_dtype != "fp32":
+            return
+        self._checked, trained = True, self.trained
+        own = {name: each for name, each in found.gradients.items() if not name.startswith("head/")} or found.gradients
+        norm, largest = clip(own, math.inf), max(float(np.abs(trained[name]).max(initial=0)) for name in own)
+
+        def along(distance: float) -> float:
+            moved = {name: trained[name] + np.float32(distance / norm) * gradient for name, gradient in own.items()}
+            return self._step.loss(self._expansion.inputs({**trained, **moved}), **self._fed(chosen, masks))
+
+        slope = wrong_slope(along, found.loss, norm, _ROUNDINGS * float(np.finfo(np.float32).eps) * largest)
+        if slope is not None:
+            raise BundleError(
+                f"the gradient of task {self._subject.task}, of {self._subject.method}, is wrong: its norm is "
+                f"{norm:.3g}, and along it the loss changes by {slope:.3g} for each unit. Nothing was changed. Please "
+                "report this; on a workstation, edgepeft train goes without this gradient."
+            )
+
+    def logits(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[token rows, (length,) outputs], as deployed: from the hidden states on where they are kept, as stored."""
+        if part == "eval":
+            self.prepare()
+        rows, hidden = self._rows[part], self._hidden.get(part)
+        session = self._whole if hidden is None else self._above
+        batch, kind, read = rows.batch(chosen)[0], self._subject.facts.kind, rows.token_rows(chosen)
+        shape = batch["input_ids"].shape if kind.per_token else (len(read),)
+        logits = np.zeros((*shape, kind.n_outputs), np.float32)
+        for place, inputs in passes(batch, prompt=self._subject.prompt_length):
+            states = {} if hidden is None else hidden.packed([read[i] for i in place])
+            put(logits, place, run_session(session, LOGITS, {**self.given, **inputs, **states}))
+        return logits
+
+    def states(self, part: str, chosen: Sequence[int]) -> NDArray[np.float32]:
+        """[token rows, (length,) d] of the bare backbone."""
+        batch, per_token = self._rows[part].batch(chosen)[0], self._subject.facts.kind.per_token
+        shape = batch["input_ids"].shape if per_token else batch["input_ids"].shape[:1]
+        states = np.zeros((*shape, self._bundle.architecture.hidden_size), np.float32)
+        for place, inputs in passes(batch):
+            output = "last_hidden_state" if per_token else self._subject.pooling.site
+            put(states, place, run_session(self._bare, output, inputs))
+        return states
+
+    @property
+    def trained(self) -> Arrays:
+        """In float32, by name."""
+        return self._trained
+
+    @trained.setter
+    def trained(self, tensors: Arrays) -> None:
+        self._trained, self._given = tensors, None
+
+    @property
+    def given(self) -> Arrays:
+        """What graphs take where answers are scored: of what the task's file will hold, in half precision or not."""
+        if self._given is None:
+            self._given = self._expansion.inputs(self._subject.as_stored(self.trained))
+        return self._given
+
+    def tensors(self) -> Arrays:
+        """Copies by name, as the task's file will hold them."""
+        return {name: tensor.copy() for name, tensor in self._subject.as_stored(self.trained).items()}
+
+    def state(self) -> Arrays:
+        """``delta:``, ``first:`` and ``second:<tensor>`` (AdamW's moments), and ``steps``."""
+        parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
+        named = {f"{part}:{name}": values for part, tensors in parts.items() for name, values in tensors.items()}
+        return {**named, "steps": np.array(self._optimizer.steps)}
+
+    def load_state(self, state: Arrays) -> None:
+        """Put tensors and AdamW where they were: where the state has no moments, there were none."""
+        self._given = None
+        self._optimizer.first.clear()
+        self._optimizer.second.clear()
+        parts = {"delta": self.trained, "first": self._optimizer.first, "second": self._optimizer.second}
+        for key, values in state.items():
+            part, _, name = key.partition(":")
+            if name:
+                parts[part][name] = values
+        self._optimizer.steps = int(state["steps"])
+
+    def finish(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take the best tensors; let sessions and states go, to make room for what comes after."""
+        self.trained = dict(tensors)
+        self._hidden.clear()
+        self._split = None
+        for name in ("_step", "_above", "_whole", "_bare"):
+            self.__dict__.pop(name, None)
+        return_free_memory()
+
+    def check(self) -> bytes:
+        """The content of the task's check file, as the training graph has it.  No step can follow."""
+        return pack_check(self._subject.check, self.training_logits(self._subject.check))
+
+    def training_logits(self, inputs: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        """As a step computes them, from the token ids on, for any rows: [rows, outputs].  No step can follow."""
+        self.finish(self.trained)
+        graph = TrainingStep(self._deployed, self._subject.facts, self._bundle.folder, self._threads)
+        return graph.logits(self.given, inputs, self._micro_batch)
+
+    @property
+    def _deployed(self) -> onnx.ModelProto:
+        bundle, subject = self._bundle, self._subject
+        return deployed_graph(subject.delta, subject.facts, bundle.family, bundle.architecture, bundle.checkpoint)
+
+    @cached_property
+    def _step(self) -> TrainingStep:
+        return TrainingStep(self._training, self._subject.facts, self._bundle.folder, self._threads)
+
+    @cached_property
+    def _whole(self) -> ort.InferenceSession:
+        return open_session(self._deployed, self._bundle.folder, self._threads)
+
+    @cached_property
+    def _bare(self) -> ort.InferenceSession:
+        self.__dict__.pop("_whole", None)  # one copy of the weights at a time
+        self._given = None
+        return open_session(self._bundle.graph(None), self._bundle.folder, self._threads)
+
+    @cached_property
+    def _above(self) -> ort.InferenceSession:
+        assert self._split is not None
+        return open_session(self._split.deployed, self._bundle.folder, self._threads)

@@ -1,0 +1,280 @@
+"""How much memory a run will take, predicted before its first step.
+
+Counted are what the process has now, hidden states, each session's weights (the training graph reads them from the
+mapped file, each once; the others pack a matrix once for each product that reads it), the values that are alive at
+once, what AdamW keeps, and tensors that are generated from what is trained.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+
+from edgepeft.backbones.base import Architecture
+from edgepeft.backbones.text import TextGraphs
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
+from edgepeft.data.batches import Encoded, Writing
+from edgepeft.deploy.text_sizes import written_bytes
+from edgepeft.device.host.cores import thread_count
+from edgepeft.device.host.machine import memory_bytes
+from edgepeft.graph.gradient.samples import specs_of
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.splice import splice_text
+from edgepeft.graph.stored import mapped_bytes, packed_bytes
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.generation import rows_at_once as rows_written
+from edgepeft.runtime.passes import PASS_TOKENS as PASS
+from edgepeft.tuning.budget import MemoryBudget, allowed_memory
+from edgepeft.tuning.hidden import SplitGraphs, training_graph
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
+from edgepeft.tuning.subject import TuningSubject, deployed_graph
+
+__all__ = ["Demand", "StepLayout", "demand_of", "lay_out"]
+
+# Measured on roberta-base, 1 x 64 to 16 x 128: the arena's rounding and holes take 6 to 12 % of what is alive, and an
+# open session 10 to 20 MB besides weights.
+_ARENA = 1.1
+_SESSION = 16_000_000
+_FLOAT_BYTES = 4
+# A task whose tensors are generated is opened when it is put in force: in the model, in its bytes, and in the session.
+# (MiniLM's shape, 86 MiB of tensors: 355 MiB.)
+_GENERATED_COPIES = 4
+_LOGITS = 3  # of a product, past its shape, and as they are given
+
+
+class Demand:
+    """What a run takes, by what it does.
+
+    ``training`` and ``deployed`` are the graphs that steps and evaluations run, ``below`` gives the hidden states,
+    ``whole`` is scored at the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        training: onnx.ModelProto,
+        deployed: onnx.ModelProto,
+        below: onnx.ModelProto | None,
+        whole: onnx.ModelProto,
+        architecture: Architecture,
+        trained_bytes: int,
+        longest: int,
+        target: int = 0,
+        words: int = 0,
+        written: int = 0,
+        generated: Sequence[int] = (),
+        each: int = 1,
+    ) -> None:
+        """Count what does not depend on the rows.
+
+        Args:
+            training: what steps run.
+            deployed: what evaluations run, from the hidden states on where they are kept.
+            below: what gives the hidden states; None where none are kept.
+            whole: the deployed graph from the token ids on.
+            architecture: the backbone's.
+            trained_bytes: of what is trained.
+            longest: tokens of a row.
+            target: tokens of the longest target, where text is taught.
+            words: that its decoder knows.
+            written: bytes of an evaluation, where text is taught: beside the step's.
+            generated: numbers of each tensor that is generated from what is trained.
+            each: token rows of the row that has most: they are computed at once, however many.
+        """
+        self._training, self._longest, self._target = training, longest, target
+        self._rows_at_once = rows_at_once(longest)
+        if words:
+            self._rows_at_once = min(self._rows_at_once, targets_at_once(target, words))
+        self._rows_at_once = max(self._rows_at_once, each)
+        # The tensors themselves, their two moments, the best ones, a step's gradients.
+        self._base = int(psutil.Process().memory_info().rss) + 5 * trained_bytes
+        pass_bytes = _pass_bytes(architecture, longest)
+        self._step = mapped_bytes(training.graph) + packed_bytes(deployed.graph) + pass_bytes + 2 * _SESSION + written
+        # Made, and gone through backwards, in as many numbers as the next power of two.
+        transforms = sorted(_FLOAT_BYTES << (size - 1).bit_length() for size in generated)
+        self._step += sum(transforms[-thread_count() :])
+        others = [packed_bytes(graph.graph) for graph in (below, whole) if graph is not None]
+        self._others = max(*others, _GENERATED_COPIES * _FLOAT_BYTES * sum(generated)) + pass_bytes + _SESSION
+        self._alive: dict[int, int] = {}
+
+    def n_bytes(self, rows: int, states: int) -> int:
+        """The peak, where up to ``rows`` of the longest length are computed at once and ``states`` bytes are kept."""
+        rows = min(rows, self._rows_at_once)
+        if rows not in self._alive:
+            specs = specs_of(self._training, (self._longest,) * rows, self._target)
+            fed = sum(specs[value.name].n_bytes for value in self._training.graph.input)
+            self._alive[rows] = int(_ARENA * peak_bytes(self._training.graph, specs)) + fed
+        return self._base + states + max(self._step + self._alive[rows], self._others)
+
+    def most_rows(self, limit: int, states: int, at_most: int) -> int:
+        """How many rows at once stay below a limit; 0 if not even one does."""
+        return most_within(lambda rows: self.n_bytes(rows, states), limit, at_most)
+
+
+def most_within(need: Callable[[int], int], limit: int, at_most: int) -> int:
+    """The most rows, up to ``at_most``, whose ``need`` in bytes stays within a limit; 0 if not even one's does.
+
+    Memory grows with the rows, nearly along a line: what the line says is tried before the search.
+    """
+    if need(at_most) <= limit:
+        return at_most
+    one, two = need(1), need(2)
+    guess = min(at_most - 1, 1 + (limit - one) // (two - one)) if one <= limit and two > one else 0
+    if guess and need(guess) <= limit < need(guess + 1):
+        return guess
+    return bisect_left(range(1, at_most), True, key=lambda rows: need(rows) > limit)
+
+
+def _pass_bytes(architecture: Architecture, longest: int) -> int:
+    """What is alive in a pass of the deployed graph: two values of the feed-forward, a few of the model's width."""
+    tokens = max(3 * PASS // 2, longest)
+    width = 2 * architecture.intermediate_size + 4 * architecture.hidden_size
+    scores = 2 * architecture.n_heads * min(longest, tokens)
+    return int(_ARENA * _FLOAT_BYTES * tokens * (width + scores))
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """``training`` is what steps run, ``split`` None where no hidden states are kept.
+
+    ``in_file`` says that memory has no room for them, ``predicted_bytes`` is the peak of resident memory; ``notes`` are
+    for people.
+    """
+
+    micro_batch: int
+    training: onnx.ModelProto
+    split: SplitGraphs | None
+    in_file: bool
+    predicted_bytes: int
+    notes: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """What a resumed run must have too, for its last digits to be the same."""
+        return {"micro_batch": self.micro_batch, "prefix_cache": self.split is not None}
+
+
+def lay_out(
+    bundle: Bundle, subject: TuningSubject, options: TuneOptions, rows: Mapping[str, Encoded], batch_size: int
+) -> StepLayout:
+    """Decide before anything is opened.
+
+    Raises:
+        UsageError: more rows at once than a step has.
+        DoesNotFit: no step, or not the one that was asked for, fits the memory that is allowed.
+    """
+    asked, notes = options.micro_batch, []
+    if asked is not None and asked > batch_size:
+        raise UsageError(f"--micro-batch {asked} is more than the {batch_size} rows of a step.")
+    allowed = allowed_memory(options.profile, options.memory)
+    longest, target, each = max(rows["train"].lengths), rows["train"].longest_target, rows["train"].most
+    demand, training, split = demand_of(bundle, subject, longest, options, target, each=each)
+    most = asked or batch_size
+    if subject.writing is not None:
+        most = min(most, targets_at_once(target, subject.writing.words))
+    elif options.prefix_cache and split is None:
+        notes.append(
+            f"{subject.method} trains or adapts the embeddings or what follows them at once: no hidden state stays the "
+            "same from step to step, so none is kept."
+        )
+    states = sum(split.n_bytes(rows[part]) for part in ("train", "eval")) if split else 0
+    in_file = states > 0 and demand.n_bytes(most * each, states) > allowed.n_bytes
+    if in_file:
+        states = 0
+        notes.append("hidden states are kept in a file: memory has no room for them.")
+    micro_batch = demand.most_rows(allowed.n_bytes, states, most * each) // each
+    least = 1 if asked is None else most
+    if micro_batch < least:
+        raise DoesNotFit(_refusal(demand.n_bytes(least * each, states), least, micro_batch, longest, allowed))
+    if micro_batch < most:
+        notes.append(
+            f"a step of {batch_size} rows is computed {micro_batch} at a time, to fit {_megabytes(allowed.n_bytes)}."
+        )
+    return StepLayout(micro_batch, training, split, in_file, demand.n_bytes(micro_batch * each, states), tuple(notes))
+
+
+def demand_of(
+    bundle: Bundle,
+    subject: TuningSubject,
+    longest: int,
+    options: TuneOptions,
+    target: int | None = None,
+    *,
+    each: int = 1,
+) -> tuple[Demand, onnx.ModelProto, SplitGraphs | None]:
+    """What a run on rows of at most ``longest`` tokens takes, its training graph, and where its graphs are cut.
+
+    ``target`` are the tokens of the longest target, where text is taught, None as many as the task may write: of such a
+    task no hidden states are kept.  ``each`` are the token rows of the row that has most.
+
+    Raises:
+        BundleError: an operator of the task has no gradient.
+    """
+    checkpoint, facts, writing = bundle.checkpoint, subject.facts, subject.writing
+    if target is None:
+        target = 0 if writing is None else writing.max_length
+    whole = deployed_graph(subject.delta, facts, bundle.family, bundle.architecture, checkpoint)
+    try:
+        training, split = training_graph(
+            whole,
+            facts,
+            checkpoint,
+            prefix_cache=options.prefix_cache and writing is None,
+            backward=options.backward,
+        )
+    except BundleError as error:
+        raise BundleError(f"task {subject.task}, of {subject.method}, cannot be tuned: {error}") from error
+    sized = {value.name: value for value in whole.graph.input}
+    demand = Demand(
+        training=training,
+        deployed=split.deployed if split else whole,
+        below=split.below if split else None,
+        whole=whole,
+        architecture=bundle.architecture,
+        trained_bytes=sum(tensor.nbytes for tensor in subject.tensors().values()),
+        longest=longest,
+        target=target,
+        words=0 if writing is None else writing.words,
+        written=0 if writing is None else _written(bundle, subject, writing, longest, target),
+        generated=[prod(d.dim_value for d in sized[name].type.tensor_type.shape.dim) for name in facts.generated],
+        each=each,
+    )
+    return demand, training, split
+
+
+def _written(bundle: Bundle, subject: TuningSubject, writing: Writing, longest: int, target: int) -> int:
+    """Of an evaluation: both graphs that write and what they take; logits of losses, whose arena keeps them."""
+    graphs = splice_text(*bundle.text_graphs, subject.delta, bundle.manifest.backbone.sites, bundle.checkpoint)
+    decoding, length = Decoding(max_new_tokens=writing.max_length), longest + subject.prompt_length
+    rows = rows_written(bundle, WRITTEN_ROWS, length, decoding, memory_bytes())
+    tokens = np.ones((rows, longest), np.int64)
+    inputs = {"input_ids": tokens, "attention_mask": tokens}
+    caches = sum(written_bytes(TextGraphs(*graphs), inputs, subject.prompt_length, decoding).values())
+    logits = _LOGITS * _FLOAT_BYTES * targets_at_once(target, writing.words) * target * writing.words
+    return sum(packed_bytes(graph.graph) + _SESSION for graph in graphs) + caches + logits
+
+
+def _refusal(n_bytes: int, asked: int, fits: int, longest: int, allowed: MemoryBudget) -> str:
+    needed = _megabytes(n_bytes)
+    given = f"{_megabytes(allowed.n_bytes)} are allowed by {allowed.by}"
+    if fits:
+        return (
+            f"a step of {asked} rows of {longest} tokens at once takes about {needed}; {given}. "
+            f"--micro-batch {fits} fits, and gives the same result."
+        )
+    return (
+        f"even one row of {longest} tokens takes about {needed}; {given}. No batch size fits. Allow more memory, or "
+        "tune a method that leaves the lower layers alone (skip_layers, top-k), whose weights are then not needed."
+    )
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.0f} MB"

@@ -1,0 +1,272 @@
+"""A training graph in ONNX Runtime: the loss and the gradients of one batch, or other values of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.data.course.engine import Arrays
+from edgepeft.data.labels import NO_TARGET
+from edgepeft.data.several import Standing, mean_matrix, members, places_of
+from edgepeft.deploy.verify import run_in_groups
+from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
+from edgepeft.graph.prompt import prompt_in
+from edgepeft.graph.training import TrainingFacts
+from edgepeft.runtime.packed import packed, unpacked
+from edgepeft.runtime.passes import PASS_TOKENS
+from edgepeft.runtime.session import failing_as, session_options
+
+__all__ = ["WRITTEN_ROWS", "StepResult", "TrainingStep", "rows_at_once", "targets_at_once"]
+
+Told: TypeAlias = Callable[[NDArray[Any], dict[str, Any]], dict[str, Any]]
+States: TypeAlias = Callable[[Sequence[int]], Mapping[str, NDArray[Any]]]
+Windows: TypeAlias = Sequence[NDArray[np.int64]] | None
+
+# Folding would put what the 8 bits stand for beside every mapped matrix, where products go back in float32
+# (roberta-base, pfeiffer, 8 x 64 tokens: 751 MiB resident against 459).
+_COPIES_WEIGHTS = ["ConstantFolding"]
+
+
+_WORDS = 2**23  # logits of a part's targets: 32 MB, of which a step holds a few copies
+WRITTEN_ROWS = 16  # of an evaluation, at once: beside the step's own memory, a row of t5-base has caches of 40 MB
+
+
+class StepResult(NamedTuple):
+    """The loss, and ``gradients`` by tensor."""
+
+    loss: float
+    gradients: Arrays
+
+
+def rows_at_once(longest: int) -> int:
+    """How many rows of so many tokens a part of a step has at most."""
+    return max(1, PASS_TOKENS // longest)
+
+
+def targets_at_once(longest: int, words: int) -> int:
+    """How many targets of so many tokens a part of a step has at most, for a decoder that knows so many words."""
+    return max(1, _WORDS // (longest * words))
+
+
+def _parts(lengths: Sequence[int], most_rows: int, counts: Sequence[int]) -> Iterator[list[int]]:
+    """Rows that are computed at once, of so many token rows each, the longest of ``lengths``: all, or those of like
+    length."""
+    order = list(range(len(lengths)))
+    if len(order) > most_rows or sum(counts) > rows_at_once(max(lengths)):
+        order.sort(key=lambda i: lengths[i])
+    part: list[int] = []
+    n_read = 0
+    for i in order:
+        if part and (len(part) + 1 > most_rows or n_read + counts[i] > rows_at_once(lengths[i])):
+            yield part
+            part, n_read = [], 0
+        part.append(i)
+        n_read += counts[i]
+    yield part
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a step takes of its rows: ``inputs`` and ``masks`` of token rows, ``of_rows`` of rows; ``per_row`` says how
+    many token rows each is, None: one; ``windows`` how many each of its texts is, where these are pooled."""
+
+    inputs: Mapping[str, Any]
+    masks: Mapping[str, Any]
+    of_rows: Mapping[str, Any]
+    per_row: NDArray[Any] | None
+    windows: Windows = None
+
+    def cut(self, most_rows: int | None, states: States, told: Told) -> Iterator[tuple[list[int], dict[str, Any]]]:
+        """The token rows of each part, and what the graph takes of it; tokens no further than they go.
+
+        ``told`` makes of (mask, what is by row) what the graph takes."""
+        lengths = self.inputs["attention_mask"].sum(1)
+        counts = np.ones(len(lengths), np.int64) if self.per_row is None else self.per_row
+        longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts).tolist()
+        for part in _parts(longest, most_rows or len(counts), counts.tolist()):
+            read, end = members(counts, part), max(longest[i] for i in part)
+            given = {name: np.ascontiguousarray(values[read, :end]) for name, values in self.inputs.items()}
+            by_row = {name: values[part] for name, values in self.of_rows.items()}
+            by_row |= {name: values[read] for name, values in self.masks.items()}
+            given |= told(given["attention_mask"], by_row)
+            texts = counts[part]
+            if self.windows is not None:
+                own = [self.windows[i] for i in part]
+                given[POOLING], texts = mean_matrix(np.concatenate(own)), np.array([*map(len, own)])
+            given |= {} if self.per_row is None else {PLACES: places_of(texts)}
+            yield read, {**given, **states(part)}
+
+
+def _rows(
+    inputs: Any, labels: Any, masks: Sequence[Any], shares: Any, per_row: Any, *, read: Any = None, windows: Any = None
+) -> _Rows:
+    named = {dropout(i): mask for i, mask in enumerate(masks)}
+    of_rows = {LABELS: labels, SHARES: shares} | ({} if read is None else {PLACES: read})
+    return _Rows(inputs, named, of_rows, per_row, windows)
+
+
+class TrainingStep:
+    """An opened training graph; the tensors that it has gradients of are its inputs, so it holds none.
+
+    ``folder`` is the bundle's, where the weights lie.
+    """
+
+    def __init__(self, graph: onnx.ModelProto, facts: TrainingFacts, folder: Path, threads: int | None = None) -> None:
+        self.facts = facts
+        options = session_options(threads)
+        # Packed, each matrix is there twice: forward and backward read it in two layouts, neither of them the file's.
+        # (roberta-base, pfeiffer, 8 x 64 tokens: 1,029 MB resident against 731, and 1.9 s a step against 1.2.)
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        # A pattern is a block for a whole run, beside what the first run of that shape took (949 MB, for 10 % of the
+        # step's time), and lengths differ from step to step.
+        options.enable_mem_pattern = False
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+        with failing_as("cannot open the training graph"):
+            self._session = ort.InferenceSession(
+                graph.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=_COPIES_WEIGHTS,
+            )
+        self._prompt = prompt_in(graph.graph)
+        self._inputs = [value.name for value in self._session.get_inputs()]
+        self._outputs = [LOSS, *map(gradient, self.facts.leaves)]
+
+    def __call__(
+        self,
+        tensors: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        labels: Any,
+        masks: Sequence[Any],
+        shares: NDArray[np.float32] | None = None,
+        *,
+        most_rows: int | None = None,
+        per_row: NDArray[np.int64] | None = None,
+        read: NDArray[np.bool_] | None = None,
+        windows: Windows = None,
+        states: States = lambda _: {},
+        back: Callable[[Arrays], Arrays] = lambda found: found,
+    ) -> StepResult:
+        """Loss and gradients of a batch, summed over parts of at most ``PASS_TOKENS`` tokens, padding included.
+
+        Args:
+            tensors: each that the graph gives a gradient of.
+            inputs: token ids and masks [token rows, length], int64.
+            labels: [batch, ...].
+            masks: [token rows, width], one for each dropout; of tokens also [token rows, length, width].
+            shares: [batch], of the rows in the loss; None for its mean.
+            most_rows: of a part.
+            per_row: [batch], how many token rows each row is, where it may be several.
+            read: [token rows, length], the tokens that the loss is over, where each row is a window of a passage.
+            windows: of each row, how many windows each of its texts is, where their logits are pooled.
+            states: what else the graph takes of some rows: hidden states [tokens, width], where it starts from these.
+            back: what to sum of a part's gradients.
+        """
+        shares = np.full(len(labels), 1 / len(labels), np.float32) if shares is None else shares
+        loss, total, together = 0.0, dict[str, NDArray[Any]](), self.facts.kind.whole_batch
+        if together:
+            of_batch, labels = self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, windows, states))
+            shares = np.ones(len(labels), np.float32)
+        rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
+        for _, given in rows.cut(most_rows, states, self._told):
+            results = self.run(self._outputs, tensors, given)
+            loss += float(results.pop(0))
+            found = back({name: results.pop(0) for name in self.facts.leaves})  # taken out: they are let go one by one
+            for name, new in found.items():
+                total[name] = np.add(total[name], new, out=new) if name in total else new
+        return StepResult(of_batch if together else loss, total)
+
+    def loss(
+        self,
+        tensors: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        labels: Any,
+        masks: Sequence[Any],
+        shares: NDArray[np.float32],
+        *,
+        most_rows: int | None = None,
+        per_row: NDArray[np.int64] | None = None,
+        read: NDArray[np.bool_] | None = None,
+        windows: Windows = None,
+        states: States = lambda _: {},
+    ) -> float:
+        """That of ``__call__`` without the way back."""
+        if self.facts.kind.whole_batch:
+            return self._slopes(tensors, inputs, labels, masks, (most_rows, per_row, windows, states))[0]
+        rows = _rows(inputs, labels, masks, shares, per_row, read=read, windows=windows)
+        parts = rows.cut(most_rows, states, self._told)
+        return sum(float(self.run([LOSS], tensors, given)[0]) for _, given in parts)
+
+    def logits(
+        self, tensors: Mapping[str, Any], inputs: Mapping[str, NDArray[np.int64]], most_rows: int
+    ) -> NDArray[np.float32]:
+        """As a step computes them, of a graph that starts from token ids: [rows, (length,) outputs], so many rows at
+        once."""
+
+        def group(given: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+            starts = range(0, len(given["input_ids"]), most_rows)
+            parts = ({n: values[i : i + most_rows] for n, values in given.items()} for i in starts)
+            found = ((self.run([LOGITS], tensors, part)[0], part["attention_mask"]) for part in parts)
+            per_token = self.facts.kind.per_token
+            return np.concatenate([unpacked(logits, mask) if per_token else logits for logits, mask in found])
+
+        return run_in_groups(group, inputs)
+
+    def _slopes(
+        self,
+        tensors: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+        targets: Any,
+        masks: Sequence[Any],
+        how: tuple[int | None, NDArray[np.int64] | None, Windows, States],
+    ) -> tuple[float, NDArray[np.float32]]:
+        """The loss of a whole batch, and its derivatives by its logits, which are ``labels`` of the way back."""
+        most_rows, per_row, windows, states = how
+        counts, kind = np.ones(len(targets), np.int64) if per_row is None else per_row, self.facts.kind
+        texts = counts if windows is None else np.array([*map(len, windows)])
+        standing, most = Standing(None if windows is None else np.concatenate(windows), texts), int(texts.max())
+        nothing, ones = np.zeros((len(targets), most, kind.n_outputs), np.float32), np.ones(len(targets), np.float32)
+        logits = np.empty((len(inputs["input_ids"]), kind.n_outputs), np.float32)
+        rows = _rows(inputs, nothing, masks, ones, per_row, windows=windows)
+        for read, given in rows.cut(most_rows, states, self._told):
+            (logits[read],) = self.run([LOGITS], tensors, given)
+        loss, slopes = kind.slopes(standing.by_row(logits, "mean"), targets)
+        return loss, slopes.astype(np.float32)
+
+    def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:
+        """As it is, or of each packed token where the task answers for these."""
+        if not self.facts.kind.per_token:
+            return by_row
+        shape, found = mask.shape, dict[str, Any]()
+        fills: dict[str, float] = {LABELS: NO_TARGET, SHARES: 0.0}
+        if self.facts.kind.passages:  # labels are of their windows, and places of packed tokens
+            found = {name: by_row.pop(name) for name in fills}
+            starts = np.cumsum(mask.sum(1) + self._prompt) - mask.sum(1)
+            there = by_row.pop(PLACES)[:, : shape[1]] & (mask != 0)
+            found[PLACES] = np.where(there, starts[:, None] + np.arange(shape[1]), -1)
+        for name, values in by_row.items():
+            width = values.shape[-1:] if name not in fills else ()  # of dropout
+            by_token = values if values.ndim == len(shape) + len(width) else values[:, None]
+            cut = by_token[:, : shape[1]]
+            found[name] = packed(np.broadcast_to(cut, (*shape, *width)), mask, self._prompt, fills.get(name, 1.0))
+        return found
+
+    def run(
+        self,
+        outputs: Sequence[str],
+        tensors: Mapping[str, Any],
+        inputs: Mapping[str, Any],
+    ) -> list[NDArray[Any]]:
+        """Some of the graph's outputs, of what it has as inputs; a deployed one has no more than its logits."""
+        given, options = {**tensors, **inputs}, ort.RunOptions()
+        options.only_execute_path_to_fetches = True
+        rows, length = inputs["input_ids"].shape
+        with failing_as(f"stops in the training graph, with {rows} rows of {length} tokens"):
+            return list(self._session.run(outputs, {name: given[name] for name in self._inputs}, options))

@@ -1,0 +1,125 @@
+"""The rule by which ONNX Runtime is held against PyTorch."""
+
+import numpy as np
+import pytest
+
+from edgepeft.common.errors import BundleError, VerificationFailed
+from edgepeft.deploy.verify import allowed_for, compare_logits, pack_check, read_check, replay, require_passed
+from edgepeft.tasks.base import same_best
+from edgepeft.tasks.regression import Regression
+
+REFERENCE = np.array([[1.0, 0.0], [0.0, 1.0], [0.50005, 0.5]], np.float32)
+
+
+def moved(row, column, by):
+    found = REFERENCE.copy()
+    found[row, column] += by
+    return found
+
+
+def test_equal_logits_pass_and_a_close_row_is_not_counted_as_decided():
+    result = compare_logits(REFERENCE, REFERENCE)
+    require_passed("t", result)
+    assert (result.rows, result.undecided, result.agreement, result.max_abs_difference) == (3, 1, 1.0, 0.0)
+
+
+def test_a_difference_within_the_tolerance_passes_even_if_it_flips_an_undecided_row():
+    result = compare_logits(REFERENCE, moved(2, 1, 9e-5))
+    require_passed("t", result)
+    assert result.max_abs_difference == pytest.approx(9e-5, rel=1e-2)
+
+
+@pytest.mark.parametrize("by", [2e-4, -2e-4, np.nan, np.inf])
+def test_a_difference_beyond_the_tolerance_fails(by):
+    with pytest.raises(VerificationFailed, match="task t"):
+        require_passed("t", compare_logits(REFERENCE, moved(0, 0, by)))
+
+
+def test_a_flipped_decision_is_counted():
+    assert compare_logits(REFERENCE, REFERENCE[:, ::-1]).agreement == 0.0
+
+
+def test_regression_has_no_decisions():
+    reference = np.array([[1.0], [2.0]], np.float32)
+    result = compare_logits(reference, reference + 5e-5, compare=Regression().agreement)
+    require_passed("t", result)
+    assert result.agreement == 1.0
+
+
+def test_another_number_of_logits_fails():
+    with pytest.raises(VerificationFailed, match="logits"):
+        compare_logits(REFERENCE, REFERENCE[:, :1])
+
+
+def test_replay_gives_each_row_its_own_logits_whatever_the_order_of_lengths():
+    rng = np.random.default_rng(0)
+    lengths = rng.permutation(np.arange(1, 31))
+    mask = (np.arange(30)[None] < lengths[:, None]).astype(np.int64)
+    ids = rng.integers(1, 50, mask.shape) * mask
+    inputs = {"input_ids": ids, "attention_mask": mask}
+
+    def run(group):
+        assert group["input_ids"].shape[1] == group["attention_mask"].sum(1).max()  # cut, not padded further
+        return np.stack([group["input_ids"].sum(1), group["attention_mask"].sum(1)], 1).astype(np.float32)
+
+    expected = np.stack([ids.sum(1), lengths], 1).astype(np.float32)
+    assert replay(run, inputs, expected).max_abs_difference == 0.0
+
+
+def test_a_check_file_is_read_as_it_was_written():
+    inputs = {"input_ids": np.ones((3, 2), np.int64), "attention_mask": np.ones((3, 2), np.int64)}
+    read, logits = read_check(pack_check(inputs, REFERENCE), "here")
+    assert set(read) == set(inputs)
+    np.testing.assert_array_equal(logits, REFERENCE)
+
+
+@pytest.mark.parametrize("cut", [0, 7, 40, -1])
+def test_a_truncated_check_file_is_named(cut):
+    inputs = {"input_ids": np.ones((3, 2), np.int64), "attention_mask": np.ones((3, 2), np.int64)}
+    with pytest.raises(BundleError, match="here"):
+        read_check(pack_check(inputs, REFERENCE)[:cut], "here")
+
+
+def test_a_check_file_without_masks_or_rows_is_refused():
+    with pytest.raises(BundleError, match="attention_mask"):
+        read_check(pack_check({"input_ids": np.ones((3, 2), np.int64)}, REFERENCE), "here")
+    empty = {"input_ids": np.ones((0, 2), np.int64), "attention_mask": np.ones((0, 2), np.int64)}
+    with pytest.raises(BundleError):
+        read_check(pack_check(empty, np.ones((0, 2), np.float32)), "here")
+
+
+def eight_bits(reference, found, compare=same_best):
+    arrays = (np.asarray(each, np.float32) for each in (reference, found))
+    return compare_logits(*arrays, allowed_for("int8", "fp32"), compare)
+
+
+def test_8_bits_may_change_two_decisions_of_a_hundred_however_far_logits_move():
+    reference = np.tile([1.0, 0.0], (100, 1))
+    found = reference * 3
+    found[:2] = -found[:2]
+    require_passed("t", eight_bits(reference, found))
+    found[2] = -found[2]
+    with pytest.raises(VerificationFailed, match=r"3\.0% of the decisions"):
+        require_passed("t", eight_bits(reference, found))
+
+
+def test_8_bits_are_no_excuse_for_what_is_no_number():
+    with pytest.raises(VerificationFailed):
+        require_passed("t", eight_bits([[1.0, 0.0]], [[1.0, np.nan]]))
+
+
+def test_a_regression_of_8_bits_may_move_two_rows_of_a_hundred_by_more_than_a_quarter_of_its_spread():
+    reference = np.random.default_rng(0).normal(size=(100, 1))
+    quarter = 0.25 * reference.std()
+    require_passed("t", eight_bits(reference, reference + 0.9 * quarter, Regression().agreement))
+    with pytest.raises(VerificationFailed):  # as if the head's bias were lost
+        require_passed("t", eight_bits(reference, reference + 1.1 * quarter, Regression().agreement))
+    found = reference.copy()
+    found[:2] += 9
+    require_passed("t", eight_bits(reference, found, Regression().agreement))
+
+
+def test_half_precision_keeps_every_clear_decision():
+    require_passed("t", compare_logits(REFERENCE, moved(0, 0, 1.9e-2), allowed_for("fp32", "fp16")))
+    with pytest.raises(VerificationFailed):
+        require_passed("t", compare_logits(REFERENCE, moved(0, 0, 2.1e-2), allowed_for("fp32", "fp16")))
