@@ -59,7 +59,7 @@ test-isas: $(INSTALLED)  ## The numerical tests under other instruction sets, on
 
 test-oldest: $(INSTALLED)  ## Graphs from elsewhere, on the oldest onnxruntime that is allowed
 	$(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) --no-deps --upgrade --target build/oldest onnxruntime==$(OLDEST_ORT)
-	PYTHONPATH=build/oldest $(BIN)/python -m pytest tests/graph/test_sound.py tests/runtime/test_hostile.py $(PYTEST_ARGS)
+	PYTHONPATH=build/oldest $(BIN)/python -m pytest tests/graph/test_validate.py tests/runtime/test_hostile.py $(PYTEST_ARGS)
 
 test-javascript: $(INSTALLED)  ## The JavaScript example, and the sites of `edgepeft web` in Chromium; needs node, npm and chromium
 	npm install --prefix docs/javascript --ignore-scripts --no-package-lock --no-audit --no-fund
@@ -118,12 +118,12 @@ check-generated: $(INSTALLED)  ## Fails when one of those files or docs/devices.
 	$(BIN)/python -m bench.published docs --check
 
 faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root; about an hour)
-	$(BIN)/python tests/faults/fuzz.py
-	$(BIN)/python tests/faults/kills.py
-	$(BIN)/python tests/faults/disk_full.py
+	$(BIN)/python tests/support/fuzz.py
+	$(BIN)/python tests/support/kills.py
+	$(BIN)/python tests/support/disk_full.py
 
 attack: $(INSTALLED)  ## What a stranger can do to the service over loopback, and what it held (Linux; some minutes; BUNDLE=FOLDER)
-	$(BIN)/python tests/faults/attack.py $(BUNDLE)
+	$(BIN)/python tests/support/attack.py $(BUNDLE)
 
 images-test: $(INSTALLED)  ## Builds both images' arches without an engine and runs the arm64 one (Debian, root; BUNDLE=FOLDER)
 	PYTHON=$(BIN)/python bash docker/images_test.sh

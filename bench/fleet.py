@@ -30,9 +30,9 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.host.machine import host_facts
+from edgepeft.fleet.poll_interval import moments
 from edgepeft.fleet.publish import publish, refresh, withdraw
 from edgepeft.fleet.remote import Remote
-from edgepeft.fleet.rhythm import moments
 
 __all__ = ["Board", "Round", "main", "play"]
 

@@ -27,7 +27,7 @@ import edgepeft
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.gate.against import SideBySide
 from edgepeft.bench.gate.revision import open_revision
-from edgepeft.bench.planning.subject import BenchSubject, random_subject
+from edgepeft.bench.planning.target import BenchSubject, random_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.atomic import write_json

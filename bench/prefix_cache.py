@@ -28,7 +28,7 @@ from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import Files, TuningSubject, from_template
+from edgepeft.tuning.target import Files, TuningSubject, from_template
 
 WARM_UP = 3
 

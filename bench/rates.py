@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._main import main
-from edgepeft.data.course.baselines import SIGNIFICANT
+from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.methods.base import method_of
 from edgepeft.sweep.folder import open_sweep
 from edgepeft.sweep.table import Arm, Column, columns, not_worse

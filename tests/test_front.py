@@ -163,12 +163,13 @@ def test_what_is_interrupted_in_a_notebook_says_how_to_go_on_and_a_thread_may_tr
     import signal
     import threading
 
-    from edgepeft.data.course.run import Interrupted, rate_factor
+    from edgepeft.data.training_loop.run import Interrupted, rate_factor
 
     asked = {"backbone": "all-MiniLM-L6-v2", "data": "reviews.csv", "task": "mood", "method": "bitfit", "steps": 4}
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match="resume=True"):
         patch.setattr(
-            "edgepeft.data.course.run.rate_factor", lambda *a: (signal.raise_signal(signal.SIGINT), rate_factor(*a))[1]
+            "edgepeft.data.training_loop.run.rate_factor",
+            lambda *a: (signal.raise_signal(signal.SIGINT), rate_factor(*a))[1],
         )
         edgepeft.train(**asked, out="stopped")
     assert edgepeft.train(**asked, out="stopped", resume=True)["training"]["steps"] == 4

@@ -188,7 +188,7 @@ def draw_devices(checked: dict[LeftOut, list[Checked]], path: Path) -> None:
     """Predicted against measured, log-log, a panel for each way of leaving out; write PNG or SVG."""
     from matplotlib.figure import Figure
 
-    from edgepeft.common import drawing
+    from edgepeft.common import plotting as drawing
 
     shown = [one for rows in checked.values() for one in rows if one.predicted.seconds is not None]
     names = list(dict.fromkeys(one.device for one in shown))

@@ -102,7 +102,7 @@ def draw_suite(result: SuiteResult, path: Path) -> None:
         raise UsageError("no row of this suite has a figure to draw.")
     from matplotlib.figure import Figure
 
-    from edgepeft.common import drawing
+    from edgepeft.common import plotting as drawing
 
     curves = [row for row in shown if "tasks" in row.samples]
     ratios = [row for row in shown if row.unit == "x" and row not in curves]

@@ -20,7 +20,7 @@ from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
-from edgepeft.bench.planning.subject import torch_installed
+from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bundle.manifest import WeightsDtype
 from edgepeft.common.errors import UsageError
 from edgepeft.device.host.machine import isa_flags

@@ -10,7 +10,7 @@ from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
 from edgepeft.bench.planning.lengths import full_length
-from edgepeft.bench.planning.subject import torch_installed
+from edgepeft.bench.planning.target import torch_installed
 from edgepeft.common.errors import MissingPackage
 
 __all__ = ["TITLE", "measure"]

@@ -22,7 +22,7 @@ __all__ = ["ATTENTION", "MERGE", "REAL", "SPLIT", "Lookups", "Packing"]
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see
-# ``edgepeft.graph.unread``.
+# ``edgepeft.graph.prune_last_layer``.
 ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather", "Reshape")
 
 

@@ -32,7 +32,7 @@ from edgepeft.bench.planning.resolve import (
     workloads_of,
 )
 from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
-from edgepeft.bench.planning.subject import BenchSubject, torch_installed
+from edgepeft.bench.planning.target import BenchSubject, torch_installed
 from edgepeft.bench.result.conditions import (
     arithmetic_notes,
     calibration_of,

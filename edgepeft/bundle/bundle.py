@@ -16,15 +16,14 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.text import TextGraphs
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.bundle.files import check_owner, content_at, expect_hash, parse_delta, read_graph
-from edgepeft.bundle.manifest import Manifest, TaskEntry
+from edgepeft.bundle.manifest import Manifest, TaskEntry, Tolerance, allowed_for
 from edgepeft.bundle.versions import GRAPH, WEIGHTS, locate
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity
-from edgepeft.deploy.verify import Tolerance, allowed_for
-from edgepeft.graph.outside import location, outside, outside_values
+from edgepeft.graph.external_data import location, outside, outside_values
 from edgepeft.graph.protos import copied
+from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice, splice_text
-from edgepeft.graph.unread import drop_unread_rows
 
 __all__ = [
     "BACKBONE_FILE",

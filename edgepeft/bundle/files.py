@@ -11,9 +11,9 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import WEIGHTS
-from edgepeft.graph.outside import location, outside, point_at
+from edgepeft.graph.external_data import location, outside, point_at
 from edgepeft.graph.protos import properties
-from edgepeft.graph.sound import check_sound
+from edgepeft.graph.validate import check_sound
 
 __all__ = ["check_owner", "content_at", "expect_hash", "parse_delta", "parse_graph", "read_graph"]
 

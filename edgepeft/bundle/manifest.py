@@ -6,20 +6,23 @@ Paths are never taken from the manifest: a task's files follow from its name, wh
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
-from edgepeft.bundle.bounds import check_folder
+from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
-from edgepeft.common.mistakes import in_words
 from edgepeft.common.task_name import check_task_names
+from edgepeft.common.validation_messages import in_words
 from edgepeft.tasks.base import Kind, stated
 
 __all__ = [
+    "EXACT",
+    "LOGIT_TOLERANCE",
     "MANIFEST_FILE",
     "BackboneEntry",
     "CheckReference",
@@ -31,8 +34,10 @@ __all__ = [
     "TaskEntry",
     "TemplateEntry",
     "TextHashes",
+    "Tolerance",
     "Verification",
     "WeightsDtype",
+    "allowed_for",
 ]
 
 MANIFEST_FILE = "edgepeft.json"
@@ -285,3 +290,30 @@ class Manifest(_Model):
         except UsageError as error:
             raise BundleError(f"{path}: {error}") from error
         return manifest
+
+
+LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``difference`` of a logit (None: any), and the share of decided rows whose decision may change."""
+
+    difference: float | None
+    changed: float = 0.0
+
+    def at_least(self, changed: float) -> Tolerance:
+        """The same, where it does not allow as many decisions to change."""
+        return replace(self, changed=max(self.changed, changed))
+
+
+EXACT = Tolerance(LOGIT_TOLERANCE)
+_ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
+_QUANTISED = Tolerance(None, 0.02)
+
+
+def allowed_for(backbone: str, delta: str) -> Tolerance:
+    """What a bundle's ``weights_dtype`` and a task's allow."""
+    if backbone == "int8":
+        return _QUANTISED
+    return _ROUNDED if delta == "fp16" else EXACT

@@ -13,7 +13,7 @@ from edgepeft.training.demo import BBC_NEWS, SMS_SPAM, Corpus, DemoSplit
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
-    from edgepeft.data.course.run import Progress
+    from edgepeft.data.training_loop.run import Progress
 
 __all__ = ["TASKS", "QuickTask", "train_task", "write_rows"]
 

@@ -16,7 +16,7 @@ from edgepeft.cli._output import INTERRUPTED, messages
 from edgepeft.cli._progress import bars, say
 
 if TYPE_CHECKING:
-    from edgepeft.data.course.run import CourseResult, Progress
+    from edgepeft.data.training_loop.run import CourseResult, Progress
 
 __all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "say_windows", "stopping", "use_threads"]
 
@@ -59,7 +59,7 @@ def say_temperature(result: CourseResult) -> None:
 
 def say_unbeaten(result: CourseResult, other: str) -> None:
     """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
-    from edgepeft.data.course.baselines import LINEAR, MAJORITY, unbeaten, undecidable
+    from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, unbeaten, undecidable
 
     found = dict(unbeaten(result.metrics))
     option, key = (
@@ -82,7 +82,7 @@ def say_unbeaten(result: CourseResult, other: str) -> None:
 @contextmanager
 def interruptible(task: str) -> Iterator[tuple[Callable[[Progress], None], Callable[[], bool]]]:
     """Yields what a run reports its progress to, and what says whether to stop; a run that stopped exits with 130."""
-    from edgepeft.data.course.run import Interrupted
+    from edgepeft.data.training_loop.run import Interrupted
 
     try:
         with progress_bar(task) as watch, stopping() as stop:

@@ -49,8 +49,8 @@ def command(
     """Add tasks to a bundle; the backbone is untouched. Exported tasks and a page's need no PyTorch."""
     from edgepeft.backbones.source import open_backbone
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.deploy.tasks import commit_tasks, prepare_exported, require_addable
-    from edgepeft.tasks._certainty import promise_of
+    from edgepeft.deploy.install import commit_tasks, prepare_exported, require_addable
+    from edgepeft.tasks._conformal import promise_of
     from edgepeft.tuning.from_page import prepare_tuned
 
     note_trainable(trainable)

@@ -22,12 +22,12 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import messages, print_json, show_errors
 from edgepeft.cli._progress import shown_steps
-from edgepeft.cli._written import say_cuts
+from edgepeft.cli._text_generation import say_cuts
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.by_class import worst_of
 from edgepeft.data.grouped import Groups
-from edgepeft.data.posing import of_source
 from edgepeft.data.rows import Columns, Row, read_rows
+from edgepeft.data.text_template import of_source
 
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding

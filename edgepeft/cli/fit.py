@@ -11,12 +11,12 @@ import typer
 
 from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._written import decoding_of, written
+from edgepeft.cli._text_generation import decoding_of, written
 from edgepeft.common.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
-    from edgepeft.deploy.fit import Fit, Need
     from edgepeft.device.profiles.schema import Profile
+    from edgepeft.tuning.fit import Fit, Need
 
 __all__ = ["command"]
 
@@ -48,10 +48,10 @@ def command(
 ) -> None:
     """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.deploy.fit import bundle_fit
     from edgepeft.device.profiles.loader import load_profile, with_settings
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
     from edgepeft.tuning.budget import amount_of
+    from edgepeft.tuning.fit import bundle_fit
 
     base = int(psutil.Process().memory_info().rss)  # what Python and its packages take
     for name in workload or ():

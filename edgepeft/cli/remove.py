@@ -16,7 +16,7 @@ PANEL = "Bundles"
 
 def command(bundle: BundleFolder, task: Annotated[str, typer.Argument(help="The task to take out.")]) -> None:
     """Remove a task from a bundle; the backbone is untouched."""
-    from edgepeft.deploy.tasks import remove_task
+    from edgepeft.deploy.install import remove_task
 
     manifest = remove_task(bundle, task)
     messages().print(f"{bundle} now holds: {', '.join(manifest.tasks) or 'no task'}")

@@ -18,7 +18,7 @@ def command(
     bundle: BundleFolder, task: Annotated[str, typer.Option(help="The task whose previous version comes back.")]
 ) -> None:
     """Put a task's previous version in force; rolling back again undoes it."""
-    from edgepeft.deploy.tasks import roll_back
+    from edgepeft.deploy.install import roll_back
 
     entry = roll_back(bundle, task).task(task)
     messages().print(f"{task}: the version {entry.sha256[:12]} is in force again")

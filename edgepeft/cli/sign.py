@@ -19,7 +19,7 @@ def command(
     bundle: BundleFolder, key: Annotated[Path, typer.Option(help="Ed25519 private key in PEM, as openssl makes it.")]
 ) -> None:
     """Verify and sign a bundle; `edgepeft verify --key` and `edgepeft serve --require-signature` check it."""
-    from edgepeft.bundle.signature import sign_bundle, uncovered
+    from edgepeft.deploy.signature import sign_bundle, uncovered
 
     path = sign_bundle(bundle, key)
     messages().print(f"signed: {path}. Whatever changes the bundle (add, remove, tune) needs it signed again.")

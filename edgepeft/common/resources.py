@@ -11,7 +11,7 @@ from edgepeft.common.errors import EdgepeftError
 
 __all__ = ["cache_folder", "data_folder", "file_identity", "package_data", "private_folder", "sha256_of"]
 
-_PACKAGE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parents[1]
 _CHECKOUT = _PACKAGE.parent
 
 

@@ -22,7 +22,7 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.arrow import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part, row_digest
-from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks._conformal import Promise
 from edgepeft.tasks.base import Kind, kind_asked, listed, stated
 
 __all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "task_data"]

@@ -18,7 +18,7 @@ from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import EdgepeftError, VerificationFailed
 from edgepeft.deploy.text_check import TextCheck
 from edgepeft.deploy.verify import read_check, replay, require_passed
-from edgepeft.graph.sound import check_standard
+from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.runtime import Runtime
 
 __all__ = ["AuditFinding", "audit"]

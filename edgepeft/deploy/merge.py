@@ -27,7 +27,7 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.deploy.merge_forms import form_of
 from edgepeft.deploy.merge_text import write_text_model
 from edgepeft.deploy.verify import read_check, replay, require_passed
-from edgepeft.graph.outside import outside, outside_values, store_outside, within
+from edgepeft.graph.external_data import outside, outside_values, store_outside, within
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.session import failing_as, plain_session
 

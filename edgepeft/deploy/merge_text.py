@@ -19,7 +19,7 @@ from edgepeft.bundle.manifest import Verification
 from edgepeft.bundle.versions import CHECK, WEIGHTS
 from edgepeft.common.atomic import write_json
 from edgepeft.deploy.text_check import TextCheck
-from edgepeft.graph.outside import store_outside
+from edgepeft.graph.external_data import store_outside
 from edgepeft.graph.seq2seq import optimum_decoder, optimum_encoder
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.runtime.inputs import Inputs

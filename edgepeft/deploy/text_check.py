@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgepeft.bundle.manifest import Verification
+from edgepeft.bundle.manifest import EXACT, Tolerance, Verification
 from edgepeft.common.errors import BundleError
-from edgepeft.deploy.verify import EXACT, Tolerance, compare_logits, in_groups
+from edgepeft.deploy.verify import compare_logits, in_groups
 from edgepeft.runtime.decoding import log_probabilities
 from edgepeft.runtime.generation import TextSession, TextState
 from edgepeft.runtime.inputs import Inputs

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from platform import machine
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from edgepeft.bundle.manifest import OnData, Verification
+from edgepeft.bundle.manifest import EXACT, OnData, Tolerance, Verification
 from edgepeft.common.errors import BundleError, VerificationFailed
 from edgepeft.data.several import Standing
 from edgepeft.device.host.machine import isa_flags
@@ -28,11 +28,7 @@ from edgepeft.runtime.packed import put
 from edgepeft.tasks.base import Agreement, Kind, same_best
 
 __all__ = [
-    "EXACT",
-    "LOGIT_TOLERANCE",
     "DataCheck",
-    "Tolerance",
-    "allowed_for",
     "compare_logits",
     "in_groups",
     "pack_check",
@@ -41,36 +37,13 @@ __all__ = [
     "require_passed",
 ]
 
-LOGIT_TOLERANCE = 1e-4  # largest absolute difference of a logit
 GROUP_ROWS = 8  # attention of 64 rows of 512 tokens would need 800 MB
 
 RunRows = Callable[[Inputs], NDArray[np.float32]]
 Compare = Callable[[NDArray[Any], NDArray[Any], float | None], Agreement]
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """``difference`` of a logit (None: any), and the share of decided rows whose decision may change."""
-
-    difference: float | None
-    changed: float = 0.0
-
-    def at_least(self, changed: float) -> Tolerance:
-        """The same, where it does not allow as many decisions to change."""
-        return replace(self, changed=max(self.changed, changed))
-
-
 REFERENCES = {"pytorch": "PyTorch", "training graph": "its training graph"}
-EXACT = Tolerance(LOGIT_TOLERANCE)
-_ROUNDED = Tolerance(2e-2)  # half precision keeps 11 bits of a weight: each product is off by up to 5e-4 of itself
-_QUANTISED = Tolerance(None, 0.02)
-
-
-def allowed_for(backbone: str, delta: str) -> Tolerance:
-    """What a bundle's ``weights_dtype`` and a task's allow."""
-    if backbone == "int8":
-        return _QUANTISED
-    return _ROUNDED if delta == "fp16" else EXACT
 
 
 def run_in_groups(run: RunRows, inputs: Inputs) -> NDArray[np.float32]:

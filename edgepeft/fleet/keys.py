@@ -12,10 +12,10 @@ from pathlib import Path
 
 from securesystemslib.signer import CryptoSigner
 
-from edgepeft.bundle.signature import read_private_key
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import UsageError
 from edgepeft.common.resources import private_folder
+from edgepeft.deploy.signature import read_private_key
 
 __all__ = ["ROLES", "Keys"]
 

@@ -17,13 +17,13 @@ from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
 from edgepeft.bundle.versions import hashes, read_version
 from edgepeft.common.atomic import disk_errors, drop_leftovers
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.deploy.tasks import PreparedTask, commit_tasks, remove_task
+from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
 from edgepeft.fleet.decision import Decision, decide
+from edgepeft.fleet.full_update import Replacement, Stage
 from edgepeft.fleet.layout import METADATA, same_base
 from edgepeft.fleet.remote import Remote
 from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State, held
-from edgepeft.fleet.whole import Replacement, Stage
 from edgepeft.tuning.claim import claim
 
 __all__ = ["Pulled", "pull"]

@@ -10,7 +10,7 @@ from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import Content
 from edgepeft.common.errors import VerificationFailed
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
-from edgepeft.deploy.tasks import PreparedTask, prepare_task
+from edgepeft.deploy.install import PreparedTask, prepare_task
 
 __all__ = ["replayed"]
 

@@ -23,7 +23,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.predicates import all_used, gives_logits, standard, well_formed
 from edgepeft.graph.protos import attributes, copied
-from edgepeft.graph.unread import read_rows
+from edgepeft.graph.prune_last_layer import read_rows
 
 __all__ = ["ROW_COUNTS", "TOKEN_COUNTS", "may_be_empty", "mix", "mix_text", "slotted"]
 

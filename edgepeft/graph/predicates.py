@@ -76,8 +76,8 @@ def standard(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def weights_outside(graph: onnx.GraphProto) -> Iterator[str]:
-    """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.outside`` says: in
-    the bundle by its name, in a file on its way there by its whole path."""
+    """What lies in another file lies in the bundle's weights, or is a task's, as ``edgepeft.graph.external_data`` says:
+    in the bundle by its name, in a file on its way there by its whole path."""
     for tensor in graph.initializer:
         where = {entry.key: entry.value for entry in tensor.external_data}.get("location", "")
         known = (

@@ -59,7 +59,7 @@ class Folding(nn.Module, ABC):
 class Generator(nn.Module, ABC):
     """Makes a task's own version of backbone tensors from the pretrained ones and parameters of its own.
 
-    A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.generated``.
+    A board makes them again, without torch, from what ``recipe`` says: see ``edgepeft.graph.derived_weights``.
     """
 
     @property

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.common.drawn import MOST_DRAWN, SEEDS
-from edgepeft.methods._drawn import Drawn
+from edgepeft.common.frozen_random import MOST_DRAWN, SEEDS
+from edgepeft.methods._frozen_random import Drawn
 from edgepeft.methods._linear_updates import LinearUpdates
 from edgepeft.methods.base import option, require
 

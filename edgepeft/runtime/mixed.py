@@ -1,6 +1,6 @@
 """Batches whose rows are of several tasks: tasks of one structure in one pass, each for its own rows.
 
-Of tasks that write text a pass is a step (``edgepeft.runtime.writing``).
+Of tasks that write text a pass is a step (``edgepeft.runtime.text_generation``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from edgepeft.runtime.packed import put, unpacked
 from edgepeft.runtime.passes import in_batches, passes
 from edgepeft.runtime.prediction import of_width
 from edgepeft.runtime.slots import Slots
+from edgepeft.runtime.text_generation import TextSlots, mix_decoder
 from edgepeft.runtime.weights import TaskSession, Weights
-from edgepeft.runtime.writing import TextSlots, mix_decoder
 
 __all__ = ["MOST_TASKS", "Mixer"]
 

@@ -17,7 +17,7 @@ from edgepeft.runtime.generation import Generator
 from edgepeft.runtime.inputs import Inputs, Readable, Truncation, texts_of
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.prediction import Notes, TextAnswer
-from edgepeft.runtime.writing import TextBatch
+from edgepeft.runtime.text_generation import TextBatch
 
 __all__ = ["TextTasks"]
 

@@ -12,15 +12,15 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
-from edgepeft.bundle.signature import SIGNATURE_FILE, check_signature
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.common.resources import file_identity
-from edgepeft.runtime.resident import MOST_SESSIONS
+from edgepeft.deploy.signature import SIGNATURE_FILE, check_signature
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
+from edgepeft.runtime.session_lru import MOST_SESSIONS
 from edgepeft.serve.job import Job
 from edgepeft.serve.settings import Settings
+from edgepeft.serve.text_generation import Written
 from edgepeft.serve.trial import Trials
-from edgepeft.serve.written import Written
 
 __all__ = ["Service"]
 

@@ -26,7 +26,7 @@ from edgepeft.serve.schemas import TuneRequest
 from edgepeft.tuning.claim import claim, discard
 
 if TYPE_CHECKING:
-    from edgepeft.data.course.run import Progress
+    from edgepeft.data.training_loop.run import Progress
 
 __all__ = ["Jobs"]
 
@@ -203,7 +203,7 @@ def _failed(code: str, message: str) -> dict[str, Any]:
 def _work(pipe: Connection, bundle: str, task: str, *, asked: dict[str, Any], rows: str, threads: int | None) -> None:
     """The run itself, in the child; says how it goes.  SIGTERM ends it, until its result is put in force."""
     from edgepeft.tuning.options import TuneOptions
-    from edgepeft.tuning.subject import Files
+    from edgepeft.tuning.target import Files
     from edgepeft.tuning.tune import tune
 
     def watch(progress: Progress) -> None:

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.mistakes import in_words
-from edgepeft.data.course.run import evaluation_interval
+from edgepeft.common.validation_messages import in_words
 from edgepeft.data.parts import TaskData
+from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of
 from edgepeft.sweep.folder import Cell, Sweep, name_of
 from edgepeft.sweep.plan import Plan, placed, rate_of, recorded, share_of_rows

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from edgepeft.common.errors import DoesNotFit, UsageError
-from edgepeft.data.course.baselines import SIGNIFICANT
+from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.sweep.costs import MethodCosts
 from edgepeft.sweep.folder import Sweep
 from edgepeft.sweep.table import Arm, Column, columns, not_worse

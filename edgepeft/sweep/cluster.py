@@ -23,7 +23,7 @@ from edgepeft import __version__
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import EdgepeftError, UsageError, requiring
 from edgepeft.common.resources import cache_folder, sha256_of
-from edgepeft.data.course.run import Interrupted
+from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.local import Ended
 from edgepeft.sweep.work import Job, compute

@@ -21,13 +21,13 @@ from edgepeft.bundle.card import DeltaCard
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.cost import checked_length, example_inputs
-from edgepeft.deploy.fit import bundle_fit
 from edgepeft.device.prediction.roofline import Predicted, predict_seconds
 from edgepeft.device.profiles.schema import Profile
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
 from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
+from edgepeft.tuning.fit import bundle_fit
 
 __all__ = ["MethodCosts", "Seconds", "costs_of", "exported"]
 

@@ -26,8 +26,8 @@ from pydantic import TypeAdapter, ValidationError
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, DataError, UsageError
-from edgepeft.common.mistakes import in_words
-from edgepeft.data.course.checkpoint import latest
+from edgepeft.common.validation_messages import in_words
+from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 
 __all__ = ["SWEEP_FILE", "SWEEP_SCHEMA", "Cell", "Outcome", "Sweep", "name_of", "open_sweep"]

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.data.course.run import Interrupted, Progress
+from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.sweep.folder import Outcome
 from edgepeft.sweep.work import Job, compute
 

@@ -10,8 +10,8 @@ from statistics import mean
 
 from edgepeft.common.errors import UsageError
 from edgepeft.common.locks import locked
-from edgepeft.data.course.checkpoint import best_score
-from edgepeft.data.course.run import Progress
+from edgepeft.data.training_loop.checkpoint import best_score
+from edgepeft.data.training_loop.run import Progress
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep
 from edgepeft.sweep.local import Ended, Moved
 from edgepeft.sweep.work import Job

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.bundle.card import DeltaCard
-from edgepeft.common.seeded import uniform
-from edgepeft.data.course.baselines import SIGNIFICANT
+from edgepeft.common.hash_rng import uniform
+from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.sweep.folder import Cell, Sweep
 
 __all__ = [

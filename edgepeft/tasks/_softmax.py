@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
 from edgepeft.tasks import _calibration as fit
-from edgepeft.tasks._certainty import Certainty, Promise
+from edgepeft.tasks._conformal import Certainty, Promise
 
 __all__ = ["OneOfSeveral", "Softmax"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgepeft.common.errors import requiring
-from edgepeft.data.course.run import CourseResult
 from edgepeft.data.parts import TaskData
 from edgepeft.data.sampling import part
+from edgepeft.data.training_loop.run import CourseResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def draw_curve(metrics: Mapping[str, Any], title: str, folder: Path) -> None:
         MissingPackage: matplotlib is not installed.
     """
     with requiring("train", "the picture of a learning curve"):
-        from edgepeft.common import drawing
+        from edgepeft.common import plotting as drawing
 
     with drawing.styled():
         figure, axes = drawing.one(6.4, 4.2)

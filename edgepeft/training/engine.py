@@ -17,9 +17,9 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.data.several import LOWEST
+from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.heads.text import decoder_inputs
 from edgepeft.tasks.base import Kind
 from edgepeft.training.shared import SharedStates

@@ -19,10 +19,10 @@ from edgepeft.bundle.card import ERRORS, EVALUATION_FILE
 from edgepeft.bundle.delta import Delta, new_delta, write_tensors
 from edgepeft.common.atomic import new_folder
 from edgepeft.data.batches import Writing, encode_parts
-from edgepeft.data.course.checkpoint import latest
-from edgepeft.data.course.divergence import Diverged
-from edgepeft.data.course.run import Course, CourseResult, Progress
 from edgepeft.data.parts import PARTS, TaskData, load_data
+from edgepeft.data.training_loop.checkpoint import latest
+from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.run import Course, CourseResult, Progress
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import check_memory, device_named, device_of, fitting

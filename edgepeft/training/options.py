@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.backbones.base import Pooling
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_new_name
-from edgepeft.data.course.options import BATCH, MEAN_HEAD_RATE, CourseOptions
+from edgepeft.data.training_loop.options import BATCH, MEAN_HEAD_RATE, CourseOptions
 from edgepeft.tasks._long import CUT, WINDOWS
 from edgepeft.tasks.base import Kind, kind_asked
 

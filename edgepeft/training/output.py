@@ -7,7 +7,7 @@ from pathlib import Path
 from edgepeft.bundle.card import CARD_FILE, EVALUATION_FILE, TENSORS_FILE
 from edgepeft.common.atomic import refuse_mount_point
 from edgepeft.common.errors import UsageError
-from edgepeft.data.course.checkpoint import latest
+from edgepeft.data.training_loop.checkpoint import latest
 
 __all__ = ["FOLDER", "prepare_output"]
 

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from edgepeft.data.course.options import BATCH
 from edgepeft.data.parts import Division, Given, TaskData, load_data
-from edgepeft.data.posing import Posing, posing
 from edgepeft.data.rows import Columns
+from edgepeft.data.text_template import Posing, posing
+from edgepeft.data.training_loop.options import BATCH
 from edgepeft.methods.base import Method, method_named
 from edgepeft.tasks.base import kind_asked
 from edgepeft.training.devices import device_of

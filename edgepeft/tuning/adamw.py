@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgepeft.data.course.engine import Arrays
+from edgepeft.data.training_loop.engine import Arrays
 
 __all__ = ["AdamW", "clip"]
 

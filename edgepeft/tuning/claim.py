@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.data.course.checkpoint import latest
+from edgepeft.data.training_loop.checkpoint import latest
 
 __all__ = ["claim", "discard"]
 

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.data.batches import Encoded
-from edgepeft.data.course.engine import Arrays, Masks, StepOutcome, TrainingEngine
+from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.deploy.verify import pack_check
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.packed import put
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, return_free_memory, run_session
+from edgepeft.tuning.activation_cache import HiddenStates, hidden_states
 from edgepeft.tuning.adamw import AdamW, clip
 from edgepeft.tuning.expansion import Expansion
-from edgepeft.tuning.hidden import HiddenStates, hidden_states
+from edgepeft.tuning.gradient_check import wrong_slope
 from edgepeft.tuning.memory import StepLayout
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.slope import wrong_slope
 from edgepeft.tuning.step import StepResult, TrainingStep
-from edgepeft.tuning.subject import TuningSubject, deployed_graph
+from edgepeft.tuning.target import TuningSubject, deployed_graph
 
 __all__ = ["OnnxRuntimeEngine"]
 

@@ -20,13 +20,13 @@ from edgepeft.bundle.files import expect_hash
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK
 from edgepeft.common.errors import BundleError, DataError, UsageError
-from edgepeft.common.mistakes import in_words
-from edgepeft.deploy.tasks import PreparedTask, prepare_task
+from edgepeft.common.validation_messages import in_words
+from edgepeft.deploy.install import PreparedTask, prepare_task
 from edgepeft.deploy.verify import pack_check, read_check
 from edgepeft.graph.half import halved, rounded, widen
 from edgepeft.graph.training import training_facts
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.subject import deployed_graph, retold
+from edgepeft.tuning.target import deployed_graph, retold
 from edgepeft.tuning.tensors import checked_tensors
 
 __all__ = ["FORMAT", "prepare_tuned"]

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
-from edgepeft.data.course.checkpoint import Position
-from edgepeft.data.course.engine import Arrays
 from edgepeft.data.metrics import Scored
+from edgepeft.data.training_loop.checkpoint import Position
+from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.tuning.claim import claim
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, TuningSubject, from_task
+from edgepeft.tuning.target import Files, TuningSubject, from_task
 from edgepeft.tuning.tensors import checked_tensors
 from edgepeft.tuning.tune import TuneResult, put_in_force
 

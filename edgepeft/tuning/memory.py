@@ -32,11 +32,11 @@ from edgepeft.graph.stored import mapped_bytes, packed_bytes
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.generation import rows_at_once as rows_written
 from edgepeft.runtime.passes import PASS_TOKENS as PASS
+from edgepeft.tuning.activation_cache import SplitGraphs, training_graph
 from edgepeft.tuning.budget import MemoryBudget, allowed_memory
-from edgepeft.tuning.hidden import SplitGraphs, training_graph
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.step import WRITTEN_ROWS, rows_at_once, targets_at_once
-from edgepeft.tuning.subject import TuningSubject, deployed_graph
+from edgepeft.tuning.target import TuningSubject, deployed_graph
 
 __all__ = ["Demand", "StepLayout", "demand_of", "lay_out"]
 

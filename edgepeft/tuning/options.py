@@ -7,9 +7,9 @@ import math
 from typing import Any, get_args
 
 from edgepeft.common.errors import UsageError
-from edgepeft.data.course.options import CourseOptions
+from edgepeft.data.training_loop.options import CourseOptions
 from edgepeft.graph.gradient.rule import Backward
-from edgepeft.tasks._certainty import Promise, promise_of
+from edgepeft.tasks._conformal import Promise, promise_of
 
 __all__ = ["TuneOptions"]
 

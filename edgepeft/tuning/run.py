@@ -16,14 +16,14 @@ from edgepeft import __version__
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import encode_parts
-from edgepeft.data.course.options import BATCH
-from edgepeft.data.course.run import Course, CourseResult, Progress
+from edgepeft.data.training_loop.options import BATCH
+from edgepeft.data.training_loop.run import Course, CourseResult, Progress
 from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import TuningSubject
-from edgepeft.tuning.writing import WritingEngine
+from edgepeft.tuning.target import TuningSubject
+from edgepeft.tuning.text_generation import WritingEngine
 
 __all__ = ["TuningRun"]
 

@@ -12,9 +12,9 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgepeft.data.course.engine import Arrays
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.several import Standing, mean_matrix, members, places_of
+from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
 from edgepeft.graph.prompt import prompt_in

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
-from edgepeft.data.course.engine import Arrays
+from edgepeft.data.training_loop.engine import Arrays
 
 __all__ = ["checked_tensors"]
 

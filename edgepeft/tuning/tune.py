@@ -10,13 +10,13 @@ from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_task_name
-from edgepeft.data.course.checkpoint import latest
-from edgepeft.data.course.run import CourseResult, Progress
-from edgepeft.deploy.tasks import commit_tasks, prepare_task
+from edgepeft.data.training_loop.checkpoint import latest
+from edgepeft.data.training_loop.run import CourseResult, Progress
+from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.tuning.claim import claim, discard
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, TuningSubject, from_task, from_template
+from edgepeft.tuning.target import Files, TuningSubject, from_task, from_template
 
 __all__ = ["TuneResult", "put_in_force", "tune"]
 

@@ -18,8 +18,8 @@ from edgepeft.common.atomic import write_atomically
 from edgepeft.graph.half import is_half
 from edgepeft.graph.parameters import feeds_graph
 from edgepeft.graph.training import training_facts
-from edgepeft.tuning.hidden import training_graph
-from edgepeft.tuning.subject import deployed_graph, rates_of
+from edgepeft.tuning.activation_cache import training_graph
+from edgepeft.tuning.target import deployed_graph, rates_of
 from edgepeft.web.graphs import write_graph
 
 __all__ = ["untunable", "write_tuning"]

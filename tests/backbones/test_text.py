@@ -17,7 +17,7 @@ from tolerance import exactly
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, TextGraphs, caches
-from edgepeft.graph.sound import check_standard
+from edgepeft.graph.validate import check_standard
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "relu, tied": {},

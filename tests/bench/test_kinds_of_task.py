@@ -13,7 +13,7 @@ from transformers import T5ForConditionalGeneration
 from bench.suites import _random_bundle, kinds
 from bench.suites._random_bundle import Structure
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.subject import open_subject
+from edgepeft.bench.planning.target import open_subject
 from edgepeft.bench.report.tables import bench_table
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bench.workloads import (

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from edgepeft.bench.measuring.budget import Budget
-from edgepeft.bench.planning.subject import random_subject
+from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.report.tables import _footnotes
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bench.result.schema import BenchResult

@@ -10,9 +10,9 @@ import torch
 from configs import SMALL_BERT
 
 from edgepeft.backbones.source import open_backbone
-from edgepeft.bench.planning import subject as subject_module
+from edgepeft.bench.planning import target as subject_module
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.subject import fresh_delta, manifest_of, open_subject, random_subject, write_task
+from edgepeft.bench.planning.target import fresh_delta, manifest_of, open_subject, random_subject, write_task
 from edgepeft.bench.workloads import (
     _torch,
     finetune_onnxruntime,

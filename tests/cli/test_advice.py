@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgepeft.cli._run import say_unbeaten
-from edgepeft.data.course.baselines import LINEAR
-from edgepeft.data.course.run import CourseResult
+from edgepeft.data.training_loop.baselines import LINEAR
+from edgepeft.data.training_loop.run import CourseResult
 
 
 @pytest.mark.parametrize("head", [True, False])

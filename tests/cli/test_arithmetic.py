@@ -81,7 +81,7 @@ def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
 
 
 def test_a_wheel_of_this_host_that_dies_on_the_profiles_device_is_named(made, monkeypatch):
-    from edgepeft.bench.planning.subject import open_subject
+    from edgepeft.bench.planning.target import open_subject
     from edgepeft.bench.result import conditions
     from edgepeft.device.profiles.loader import load_profile
 

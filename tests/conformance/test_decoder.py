@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import suite
-from test_gradients import Tuned, require_pytorchs
 
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.delta import new_delta
 from edgepeft.methods.base import Method, methods
+
+from .test_gradients import Tuned, require_pytorchs
 
 KINDS: list[dict[str, Any]] = [{}, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}]
 FITTING = [name for name in methods() if name not in suite.WITHOUT["t5"]]

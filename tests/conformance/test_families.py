@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import suite
-from test_gradients import Tuned, require_pytorchs
 from tiny import ROTARY, known
 
 from edgepeft.backbones.source import open_backbone
@@ -20,6 +19,8 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.methods.base import Method, methods
 from edgepeft.methods.bitfit import BitFit
+
+from .test_gradients import Tuned, require_pytorchs
 
 FAMILIES = ("modernbert", "deberta-v2", "albert", "xlm-roberta-xl", "roformer", *known(*ROTARY))
 

@@ -29,10 +29,10 @@ from edgepeft.methods.base import methods
 from edgepeft.tasks.regression import Regression
 from edgepeft.training.engine import replaced_dropout
 from edgepeft.training.exporting.delta import export_delta
+from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.expansion import Expansion
-from edgepeft.tuning.hidden import training_graph
 from edgepeft.tuning.step import StepResult, TrainingStep
-from edgepeft.tuning.subject import deployed_graph
+from edgepeft.tuning.target import deployed_graph
 
 RELATIVES: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bert", "roberta", "distilbert", "mpnet")},

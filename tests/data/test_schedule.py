@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from edgepeft.data.course.run import evaluation_interval, rate_factor, warmup_steps
+from edgepeft.data.training_loop.run import evaluation_interval, rate_factor, warmup_steps
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(0, 1), (0, 7), (1, 2), (3, 10), (10, 100), (5, 5)])

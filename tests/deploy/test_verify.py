@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from edgepeft.bundle.manifest import allowed_for
 from edgepeft.common.errors import BundleError, VerificationFailed
-from edgepeft.deploy.verify import allowed_for, compare_logits, pack_check, read_check, replay, require_passed
+from edgepeft.deploy.verify import compare_logits, pack_check, read_check, replay, require_passed
 from edgepeft.tasks.base import same_best
 from edgepeft.tasks.regression import Regression
 

@@ -13,8 +13,8 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, TargetFile
 from verbs import verb
 
-from edgepeft.bundle.signature import read_private_key
 from edgepeft.common.errors import EdgepeftError, VerificationFailed
+from edgepeft.deploy.signature import read_private_key
 from edgepeft.fleet.keys import Keys
 from edgepeft.fleet.publish import publish, refresh, rotate
 from edgepeft.fleet.repository import FolderRepository

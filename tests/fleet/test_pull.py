@@ -10,7 +10,7 @@ from boards_of import TEXTS, answers, downloads, tree, tuned
 
 from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.deploy.tasks import remove_task, roll_back
+from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.fleet.publish import withdraw
 from edgepeft.fleet.state import held
 from edgepeft.tuning.claim import claim

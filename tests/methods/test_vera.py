@@ -17,14 +17,14 @@ from tolerance import error_of
 from edgepeft.backbones.base import family_of
 from edgepeft.backbones.config import config_of
 from edgepeft.backbones.source import open_backbone
-from edgepeft.common.drawn import drawn
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.graph.drawn import DRAWN
+from edgepeft.common.frozen_random import drawn
+from edgepeft.graph.frozen_random import DRAWN
 from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
 from edgepeft.graph.splice import splice
 from edgepeft.graph.training import training_facts
-from edgepeft.methods._drawn import Drawn
+from edgepeft.methods._frozen_random import Drawn
 from edgepeft.methods.vera import VectorBased, VeRA
 from edgepeft.training.exporting.delta import export_delta
 
@@ -111,7 +111,10 @@ def test_tasks_share_a_session_and_its_passes(exported):
     [
         ({"generator": "mt19937/2"}, "generator must be 'mt19937/1', found 'mt19937/2'"),
         ({"seed": 2**32}, "seed must be a number under"),
-        ({"shapes": {"A": [6, 48], "B": [32, 7]}}, r"reads B \[32, 6\], and its edgepeft.common.drawn says otherwise"),
+        (
+            {"shapes": {"A": [6, 48], "B": [32, 7]}},
+            r"reads B \[32, 6\], and its edgepeft.common.frozen_random says otherwise",
+        ),
         ({"shapes": {"A": [6, 48], "B": [32, 6], "C": [2**14, 2**15]}}, "268,435,456 numbers at most"),
         ({"shapes": {"A": [6, 48]}}, "reads B "),
     ],

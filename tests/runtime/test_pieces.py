@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from edgepeft.backbones.byte_tokenizer import byte_tokenizer
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.runtime.decoding import GREEDY, Row
-from edgepeft.runtime.writing import Draft, TextBatch
+from edgepeft.runtime.text_generation import Draft, TextBatch
 
 
 def of_blanks() -> Tokenizer:

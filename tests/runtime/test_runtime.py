@@ -22,7 +22,7 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError, VerificationFailed
 from edgepeft.common.locks import locked
 from edgepeft.deploy.audit import audit
-from edgepeft.deploy.tasks import commit_tasks, prepare_exported, remove_task, roll_back
+from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
 from edgepeft.runtime.runtime import Runtime, in_batches
 
 
@@ -128,7 +128,7 @@ import threading
 import warnings
 from pathlib import Path
 from edgepeft.bundle.bundle import Bundle
-from edgepeft.deploy.tasks import commit_tasks, prepare_exported, remove_task, roll_back
+from edgepeft.deploy.install import commit_tasks, prepare_exported, remove_task, roll_back
 remove_task(Path({str(bundle)!r}), "mood")
 bundle = Bundle(Path({str(bundle)!r}))
 commit_tasks(bundle, [prepare_exported(bundle, Path({str(exported)!r}) / "tasks" / "mood.onnx")])
@@ -206,7 +206,7 @@ def committing_after_opening(monkeypatch, task):
         commit_tasks(Bundle(folder), [task], replace=True)
         return found
 
-    monkeypatch.setattr("edgepeft.deploy.tasks.Bundle", opened)
+    monkeypatch.setattr("edgepeft.deploy.install.Bundle", opened)
 
 
 def test_a_task_that_is_committed_while_another_is_removed_is_kept(bundle, exported, tmp_path, monkeypatch):

@@ -10,10 +10,11 @@ import pytest
 pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from attacks import HEAD, connect, send
-from test_service import raw
 
 from edgepeft.serve.protocol import HEALTH_RESERVE, Connections, Limited, address_of
 from edgepeft.serve.settings import ServiceLimits
+
+from .test_service import raw
 
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

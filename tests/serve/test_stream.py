@@ -29,7 +29,7 @@ from edgepeft.serve.events import streamed
 from edgepeft.serve.job import Job
 from edgepeft.serve.problems import refusal_of
 from edgepeft.serve.settings import ServiceLimits
-from edgepeft.serve.written import Written
+from edgepeft.serve.text_generation import Written
 
 WORDS = [text.first for text in TEXTS]
 

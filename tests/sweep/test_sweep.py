@@ -15,7 +15,7 @@ from verbs import edgepeft
 
 from edgepeft.bundle.card import read_card
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.course.checkpoint import latest
+from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep import table
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep

@@ -24,7 +24,7 @@ from edgepeft.tasks._calibration import (
     needed_for_risk,
     risk_threshold,
 )
-from edgepeft.tasks._certainty import promise_of
+from edgepeft.tasks._conformal import promise_of
 from edgepeft.tasks.base import kind_named
 
 CLASSIFICATION = kind_named("classification")

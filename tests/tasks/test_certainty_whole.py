@@ -21,7 +21,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.card import EVALUATION_FILE
 from edgepeft.cli._run import say_temperature
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.data.course.run import CourseResult
+from edgepeft.data.training_loop.run import CourseResult
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, TuneRequest
 

@@ -27,7 +27,7 @@ from edgepeft.serve.schemas import Predictions, TuneRow
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 
 NAMES = ("five", "seven", "six")
 

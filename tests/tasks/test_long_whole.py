@@ -26,7 +26,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 
 LENGTH, STRIDE = 12, 4
 

@@ -29,7 +29,7 @@ from edgepeft.runtime.runtime import Runtime
 from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 
 
 def write(path: Path, n: int, seed: int, longest: int = 14) -> Path:

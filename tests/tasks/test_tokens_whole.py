@@ -25,8 +25,8 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.data.rows import read_rows
 from edgepeft.data.words import Words, words_of
+from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
-from edgepeft.graph.unread import drop_unread_rows
 from edgepeft.runtime.packed import packed, put, unpacked
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import open_session, run_session
@@ -34,7 +34,7 @@ from edgepeft.serve.schemas import Predictions, PredictRequest, TuneRow
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 QUESTIONS = ["w5 w10 w6 w7", "😀 w5", "w11 w12", "w6 w7 w6 w7 w5 w13 w14 w15"]

@@ -19,9 +19,9 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import DoesNotFit, EdgepeftError, UnknownName, UsageError
 from edgepeft.data.batches import encode
-from edgepeft.data.course.engine import dropout_mask
-from edgepeft.data.course.run import Interrupted
 from edgepeft.data.parts import task_data
+from edgepeft.data.training_loop.engine import dropout_mask
+from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import methods
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.devices import check_memory, device_of, fitting

@@ -19,11 +19,11 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.batches import encode
-from edgepeft.data.course.divergence import Diverged
-from edgepeft.data.course.run import Interrupted
 from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Row
+from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import method_named
 from edgepeft.tasks.classification import Classification
 from edgepeft.training.curve import smaller
@@ -145,7 +145,7 @@ def test_the_best_evaluation_is_kept_and_not_the_last(run, monkeypatch):
         seen.append(read.func.__self__.tensors())
         return Scored(*next(scores, (0.0, 0.0)), np.zeros(6, np.int64), np.zeros(6), KIND)
 
-    monkeypatch.setattr("edgepeft.data.course.engine.score_rows", planned)
+    monkeypatch.setattr("edgepeft.data.training_loop.engine.score_rows", planned)
     result = run(options=replace(OPTIONS, epochs=3))
     assert (result.metrics["eval"], result.training["best_step"]) == (0.9, 12)  # 48 rows, 8 a step: 6 steps an epoch
     best = {name: tensor.detach().numpy() for name, tensor in result.delta.tensors().items()}

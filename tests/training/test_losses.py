@@ -19,7 +19,7 @@ from edgepeft.training import loop
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.options import TrainOptions
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import Files
+from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune
 
 # (task, dropout): losses of the steps, losses of the evaluation rows after each epoch.

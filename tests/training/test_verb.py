@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from edgepeft.bundle.delta import Delta
 from edgepeft.cli._main import app
 from edgepeft.common.errors import DataError, UnknownName, UsageError
-from edgepeft.data.course.run import rate_factor
+from edgepeft.data.training_loop.run import rate_factor
 from edgepeft.training.exporting.delta import export_delta
 
 
@@ -116,7 +116,7 @@ def test_ctrl_c_says_how_to_resume_and_the_resumed_run_ends_as_an_uninterrupted_
         return rate_factor(step, warmup, total)
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgepeft.data.course.run.rate_factor", interrupting)
+        patch.setattr("edgepeft.data.training_loop.run.rate_factor", interrupting)
         stopped = call("--epochs", "1")
     assert stopped.exit_code == 130
     assert "stopped after step 3 of 6" in " ".join(stopped.stderr.split())

@@ -14,12 +14,12 @@ from verbs import edgepeft
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
-from edgepeft.data.course.divergence import Diverged
+from edgepeft.data.training_loop.divergence import Diverged
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.rule import rules
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import tune
 
 from .conftest import write_moods

@@ -17,10 +17,10 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import UsageError
-from edgepeft.data.course.run import Interrupted
+from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import tune
 
 from .conftest import write_moods

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from courses import steps_beside_pytorchs
 from deltas import TEXTS
 from verbs import edgepeft
 
@@ -17,19 +18,17 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
-from edgepeft.data.course.run import Interrupted
+from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.audit import audit
-from edgepeft.graph.generated import RECIPE
+from edgepeft.graph.derived_weights import RECIPE
 from edgepeft.methods.base import method_named
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning import memory
 from edgepeft.tuning.memory import demand_of
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import tune
-
-from .courses import steps_beside_pytorchs
 
 SAID = method_named("intrinsic-said").from_settings({"dimension": "120", "seed": "3"})
 OPTIONS = {"learning_rate": 3e-2, "head_learning_rate": 5e-2}

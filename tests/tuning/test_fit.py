@@ -121,7 +121,7 @@ def test_the_peak_of_fine_tuning_is_predicted_and_by_no_more_than_15_percent_too
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "length"), [(32, 128), (2, 512), (1, 16)])
 def test_the_peak_of_answering_with_roberta_base_is_predicted_within_15_percent(tmp_path, batch, length):
-    from edgepeft.bench.planning.subject import random_subject
+    from edgepeft.bench.planning.target import random_subject
 
     random_subject("roberta-base", tmp_path, methods=["pfeiffer"])
     write_vocabulary(tmp_path)

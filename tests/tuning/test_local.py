@@ -12,12 +12,12 @@ from edgepeft import LocalTuner
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.resources import sha256_of
-from edgepeft.data.course.run import Interrupted
+from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.deploy.audit import audit
 from edgepeft.runtime.session import open_session
-from edgepeft.tuning import hidden
+from edgepeft.tuning import activation_cache as hidden
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import Files
+from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune
 
 from .conftest import known, write_moods

@@ -28,7 +28,7 @@ from edgepeft.tuning import budget, memory
 from edgepeft.tuning.budget import allowed_memory
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import tune
 
 HEADER = '<ir_version: 10, opset_import: ["" : 20]>'
@@ -164,7 +164,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.tuning.run import TuningRun
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 
 bundle, data, work, more = sys.argv[1:]
 options, opened = TuneOptions(steps=4, **json.loads(more)), Bundle(Path(bundle))

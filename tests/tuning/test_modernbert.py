@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from courses import steps_beside_pytorchs
 from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
@@ -14,10 +15,8 @@ from edgepeft.deploy.audit import audit
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import tune
-
-from .courses import steps_beside_pytorchs
 
 LENGTHS = (3, 9, 30, 150)  # in words; a block is of 32 tokens, and rows of more than 128 have several
 

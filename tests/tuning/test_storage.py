@@ -18,13 +18,13 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.audit import audit
-from edgepeft.deploy.tasks import roll_back
+from edgepeft.deploy.install import roll_back
 from edgepeft.methods.base import method_named
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task, from_template
+from edgepeft.tuning.target import Files, from_task, from_template
 from edgepeft.tuning.tune import tune
 
 from .conftest import known

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from courses import steps_beside_pytorchs
 from typer.testing import CliRunner
 from verbs import edgepeft, process
 
@@ -25,18 +26,17 @@ from edgepeft.cli._main import app
 from edgepeft.common.errors import DataError, EdgepeftError, UnknownName, UsageError
 from edgepeft.common.resources import sha256_of
 from edgepeft.data.rows import read_rows
-from edgepeft.deploy import tasks
+from edgepeft.deploy import install as tasks
 from edgepeft.deploy.audit import audit
 from edgepeft.graph.training import DROPPED
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.claim import claim
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun
-from edgepeft.tuning.subject import Files, from_task
+from edgepeft.tuning.target import Files, from_task
 from edgepeft.tuning.tune import tune
 
 from .conftest import known, write_moods
-from .courses import steps_beside_pytorchs
 
 QUICK = {"steps": 40, "learning_rate": 1e-2, "head_learning_rate": 5e-2}
 
@@ -217,7 +217,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import Files
+from edgepeft.tuning.target import Files
 from edgepeft.tuning.tune import tune
 
 def watch(progress):

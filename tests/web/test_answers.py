@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from node import run_node
-from test_tokens import odd_texts, tokenizer_of
 
 from edgepeft.backbones.tokens import TextEncoder
 from edgepeft.runtime.inputs import read_by, tokenized
 from edgepeft.runtime.prediction import predictions
 from edgepeft.tasks.base import kinds, stated
+
+from .test_tokens import odd_texts, tokenizer_of
 
 PREDICT = """
 const [{ Bundle }, { Encoder }, { KINDS }] = await Promise.all(

@@ -8,10 +8,10 @@ import torch
 from node import run_node
 
 from edgepeft.data.batches import epoch_batches
-from edgepeft.data.course.options import CourseOptions
-from edgepeft.data.course.run import evaluation_interval, rate_factor, warmup_steps
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
+from edgepeft.data.training_loop.options import CourseOptions
+from edgepeft.data.training_loop.run import evaluation_interval, rate_factor, warmup_steps
 
 COURSE = 'const { parted, epochBatches, plan, rateFactor } = await import(MODULE + "course.js");'
 

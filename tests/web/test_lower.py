@@ -7,11 +7,12 @@ import onnx
 import pytest
 from deltas import bundled, random_delta
 from safetensors.numpy import load_file
-from test_site import replayed
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.web.site import write_site
+
+from .test_site import replayed
 
 # Two layers: a task that skips one shares the first with the linear one.
 TASKS = {

@@ -13,7 +13,7 @@ from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.cli import _main
 from edgepeft.common.errors import BundleError, DataError, UnknownName, UsageError
-from edgepeft.deploy.tasks import roll_back
+from edgepeft.deploy.install import roll_back
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas
 from edgepeft.tuning.from_page import prepare_tuned

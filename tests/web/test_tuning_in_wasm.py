@@ -5,19 +5,20 @@ import json
 import numpy as np
 import pytest
 from node import run_node
-from test_browser import MODULES, pytestmark, served, worded  # noqa: F401
 
 from edgepeft.bench.result.result_file import ResultFile
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_json
-from edgepeft.deploy.tasks import commit_tasks
+from edgepeft.deploy.install import commit_tasks
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tuning.from_page import prepare_tuned
 from edgepeft.tuning.local import LocalTuner
 from edgepeft.tuning.options import TuneOptions
-from edgepeft.tuning.subject import Files
+from edgepeft.tuning.target import Files
 from edgepeft.web.pages import write_service_worker
 from edgepeft.web.site import write_site
+
+from .test_browser import MODULES, pytestmark, served, worded  # noqa: F401
 
 TUNE = """
 const { createRequire } = await import("node:module");

@@ -13,7 +13,7 @@ import onnx
 from edgepeft.bench.analysis.operator_trace import Executed, element_type, trace_plain
 from edgepeft.bench.planning.job import random_batch
 from edgepeft.bench.planning.plan import BenchedTask
-from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.bundle.bundle import BACKBONE_FILE, Bundle

@@ -24,7 +24,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.bench.planning.job import random_batch
-from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.atomic import write_atomically

@@ -34,7 +34,7 @@ print(json.dumps({"file": edgepeft.__file__, "version": edgepeft.__version__,
 _RANDOM = """
 import json, sys
 from pathlib import Path
-from edgepeft.bench.planning.subject import random_subject
+from edgepeft.bench.planning.target import random_subject
 asked = json.loads(sys.argv[1])
 random_subject(asked.pop("name"), Path(asked.pop("folder")), **asked)
 """

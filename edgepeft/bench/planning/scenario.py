@@ -13,8 +13,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.common.errors import DataError, UnknownName
-from edgepeft.common.mistakes import in_words
 from edgepeft.common.resources import data_folder
+from edgepeft.common.validation_messages import in_words
 
 __all__ = ["SampleKind", "Scenario", "load_scenario", "scenario_names"]
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from edgepeft.bench.gate.compare import Comparison, Verdict
 from edgepeft.bench.gate.deterministic import MetricVerdict
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.common.printable import markdown_cell, printable
+from edgepeft.common.escaping import markdown_cell, printable
 
 __all__ = ["benchmark_json", "junit_xml", "step_summary"]
 

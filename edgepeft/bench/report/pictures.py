@@ -53,7 +53,7 @@ def _drawn(section: Section, *, transparent: bool) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from edgepeft.common import drawing
+    from edgepeft.common import plotting as drawing
 
     if section.draw is None:
         raise ValueError(f"section {section.key} has no picture")

@@ -16,7 +16,7 @@ import edgepeft
 from edgepeft.bench.measuring.calibrate import CALIBRATION_TOLERANCE, settled
 from edgepeft.bench.measuring.measure import Measured
 from edgepeft.bench.measuring.modes import Setting
-from edgepeft.bench.planning.subject import BenchSubject
+from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import (
     GemmRates,
     LimitsInForce,

@@ -19,8 +19,8 @@ from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
 from edgepeft.common.resources import package_data
 from edgepeft.data.pattern import pattern
-from edgepeft.data.posing import of_source
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
+from edgepeft.data.text_template import of_source
 from edgepeft.deploy.text_check import CANDIDATES, STEPS, TextCheck
 from edgepeft.deploy.verify import DataCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenized

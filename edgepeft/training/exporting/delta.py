@@ -23,16 +23,16 @@ from edgepeft.bundle.card import ERRORS
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.graph import names
-from edgepeft.graph.drawn import DRAWN
-from edgepeft.graph.generated import RECIPE
+from edgepeft.graph.derived_weights import RECIPE
+from edgepeft.graph.frozen_random import DRAWN
 from edgepeft.graph.half import store_in_half
 from edgepeft.graph.protos import replace
 from edgepeft.graph.rename import rename_values
-from edgepeft.graph.sound import check_standard
 from edgepeft.graph.training import DROPPED
-from edgepeft.methods._drawn import Drawn
+from edgepeft.graph.validate import check_standard
+from edgepeft.methods._frozen_random import Drawn
 from edgepeft.methods.base import Generator
-from edgepeft.training.exporting.outside import outside_tensors, write_outside
+from edgepeft.training.exporting.external_data import outside_tensors, write_outside
 from edgepeft.training.exporting.tracing import mark, number_nodes, traced
 
 __all__ = ["export_delta"]

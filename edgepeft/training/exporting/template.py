@@ -20,7 +20,7 @@ from edgepeft.bundle.manifest import TemplateEntry
 from edgepeft.bundle.versions import put
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import named_after
-from edgepeft.deploy.tasks import prepare_task
+from edgepeft.deploy.install import prepare_task
 from edgepeft.graph.names import adapted
 from edgepeft.graph.splice import splice
 from edgepeft.graph.template import OPEN

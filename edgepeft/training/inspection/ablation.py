@@ -108,7 +108,7 @@ def _beside(measured: Mapping[str, Any]) -> str:
 def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
     from matplotlib.patches import Rectangle
 
-    from edgepeft.common import drawing
+    from edgepeft.common import plotting as drawing
 
     layers, scores = measured["layers"], _scores(measured)
     values = [[None if b < a else 100 * scores[a, b] for b in layers] for a in layers]
@@ -134,7 +134,7 @@ def _triangle(measured: Mapping[str, Any], task: str) -> Figure:
 
 def _line(measured: Mapping[str, Any], task: str) -> Figure:
     """How far each layer alone moves the score, as a drop from the whole delta's."""
-    from edgepeft.common import drawing
+    from edgepeft.common import plotting as drawing
 
     layers, scores = measured["layers"], _scores(measured)
     whole, places = 100 * measured["whole"], range(len(layers))

@@ -164,7 +164,7 @@ def _strongest(weights: Sequence[float | None]) -> str:
 
 
 def _panels(measured: Mapping[str, Any], key: str, title: str, legend: str, *, last: bool = False) -> Figure:
-    from edgepeft.common import drawing
+    from edgepeft.common import plotting as drawing
 
     layers = measured["layers"][-1:] if last else measured["layers"]
     values = [value for layer in layers for row in layer[key] for value in row]

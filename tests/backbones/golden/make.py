@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 from graphs import Both
 from tiny import ROTARY, SIZES, ragged, write_model

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.bench.analysis.graph_figures import count_metrics
 from edgepeft.bench.analysis.operator_trace import trace_plain
-from edgepeft.bench.planning.subject import random_subject
+from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.result.rows import flops_per_instance
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgepeft.bench.analysis import qemu
 from edgepeft.bench.analysis.qemu import MORE, ROOT_VARIABLE, Guest, count_instructions, find_guest
-from edgepeft.bench.planning.subject import random_subject
+from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
 
 

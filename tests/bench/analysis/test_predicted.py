@@ -94,7 +94,7 @@ def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
 
 def test_a_prompt_is_paid_for_once(tmp_path):
     """It stands in the task's graph, so the texts that are counted are as long as the user said."""
-    from edgepeft.bench.planning.subject import random_subject
+    from edgepeft.bench.planning.target import random_subject
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.deploy.cost import bundle_cost
     from edgepeft.device.prediction.roofline import predict_seconds

@@ -31,9 +31,9 @@ from edgepeft.graph.training import training_facts
 from edgepeft.methods.base import methods
 from edgepeft.runtime.session import open_session
 from edgepeft.training.exporting.bundle import write_backbone
-from edgepeft.tuning.hidden import training_graph
+from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.step import TrainingStep
-from edgepeft.tuning.subject import deployed_graph
+from edgepeft.tuning.target import deployed_graph
 
 T, IN, OUT = 5, 24, 16
 WORDS = "embeddings.word_embeddings.weight"

@@ -24,17 +24,17 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.delta import Delta
 from edgepeft.bundle.manifest import Manifest
-from edgepeft.bundle.signature import uncovered
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.deploy.audit import audit
-from edgepeft.deploy.fit import bundle_fit
+from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.deploy.merge import merge_task
-from edgepeft.deploy.tasks import remove_task, roll_back
+from edgepeft.deploy.signature import uncovered
 from edgepeft.device.profiles.loader import load_profile
 from edgepeft.fleet.publish import publish, withdraw
 from edgepeft.fleet.pull import pull
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.training.exporting.bundle import add_deltas, export_bundle
+from edgepeft.tuning.fit import bundle_fit
 
 LIMIT = 20_000  # bytes; the tiny model has 200 kB
 
@@ -208,7 +208,7 @@ def test_what_cannot_lie_beside_a_graph_is_refused_by_name(made: Path, bundle: P
     with pytest.raises(UsageError, match=r"has 0\.0 GB of tensors of its own \(full\).* train fewer, by lora"):
         export_bundle(backbone, [], tmp_path / "out", texts=TEXTS[:8], templates=["full"])
     from edgepeft.tuning.options import TuneOptions
-    from edgepeft.tuning.subject import Files, from_task
+    from edgepeft.tuning.target import Files, from_task
 
     with pytest.raises(
         UsageError, match=r"task whole \(full\) cannot be tuned here: its tensors are more than a graph"

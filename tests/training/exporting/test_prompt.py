@@ -15,8 +15,8 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
+from edgepeft.deploy.install import prepare_exported
 from edgepeft.deploy.merge import merge_task
-from edgepeft.deploy.tasks import prepare_exported
 from edgepeft.runtime import runtime as runtime_module
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.runtime import Runtime

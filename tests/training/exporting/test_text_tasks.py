@@ -20,7 +20,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.bundle.manifest import Manifest
-from edgepeft.cli import _written
+from edgepeft.cli import _text_generation as _written
 from edgepeft.cli._main import app
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError, VerificationFailed
 from edgepeft.deploy.audit import audit

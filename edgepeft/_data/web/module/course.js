@@ -1,5 +1,5 @@
 /**
- * A course as `edgepeft tune` has it (edgepeft/data/course/run.py): which rows train, in which order, and at which rate.
+ * A course as `edgepeft tune` has it (edgepeft/data/training_loop/run.py): which rows train, in which order, and at which rate.
  * Rows are ordered by SHA-256, so that these are the very rows and batches that Python takes.
  *
  * @typedef {{text: string, second: string | null, label: string}} Example

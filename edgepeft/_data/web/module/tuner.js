@@ -1,6 +1,6 @@
 /**
  * Steps of a task's training graph: loss and gradients by ONNX Runtime Web, AdamW here.  What lies below the lowest
- * trained tensor is computed once for each row, as edgepeft/tuning/hidden.py does.  The head's dropout is left out.
+ * trained tensor is computed once for each row, as edgepeft/tuning/activation_cache.py does.  The head's dropout is left out.
  *
  * @typedef {import("./bundle.js").Bundle} Bundle
  * @typedef {import("./tokenizer.js").Row} Row

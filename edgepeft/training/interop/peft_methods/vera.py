@@ -17,8 +17,8 @@ from torch import Tensor
 
 from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta
-from edgepeft.common.drawn import SEEDS, drawn
 from edgepeft.common.errors import BundleError
+from edgepeft.common.frozen_random import SEEDS, drawn
 from edgepeft.methods.base import method_named
 from edgepeft.methods.vera import VeRA
 from edgepeft.training.interop.classifier import Classifier

@@ -22,7 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parents[1]))
+sys.path.append(str(HERE.parents[2] / "support"))
 
 from tiny import ragged, randomise, write_tokenizer
 

@@ -1,0 +1,178 @@
+"""What a delta has to beat: the majority, and a linear head on the frozen backbone, on the rows that are reported; or
+where the answer is a vector, those of the frozen backbone itself.
+
+The linear head is regularised least squares (Rifkin et al., 2003; for classes on one-hot labels), solved in closed
+form, its strength chosen on the evaluation rows.  McNemar's exact test (1947) says whether the delta is better beyond
+chance: of the rows that only one of both gets right, each is the delta's with probability 1/2 if both are as good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.metrics import SCORED_ROWS, Scored
+from edgepeft.data.training_loop.engine import TrainingEngine
+from edgepeft.tasks.base import Kind
+
+__all__ = [
+    "FROZEN",
+    "LINEAR",
+    "MAJORITY",
+    "compared",
+    "compared_with",
+    "linear_head",
+    "mcnemar",
+    "unbeaten",
+    "undecidable",
+]
+
+MAJORITY, LINEAR, FROZEN = "majority", "linear head", "frozen backbone"
+MOST_ROWS = (
+    5_000  # or tokens, that the linear head learns from, and as many to choose its strength: each costs a forward pass
+)
+_TOKENS_A_ROW = 5  # of a short text
+SIGNIFICANT = 0.05
+_STRENGTHS = [10.0**power for power in range(-4, 3)]  # times the rows and the mean variance of a feature
+
+Values = NDArray[Any]  # of rows: targets, or outputs, as the kind of the task has them
+
+
+def compared_with(
+    engine: TrainingEngine,
+    rows: Mapping[str, Encoded],
+    test: Scored,
+    *,
+    kind: Kind,
+    metric: str,
+    head_alone: bool,
+    advance: Callable[[int, int], None],
+) -> dict[str, dict[str, Any]]:
+    """Each baseline's score on the test rows, and how the delta's answers stand to its.
+
+    Args:
+        engine: gives the states.
+        rows: by part.
+        test: the delta's answers to the test rows.
+        kind: of the task, with what was chosen for the delta.
+        metric: what is scored.
+        head_alone: that the delta itself is a head on the frozen backbone: only the majority is another thing.
+        advance: gets the number of rows whose states are computed, and of all.
+    """
+    targets = {part: each.targets for part, each in rows.items()}
+    if kind.gives_vectors:
+        states = _states(engine, rows, {"test": _spread(len(targets["test"]), None)}, kind, advance)
+        answers = {FROZEN: (kind, kind.frozen(states["test"]))}
+    else:
+        answers = {MAJORITY: (kind, np.broadcast_to(kind.majority(targets["train"]), test.outputs.shape))}
+    if not (head_alone or kind.gives_vectors):
+        most = MOST_ROWS // (_TOKENS_A_ROW if kind.per_token else 1)
+        chosen = {part: _spread(len(values), None if part == "test" else most) for part, values in targets.items()}
+        few = {part: targets[part][places] for part, places in chosen.items()}
+        answers[LINEAR] = linear_head(_states(engine, rows, chosen, kind, advance), few, kind, metric)
+    of_test, delta = targets["test"], kind.off(targets["test"], test.outputs)
+    return {
+        name: {"test": own.score(metric, of_test, values), **compared(delta, own.off(of_test, values))}
+        for name, (own, values) in answers.items()
+    }
+
+
+def _states(
+    engine: TrainingEngine,
+    rows: Mapping[str, Encoded],
+    chosen: Mapping[str, list[int]],
+    kind: Kind,
+    advance: Callable[[int, int], None],
+) -> dict[str, Values]:
+    """Of the chosen rows of each part, as ``read_by_head`` has them."""
+    states, total, done = {}, sum(map(len, chosen.values())), 0
+    for part, places in chosen.items():
+        values, lengths = [np.zeros(0, np.float32)] * len(places), rows[part].lengths
+        for batch in sorted_batches([lengths[i] for i in places], SCORED_ROWS):
+            found = rows[part].of_texts(engine.states(part, of := [places[i] for i in batch]), of)
+            ends = np.cumsum(rows[part].texts(of) if kind.several else np.ones(len(of), int))[:-1]
+            for place, state in zip(batch, np.split(found, ends), strict=True):
+                values[place] = state if kind.several else state[0]
+            done += len(batch)
+            advance(done, total)
+        states[part] = kind.read_by_head(values, rows[part].targets[places])
+    return states
+
+
+def _spread(n: int, most: int | None) -> list[int]:
+    """At most so many of ``n`` rows, evenly."""
+    return np.linspace(0, n - 1, min(n, most or n)).astype(int).tolist()  # type: ignore[no-any-return]
+
+
+def linear_head(
+    states: Mapping[str, Values], targets: Mapping[str, Values], kind: Kind, metric: str
+) -> tuple[Kind, Values]:
+    """The kind with what is chosen for a linear head, and its outputs for the test rows.
+
+    ``states`` [n, d] are of the parts train, eval and test, as the kind has them read, ``targets`` [rows, ...] too.
+    """
+    best: tuple[float, Kind, Values] | None = None
+    for chosen, tested in _heads(states, kind, targets["train"]):
+        own = kind.with_chosen(targets["eval"], found := kind.outputs(kind.of_rows(chosen, targets["eval"])))
+        score = own.score(metric, targets["eval"], found)
+        if best is None or score > best[0]:
+            best = score, own, kind.outputs(kind.of_rows(tested, targets["test"]))
+    assert best is not None
+    return best[1:]
+
+
+def _heads(states: Mapping[str, Values], kind: Kind, targets: Values) -> Iterator[list[Values]]:
+    """Logits for the rows of eval and test, for each strength."""
+    x = states["train"].astype(np.float64)
+    mean = x.mean(0)
+    x -= mean
+    base, products, done = np.zeros(kind.n_outputs), np.zeros((x.shape[1], kind.n_outputs)), 0
+    for start in range(0, len(targets), SCORED_ROWS):  # in groups: very many labels' columns would be gigabytes
+        y = kind.regressed(targets[start : start + SCORED_ROWS])
+        base += y.sum(0) / len(x)
+        products += x[done : done + len(y)].T @ y
+        done += len(y)
+    values, vectors = np.linalg.eigh(x.T @ x)  # once for all strengths
+    rotated = vectors.T @ products
+    for strength in _STRENGTHS:
+        weights = vectors @ (rotated / (values + strength * values.mean() + np.finfo(float).tiny)[:, None])
+        yield [(states[part] - mean) @ weights + base for part in ("eval", "test")]
+
+
+def mcnemar(only_one: int, only_other: int) -> float:
+    """The exact two-sided p-value, from how many rows only one and only the other gets right."""
+    n = only_one + only_other
+    tail = sum(math.comb(n, k) for k in range(min(only_one, only_other) + 1))
+    return min(1.0, 2 * tail / (1 << n))
+
+
+def compared(delta: Values, other: Values) -> dict[str, Any]:
+    """How a delta's answers stand to another's, by how far off each is: rows where only one is right (of numbers:
+    nearer), and p."""
+    wins = np.sign(other - delta)
+    won, lost = int((wins > 0).sum()), int((wins < 0).sum())
+    p = mcnemar(won, lost)
+    return {"only_delta": won, "only_this": lost, "p": p, "beaten": won > lost and p < SIGNIFICANT}
+
+
+def undecidable(metrics: Mapping[str, Any]) -> bool:
+    """Whether on so few rows only one of both is right that nothing could follow from them, however they fell."""
+    found = [each for each in metrics["baselines"].values() if not each["beaten"]]
+    return all(mcnemar(0, each["only_delta"] + each["only_this"]) >= SIGNIFICANT for each in found)
+
+
+def unbeaten(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Each baseline that the delta is not better than beyond chance, with a sentence that says so."""
+    for name, found in metrics.get("baselines", {}).items():
+        if not found["beaten"]:
+            sentence = (
+                f"not better than the {name} beyond chance: {metrics['metric']} {metrics['test']:.4f} against "
+                f"{found['test']:.4f}, {found['only_delta']} of {metrics['n_test']} test rows right here alone and "
+                f"{found['only_this']} there alone (McNemar's p = {found['p']:.2g})"
+            )
+            yield name, sentence

@@ -1,0 +1,136 @@
+"""Where a course stands, on disk: one safetensors file, replaced atomically, with the plain facts in its metadata.
+
+``<folder>/<step>.safetensors``.  A file is whole or not there, and older ones go only when the new one is on the
+disk, so whenever the power goes, the newest file is a whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from edgepeft.common.atomic import replacing
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.data.training_loop.engine import Arrays
+
+__all__ = ["Position", "best_score", "latest", "load_checkpoint", "save_checkpoint"]
+
+FORMAT = "edgepeft.course/1"
+_SUFFIX = ".safetensors"
+
+
+@dataclasses.dataclass
+class Position:
+    """Steps done, and the best evaluation: (score, minus its loss), its step and its tensors; losses of the first and
+    the last steps."""
+
+    step: int = 0
+    best: tuple[float, float] | None = None
+    best_step: int = 0
+    history: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    best_tensors: Arrays = dataclasses.field(default_factory=dict)
+    first_losses: list[float] = dataclasses.field(default_factory=list)
+    recent_losses: list[float] = dataclasses.field(default_factory=list)
+
+
+_PLAIN = ("step", "best", "best_step", "history", "first_losses", "recent_losses")
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint, be it of an earlier version, whose checkpoints were folders too."""
+    steps = (path for path in folder.glob("[0-9]*") if path.name.removesuffix(_SUFFIX).isdigit())
+    return max(steps, key=lambda path: int(path.name.removesuffix(_SUFFIX)), default=None)
+
+
+def save_checkpoint(folder: Path, position: Position, state: Arrays, asked: Mapping[str, Any]) -> None:
+    """Write where the run stands; ``asked`` is what makes the run what it is, compared by a resumed one.
+
+    Raises:
+        EdgepeftError: no space left or no permission; the checkpoint before is still there.
+    """
+    target = folder / f"{position.step}{_SUFFIX}"
+    older = [path for path in folder.glob(f"*{_SUFFIX}") if path != target]
+    parts = {"state": state, "best": position.best_tensors}
+    tensors = {f"{part}:{name}": tensor for part, named in parts.items() for name, tensor in named.items()}
+    facts = {"asked": asked, **{name: getattr(position, name) for name in _PLAIN}}
+    with replacing(target) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={"format": FORMAT, "facts": json.dumps(facts)})
+        except SafetensorError as error:  # the library wraps OSError
+            raise EdgepeftError(f"{target} cannot be written ({error}).") from error
+    for path in older:
+        path.unlink(missing_ok=True)
+
+
+def load_checkpoint(path: Path, asked: Mapping[str, Any]) -> tuple[Position, Arrays]:
+    """The position, and the engine's state.
+
+    Raises:
+        UsageError: the run that wrote it was asked something else; says what.
+        BundleError: damaged, or of another version.
+    """
+    if path.suffix != _SUFFIX:
+        raise _of_another_format(path, "edgepeft.checkpoint/1")
+    try:
+        with safe_open(path, "np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise _of_another_format(path, metadata.get("format"))
+            stored = {name: file.get_tensor(name).copy() for name in file.keys()}  # noqa: SIM118
+        facts = json.loads(metadata["facts"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise BundleError(f"{path} is damaged ({error}); start anew with --force.") from error
+    _require_same(path, facts["asked"], json.loads(json.dumps(asked)))
+    parts: dict[str, Arrays] = {"state": {}, "best": {}}
+    for name, tensor in stored.items():
+        part, _, rest = name.partition(":")
+        parts[part][rest] = tensor
+    known = {name: facts[name] for name in _PLAIN if name in facts}  # an earlier version kept no losses
+    position = Position(**known, best_tensors=parts["best"])
+    position.best = position.best and (position.best[0], position.best[1])  # JSON has lists only
+    return position, parts["state"]
+
+
+def best_score(path: Path) -> float | None:
+    """Of the evaluation rows, up to a checkpoint; None before the first evaluation.
+
+    Raises:
+        BundleError: damaged.
+    """
+    try:
+        with safe_open(path, "np") as file:
+            best = json.loads(file.metadata()["facts"])["best"]
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{path} is damaged ({error}); remove it, and the run starts anew.") from error
+    return best and float(best[0])
+
+
+def _of_another_format(path: Path, name: str | None) -> BundleError:
+    return BundleError(
+        f"{path} is a checkpoint of format {name!r}; this version reads {FORMAT}. Start anew with --force."
+    )
+
+
+def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    # An option that an earlier version did not have was at its default, which is nothing or no.
+    differing = [
+        f"{name} (then {_shown(before.get(name))}, now {_shown(now.get(name))})"
+        for name in sorted({*before, *now})
+        if (before.get(name) or None) != (now.get(name) or None)
+    ]
+    if differing:
+        raise UsageError(
+            f"{path} was written by a run with other arguments or data: {', '.join(differing)}. "
+            "Repeat the first command with --resume, or start anew with --force."
+        )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 24 else f"{text[:20]}...{text[-1]}"

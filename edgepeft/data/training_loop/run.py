@@ -1,0 +1,340 @@
+"""A course: AdamW steps in a fixed order, linear warm-up and decay, evaluations, the best checkpoint, resumption.
+
+The tensors that score best on the evaluation rows are kept, the score of other rows is reported.  The run is a pure
+function of data, options and seed: the order of the rows and the dropout's masks are computed from the seed, and all
+else that moves is in the checkpoint, so a resumed run ends as an uninterrupted one, bit for bit on one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from edgepeft.data.batches import Encoded, epoch_batches
+from edgepeft.data.by_class import worst_of
+from edgepeft.data.metrics import Scored
+from edgepeft.data.parts import TaskData
+from edgepeft.data.training_loop.baselines import compared_with
+from edgepeft.data.training_loop.checkpoint import Position, load_checkpoint, save_checkpoint
+from edgepeft.data.training_loop.divergence import Diverged, most_loss, record_loss, risen
+from edgepeft.data.training_loop.engine import Arrays, TrainingEngine, dropout_mask
+from edgepeft.data.training_loop.options import CourseOptions
+from edgepeft.data.windows import Spread
+
+__all__ = ["Course", "CourseResult", "Interrupted", "Progress", "evaluation_interval", "rate_factor", "warmup_steps"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was stopped from outside; its checkpoint is written."""
+
+
+class Progress(NamedTuple):
+    """``phase`` is prefix, train, eval, test or baselines, ``done`` of ``total`` its steps or rows.
+
+    ``loss`` is the last step's, ``score`` and ``best`` are of the evaluation rows; None until known.  `edgepeft tune`
+    adds the phase commit, just before the first file of the bundle is written.
+    """
+
+    phase: str
+    done: int
+    total: int
+    loss: float | None = None
+    score: float | None = None
+    best: float | None = None
+
+
+@dataclass(frozen=True)
+class CourseResult:
+    """The best tensors, their scores and how they came about as a card has them.
+
+    ``truncated`` counts texts that lost tokens, ``cut`` targets; ``errors`` says of the test rows where answers are
+    wrong, by class; ``chosen`` is what the kind of task chose on the evaluation rows, and ``evaluation`` what is kept
+    of these: ``logits`` and ``targets``, where it calibrates; ``tested`` are ``targets`` and ``outputs`` of the test
+    rows.
+    """
+
+    tensors: Arrays
+    metrics: dict[str, Any]
+    training: dict[str, Any]
+    history: list[dict[str, float]]
+    truncated: int
+    errors: dict[str, Any]
+    cut: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
+    evaluation: Arrays = field(default_factory=dict)
+    tested: Arrays = field(default_factory=dict)
+
+    @property
+    def metric(self) -> str:
+        """The metric's name."""
+        return str(self.metrics["metric"])
+
+    @property
+    def test_score(self) -> float:
+        """Of the rows that neither trained nor chose the step."""
+        return float(self.metrics["test"])
+
+    @property
+    def improved(self) -> bool:
+        """Whether some step beat the start; a start that is not scored is always beaten."""
+        return bool(self.training["best_step"])
+
+
+MOST_EVALUATIONS = 20  # a few-shot run has hundreds of short epochs
+
+
+# Linear warm-up, then linear decay to zero (Devlin et al., 2019, appendix A.2; transformers has the same).
+def warmup_steps(total: int, part: float) -> int:
+    """Steps in which the rate rises; none if the run is too short for one."""
+    return int(part * total)
+
+
+def rate_factor(step: int, warmup: int, total: int) -> float:
+    """What the learning rate is multiplied by in step 0, 1, ..., total - 1."""
+    if step < warmup:
+        return step / warmup
+    return max(0.0, (total - step) / max(1, total - warmup))
+
+
+def evaluation_interval(steps_per_epoch: int, total: int) -> int:
+    """Steps between evaluations: an epoch, or longer where there would be too many."""
+    return max(steps_per_epoch, math.ceil(total / MOST_EVALUATIONS))
+
+
+class Course:
+    """One run in memory: what never changes, and ``position``."""
+
+    def __init__(
+        self,
+        engine: TrainingEngine,
+        data: TaskData,
+        rows: Mapping[str, Encoded],
+        options: CourseOptions,
+        *,
+        batch_size: int,
+        folder: Path,
+        asked: Mapping[str, Any],
+        remedy: str,
+        scores_start: bool = False,
+        watch: Callable[[Progress], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """A course that has not begun.
+
+        Args:
+            engine: computes steps and logits, and holds what is trained.
+            data: the rows as text; its labels and where they are from.
+            rows: the same rows as tokens, by part: train, eval, test.
+            options: epochs or steps, warm-up, seed, metric, steps between checkpoints.
+            batch_size: rows of a step; the last of an epoch may have fewer.
+            folder: of the checkpoints.
+            asked: what makes the run what it is; a resumed run must have the same.
+            remedy: what to do about a run that diverges, as sentences.
+            scores_start: whether the start is a candidate for the best tensors.
+            watch: gets each progress.
+            stop: whether to write a checkpoint and end; called after every step.
+        """
+        self.engine, self.data, self.rows, self.options = engine, data, rows, options
+        self.folder, self.asked, self.remedy, self.watch, self.stop = folder, asked, remedy, watch, stop
+        self.batch_size, self.scores_start = batch_size, scores_start
+        self.kind = data.task_kind
+        self.metric = self.kind.metric_or_default(options.metric)
+        self.kind.check_batch(batch_size, data.train)
+        self.ignorant = self.kind.ignorant_loss(rows["train"])
+        self.per_epoch = math.ceil(len(data.train) / batch_size)
+        self.total = options.total_steps(self.per_epoch)
+        self.interval = evaluation_interval(self.per_epoch, self.total)
+        self.warmup = warmup_steps(self.total, options.warmup)
+        self.position = Position()
+        self.loss: float | None = None
+        self.pools: dict[str, float] = {}
+
+    def resume(self, checkpoint: Path) -> None:
+        """Stand where a checkpoint was written.
+
+        Raises:
+            UsageError, BundleError: as ``load_checkpoint``.
+        """
+        self.position, state = load_checkpoint(checkpoint, self.asked)
+        self.engine.load_state(state)
+
+    def run(self) -> CourseResult:
+        """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows.
+
+        Raises:
+            Diverged: the loss or a gradient is not finite, or the losses are far above their start.
+            Interrupted: ``stop`` returned True; a checkpoint is written.
+        """
+        if not self.over:
+            self.engine.prepare(self._prepared)
+        if not self.position.step:
+            if self.scores_start:
+                self.evaluate()
+            self.save()
+        for chosen in self.batches():
+            self.step(chosen)
+        return self.result()
+
+    def batches(self) -> Iterator[list[int]]:
+        """The rows of each step that is left, in order; ``position`` moves between one and the next."""
+        while not self.over:
+            epoch, first = divmod(self.position.step, self.per_epoch)
+            lengths = self.rows["train"].lengths
+            for chosen in epoch_batches(lengths, self.batch_size, self.options.seed, epoch)[first:]:
+                if self.over:
+                    break
+                yield chosen
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is left, or the last evaluations brought nothing."""
+        later = [entry for entry in self.position.history if entry["step"] > self.position.best_step]
+        patience = self.options.patience
+        return self.position.step == self.total or (patience is not None and len(later) >= patience)
+
+    def step(self, chosen: list[int]) -> None:
+        """One update, and what is due after it."""
+        self.update(chosen)
+        position = self.position
+        self.report("train", position.step, self.total)
+        evaluating = position.step % self.interval == 0 or position.step == self.total
+        if evaluating:
+            self.evaluate()
+        stopping = self.stop()
+        good = self.loss is None or self.loss <= most_loss(position, self.ignorant)
+        if stopping or (good and (evaluating or position.step % self.options.save_every == 0)):
+            self.save()
+        if stopping:
+            raise self._interrupted()
+
+    def update(self, chosen: list[int]) -> None:
+        """Loss, gradients and AdamW on these rows.
+
+        Raises:
+            Diverged: the loss or a gradient is not finite, and nothing was changed; or the losses are far above
+                their start.
+        """
+        step, seed = self.position.step, self.options.seed
+        factor = rate_factor(step, self.warmup, self.total)
+        self.loss, norm, odd = self.engine.step(chosen, factor, partial(dropout_mask, seed, step))
+        if not (math.isfinite(self.loss) and math.isfinite(norm)):
+            what = "the gradients are not finite" if math.isfinite(self.loss) else f"the loss became {self.loss}"
+            raise self._diverged(what, odd if len(odd) < len(chosen) else ())
+        record_loss(self.position, self.loss)
+        if rise := risen(self.position, self.ignorant):
+            raise self._diverged(rise)
+        self.position.step += 1
+
+    def evaluate(self) -> None:
+        """Score the evaluation rows; keep the tensors if they are the best so far (of equal scores, the lower loss)."""
+        position, scored = self.position, self.score("eval")
+        position.history.append({"step": position.step, "score": scored.score, "loss": scored.loss})
+        if position.best is None or (scored.score, -scored.loss) > position.best:
+            position.best, position.best_step = (scored.score, -scored.loss), position.step
+            position.best_tensors = self.engine.tensors()
+        self.report("train", position.step, self.total)
+
+    def score(self, part: str) -> Scored:
+        """The tensors as they are, on the rows of a part."""
+        done, rows = 0, self.rows[part]
+
+        def advance(n: int) -> None:
+            nonlocal done
+            done += n
+            self.report(part, done, len(rows.targets))
+
+        return self.engine.scored(part, rows, self.kind, self.metric, advance)
+
+    def save(self) -> None:
+        """Write where the run stands."""
+        save_checkpoint(self.folder, self.position, self.engine.state(), self.asked)
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Call the watcher."""
+        history, best = self.position.history, self.position.best
+        score = history[-1]["score"] if history else None
+        self.watch(Progress(phase, done, total, self.loss, score, best[0] if best else None))
+
+    def _prepared(self, done: int, total: int) -> None:
+        self.report("prefix", done, total)
+        if self.stop():
+            self.save()
+            raise self._interrupted()
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped after step {self.position.step} of {self.total}")
+
+    def _diverged(self, what: str, odd: Sequence[int] = ()) -> Diverged:
+        rows = " and ".join(self.data.train[i].where for i in odd[:3]) + f" and {len(odd) - 3} more" * (len(odd) > 3)
+        why = f"by itself, only {rows} gives that; correct or remove it" if odd else "the training diverged"
+        return Diverged(f"{what} in step {self.position.step + 1}: {why}. {self.remedy}")
+
+    def result(self) -> CourseResult:
+        """The best tensors so far, scored on the test rows; there was an evaluation.  No step can follow."""
+        position, data = self.position, self.data
+        assert position.best is not None
+        self.engine.finish(position.best_tensors)
+        evaluation = self._chosen()
+        test = self.score("test")
+        metrics = {
+            "metric": self.metric,
+            "eval": position.best[0],
+            "test": test.score,
+            "baselines": self._baselines(test),
+            "n_train": len(data.train),
+            "n_eval": len(data.eval),
+            "n_test": len(data.test),
+            "split": data.split,
+        }
+        training = {"steps": position.step, "best_step": position.best_step, "data": data.sha256, **self._windows()}
+        truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
+        more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen), "evaluation": evaluation}
+        more["tested"] = {"targets": self.rows["test"].targets, "outputs": test.outputs}
+        return CourseResult(position.best_tensors, metrics, training, position.history, truncated, **more)
+
+    def _windows(self) -> dict[str, Any]:
+        """What reading in windows cost, and what each way to pool them scores on the evaluation rows."""
+        spread = Spread()
+        for rows in self.rows.values():
+            spread = spread.and_of(rows.spread)
+        if not spread.texts:
+            return {}
+        return {"windows": {**spread._asdict(), **({"pools": self.pools} if self.pools else {})}}
+
+    def _chosen(self) -> Arrays:
+        """Have the kind choose on the evaluation rows what it does, and calibrate; what is kept of these rows."""
+        if not (self.kind.chooses or self.kind.calibrates or len(self.kind.pooling()) > 1):
+            return {}
+        scored, targets = self.score("eval"), self.rows["eval"].targets
+        self.kind, self.pools = scored.kind, dict(scored.pools)
+        if scored.logits is None:
+            return {}
+        self.kind = self.kind.calibrated(targets, scored.logits)
+        return {"logits": scored.logits, "targets": targets}
+
+    def _errors(self, test: Scored) -> dict[str, Any]:
+        kind, rows = self.kind, self.rows["test"]
+        targets = rows.references or rows.targets
+        sure = {} if test.logits is None else kind.calibration(rows.targets, test.logits)
+        expected = map(kind.expected, self.data.test)
+        answers = kind.answered(self.data.test, rows.targets, test.outputs)
+        columns = zip(self.data.test, expected, answers, test.losses.tolist(), strict=True)
+        worst = ({"row": r.short, "label": e, "answer": a, "loss": x} for r, e, a, x in columns)
+        return {**kind.errors(targets, test.outputs), **sure, "worst": worst_of(worst)}
+
+    def _baselines(self, test: Scored) -> dict[str, Any]:
+        if not self.kind.has_baselines:
+            return {}
+        return compared_with(
+            self.engine,
+            self.rows,
+            test,
+            kind=self.kind,
+            metric=self.metric,
+            head_alone=all(name.startswith("head/") for name in self.position.best_tensors),
+            advance=partial(self.report, "baselines"),
+        )

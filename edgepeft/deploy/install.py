@@ -1,0 +1,320 @@
+"""Tasks into and out of a bundle; the backbone's files are only read.
+
+The manifest is written last when a task is added and first when one is removed, so a power cut leaves at worst an
+unlisted file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from pydantic import TypeAdapter, ValidationError
+
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.bundle_paths import check_file
+from edgepeft.bundle.files import check_owner, parse_delta
+from edgepeft.bundle.manifest import CheckReference, Manifest, OnData, TaskEntry, Tolerance, Verification, allowed_for
+from edgepeft.bundle.model_card import model_card
+from edgepeft.bundle.versions import (
+    CHECK,
+    GRAPH,
+    WEIGHTS,
+    Content,
+    content_of,
+    drop_versions,
+    hashes,
+    keep,
+    put,
+    settle,
+)
+from edgepeft.common.atomic import write_atomically
+from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
+from edgepeft.common.locks import locked
+from edgepeft.common.resources import sha256_of
+from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
+from edgepeft.common.validation_messages import in_words
+from edgepeft.deploy.text_check import TextCheck
+from edgepeft.deploy.verify import DataCheck, read_check, replay, require_passed
+from edgepeft.graph.half import is_half
+from edgepeft.graph.names import LOGITS, without_prefix
+from edgepeft.graph.prune_last_layer import drop_unread_rows
+from edgepeft.graph.splice import splice, splice_text
+from edgepeft.runtime.generation import TextSession
+from edgepeft.runtime.prefix import shared_layers
+from edgepeft.runtime.session import open_session, run_session
+from edgepeft.runtime.weights import TaskSession
+from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import stated as stated_kind
+
+__all__ = [
+    "PreparedTask",
+    "commit_tasks",
+    "prepare_exported",
+    "prepare_task",
+    "remove_task",
+    "require_addable",
+    "roll_back",
+]
+
+_FLOAT_BYTES = 4  # an override is float32, whatever it replaces
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A verified task, ready to be written: its files, by suffix."""
+
+    name: str
+    content: Mapping[str, Content]
+    entry: TaskEntry
+
+
+def prepare_task(
+    bundle: Bundle,
+    graph: bytes,
+    check: bytes,
+    where: Path,
+    weights: Path | None = None,
+    *,
+    data: DataCheck | None = None,
+    reference: CheckReference = "pytorch",
+    exact: ort.InferenceSession | None = None,
+    stated: TaskEntry | None = None,
+) -> PreparedTask:
+    """Splice a delta graph, replay its check file, and state the result; writes nothing.
+
+    ``weights`` is the file with what is more than the graph can hold, which must stay until the task is written.
+    ``exact`` is the task over float32 weights, to be compared in place of what the bundle gives with its own.
+    ``stated`` is the entry of whoever made the task, whose reference and allowance for 8-bit weights hold here too.
+
+    Raises:
+        BundleError: damaged, of another version or of another backbone.
+        VerificationFailed: the task does not give here the logits that ``reference`` gave.
+    """
+    delta = parse_delta(graph, where, weights)
+    facts = check_owner(delta, bundle.manifest, where)
+    name = check_task_name(facts.get("edgepeft.task", ""))
+    dtype = "fp16" if is_half(delta.graph) else "fp32"
+    allowed = allowed_for("fp32" if exact else bundle.manifest.backbone.weights_dtype, dtype)
+    if stated is not None and stated.verification is not None:
+        allowed, reference = allowed.at_least(stated.verification.changed_tolerance), stated.verification.reference
+    depth = 0
+    card = _card(facts.get("edgepeft.card", "{}"), where)
+    if card.get("head_reads") != "text":
+        sites = bundle.manifest.backbone.sites
+        model = splice(bundle.backbone_graph, delta, sites, bundle.checkpoint)
+        depth = shared_layers(model, bundle.architecture, sites)
+        drop_unread_rows(model)
+        run = partial(run_session, exact or open_session(model, bundle.folder, outside=bundle.outside(model)), LOGITS)
+        inputs, expected = read_check(check, f"the check file of {where}")
+        result = replay(run, inputs, expected, allowed, _kind(card, where).agreement)
+        if data is not None:
+            result = _with_data(result, data.compare(run, allowed))
+    else:
+        result = _replay_text(bundle, delta, check, where, allowed)
+    result = result.model_copy(update={"reference": reference})
+    require_passed(name, result)
+    entry = _entry(
+        card,
+        where,
+        {
+            "n_bytes": len(graph) + (0 if weights is None else weights.stat().st_size),
+            "weights_dtype": dtype,
+            "private_bytes": _private_bytes(delta, bundle),
+            "shared_layers": depth,
+            "sha256": hashlib.sha256(graph).hexdigest(),
+            "check_sha256": hashlib.sha256(check).hexdigest(),
+            "weights_sha256": None if weights is None else sha256_of(weights),
+            "verification": result.model_dump(),
+        },
+    )
+    own: dict[str, Content] = {} if weights is None else {WEIGHTS: weights}
+    return PreparedTask(name, {GRAPH: graph, CHECK: check, **own}, entry)
+
+
+def _replay_text(bundle: Bundle, delta: onnx.ModelProto, check: bytes, where: Path, allowed: Tolerance) -> Verification:
+    """The check of a task that writes text."""
+    architecture, sites = bundle.architecture, bundle.manifest.backbone.sites
+    read = TextCheck.read(check, f"the check file of {where}", architecture.vocab_size)
+    graphs = splice_text(*bundle.text_graphs, delta, sites, bundle.checkpoint)
+    opened = (open_session(graph, bundle.folder, outside=bundle.outside(graph)) for graph in graphs)
+    session = TextSession(*(TaskSession(each, {}, None) for each in opened))
+    assert architecture.decoder is not None, "there are graphs that write text"
+    return read.replay(session, architecture.decoder.start_token_id, allowed)
+
+
+def _with_data(result: Verification, data: OnData) -> Verification:
+    """Allow the check's few rows to change as far as they did here, where the whole file passes."""
+    most = max(result.changed_tolerance, 1 - result.agreement)
+    passed = 1 - data.agreement <= result.changed_tolerance
+    return result.model_copy(update={"data": data, **({"changed_tolerance": most} if passed else {})})
+
+
+def prepare_exported(bundle: Bundle, path: Path) -> PreparedTask:
+    """A ``<task>.onnx`` that another bundle holds, with its other files beside it.
+
+    Raises:
+        UsageError: one of the two files is not there.
+        BundleError, VerificationFailed: as ``prepare_task``.
+    """
+    check = path.with_name(f"{path.stem}{CHECK}")
+    for file in (path, check):
+        if not file.is_file():
+            raise UsageError(
+                f"{file} is not there; a task comes as <task>.onnx with <task>.check.safetensors beside it."
+            )
+    own = path.with_name(f"{path.stem}{WEIGHTS}")
+    weights = own if own.is_file() else None
+    for file in filter(None, (path, check, weights)):
+        check_file(file, bundle.weights)
+    return prepare_task(bundle, path.read_bytes(), check.read_bytes(), path, weights)
+
+
+def commit_tasks(bundle: Bundle, tasks: Sequence[PreparedTask], *, replace: bool = False) -> Manifest:
+    """Write verified tasks and then the manifest that lists them; what is replaced stays as the previous version.
+
+    Raises:
+        UsageError: the bundle has a task of that name, and ``replace`` is not given; or a new task's name cannot be.
+    """
+    with _held(bundle):
+        return _commit(bundle, tasks, replace)
+
+
+@contextlib.contextmanager
+def _held(bundle: Bundle) -> Iterator[None]:
+    """Lock the bundle against other writers, and read its manifest anew.
+
+    Raises:
+        BundleError: another backbone was put there since the bundle was opened.
+    """
+    with locked(bundle.folder):
+        before, bundle.manifest = bundle.manifest, Manifest.read(bundle.folder)
+        if bundle.manifest.backbone != before.backbone:
+            raise BundleError(f"{bundle.folder} was replaced by one of another backbone meanwhile; repeat with that.")
+        yield
+
+
+def require_addable(names: Sequence[str], present: Collection[str], *, replace: bool = False) -> None:
+    """See that tasks of these names may stand beside those that are ``present``, before the work that makes them.
+
+    Raises:
+        UsageError: one is there and ``replace`` is not given, two are called alike, or a name cannot be a new task's.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two of the deltas are called {name!r}; a task's name must be its own.")
+        if name in present and not replace:
+            raise UsageError(f"the bundle has a task {name!r} already; remove it first, or give --force.")
+        if name not in present:
+            check_new_name(name, [*present, *names])
+
+
+def _commit(bundle: Bundle, tasks: Sequence[PreparedTask], replace: bool) -> Manifest:
+    folder, entries = bundle.folder / TASKS_FOLDER, dict(bundle.manifest.tasks)
+    require_addable([task.name for task in tasks], entries, replace=replace)
+    for task in tasks:
+        before = entries.get(task.name)
+        entries[task.name] = task.entry
+        if before is None:
+            for suffix, content in task.content.items():
+                put(folder / f"{task.name}{suffix}", content)
+        elif hashes(before) == hashes(task.entry):
+            entries[task.name] = task.entry.model_copy(update={"previous": before.previous})
+        else:
+            keep(folder, task.name, task.entry, task.content)
+            with contextlib.suppress(BundleError):  # a damaged version cannot be kept to go back to
+                keep(folder, task.name, before, content_of(folder, task.name, before))
+                previous = before.model_copy(update={"previous": None})
+                entries[task.name] = task.entry.model_copy(update={"previous": previous})
+    bundle.manifest = _write(bundle, entries)
+    for task in tasks:
+        # In force already: where the disk is full, the files stay under their version's name, and are found there.
+        with contextlib.suppress(EdgepeftError):
+            settle(folder, task.name, entries[task.name])
+    return bundle.manifest
+
+
+def roll_back(folder: Path, name: str) -> Manifest:
+    """Put a task's previous version in force; the one that was becomes the previous.
+
+    Raises:
+        UnknownName: there is no such task.
+        UsageError: it has no previous version.
+        BundleError: that version's files are damaged.
+    """
+    bundle = Bundle(folder)
+    with _held(bundle):
+        before = bundle.entry(name).previous
+        if before is None:
+            raise UsageError(
+                f"task {name} has no previous version; `edgepeft tune` and `edgepeft add --force` leave one."
+            )
+        task = PreparedTask(name, content_of(folder / TASKS_FOLDER, name, before), before)
+        return _commit(bundle, [task], replace=True)
+
+
+def remove_task(folder: Path, name: str) -> Manifest:
+    """Take a task out of a bundle.
+
+    Raises:
+        UnknownName: there is none of that name.
+    """
+    bundle = Bundle(folder)
+    with _held(bundle):
+        bundle.manifest.task(name)
+        entries = {task: entry for task, entry in bundle.manifest.tasks.items() if task != name}
+        manifest = _write(bundle, entries)
+        for suffix in SUFFIXES:
+            (folder / TASKS_FOLDER / f"{name}{suffix}").unlink(missing_ok=True)
+        drop_versions(folder / TASKS_FOLDER, name)
+    return manifest
+
+
+def _write(bundle: Bundle, entries: dict[str, TaskEntry]) -> Manifest:
+    manifest = bundle.manifest.model_copy(update={"tasks": entries})
+    write_atomically(bundle.folder / "README.md", model_card(manifest).encode())
+    manifest.write(bundle.folder)
+    return manifest
+
+
+def _private_bytes(delta: onnx.ModelProto, bundle: Bundle) -> int:
+    """Bytes of the backbone tensors that the loaded task replaces."""
+    named = (without_prefix(output.name) for output in delta.graph.output)
+    checkpoint = bundle.checkpoint
+    stored = (checkpoint.parts(tensor)[0] for kind, tensor in named if kind == "override")
+    return sum(_FLOAT_BYTES * math.prod(checkpoint.tensors[name].shape) for name in stored)
+
+
+@contextlib.contextmanager
+def _reading_card(where: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise BundleError(f"{where}: its card is damaged: {in_words(error)}.") from error
+
+
+def _card(content: str, where: Path) -> dict[str, Any]:
+    with _reading_card(where):
+        return TypeAdapter(dict[str, Any]).validate_json(content)
+
+
+def _kind(card: Mapping[str, Any], where: Path) -> Kind:
+    try:
+        chosen = card.get("chosen") or {}
+        return stated_kind(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)
+    except (ValueError, TypeError) as error:
+        raise BundleError(f"{where}: its card is damaged: {error}.") from error
+
+
+def _entry(card: dict[str, Any], where: Path, more: dict[str, Any]) -> TaskEntry:
+    with _reading_card(where):
+        entry = TaskEntry.model_validate({**card, **more})
+        return entry.model_copy(update={"kind": entry.task_kind.name, **entry.task_kind.older})

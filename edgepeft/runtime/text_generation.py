@@ -1,0 +1,313 @@
+"""Texts that are written together, a token a step: rows join, go on, and leave.
+
+Rows may be of different tasks of one structure and at different steps; each step runs the backbone once for all.
+Cached keys and values end together, so a row that joins has the others' before its first token, hidden
+(``edgepeft.graph.ragged_decode``).  Where all are of one task and at one step, its own decoder runs, as if there
+were no others.
+
+Letters: R rows, S their padded length, L tokens of the longest, h heads, e a head's width, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgepeft.backbones.text import CROSS, CROSS_BIAS, IDS, LOGITS, ORDER, PAST, PRESENT, caches
+from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
+from edgepeft.common.errors import UsageError
+from edgepeft.graph.mix import ROW_COUNTS, TOKEN_COUNTS, mix_text
+from edgepeft.graph.ragged_decode import HIDDEN, hide_fronts
+from edgepeft.runtime.decoding import Decoding, Row, Written, choose
+from edgepeft.runtime.generation import Generator, TextSession
+from edgepeft.runtime.inputs import Inputs, check_rows
+from edgepeft.runtime.prediction import TextAnswer, note_of
+from edgepeft.runtime.session import failing_as
+from edgepeft.runtime.slots import Slots
+
+__all__ = ["MOST_TASKS", "Draft", "TextBatch", "TextSlots", "mix_decoder"]
+
+MOST_TASKS = 16  # in one batch
+_LOWEST = np.finfo(np.float32).min
+Values = dict[str, ort.OrtValue]
+
+
+class TextSlots(NamedTuple):
+    """Sessions for several tasks of a structure, of both graphs."""
+
+    encoder: Slots
+    decoder: Slots
+
+    def can_mix(self, task: str, session: TextSession) -> bool:
+        """Whether its rows may stand in a step with those of other tasks of its structure, and at other steps."""
+        return all(slots.can_mix({task: own}) for slots, own in zip(self, session, strict=True))
+
+
+def mix_decoder(
+    structure: onnx.ModelProto, feeds: Iterable[str], sites: Mapping[str, str], n: int
+) -> onnx.ModelProto | None:
+    """A step of the decoder with ``n`` slots, for texts of unequal lengths; None where there is none."""
+    mixed = mix_text(structure, feeds, sites, n)
+    return None if mixed is None else hide_fronts(mixed)
+
+
+@dataclass(eq=False)
+class Draft:
+    """A row that is being written; ``text`` is what it was asked, ``ids`` its tokens."""
+
+    task: str
+    text: Text
+    ids: NDArray[np.int64]
+    row: Row
+    end: int
+    done: bool = False
+    said: str = ""  # in pieces, so far
+
+    @property
+    def cached(self) -> int:
+        """How many of its tokens have keys and values."""
+        return len(self.row.open[0].tokens) - 1
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """What stands so far."""
+        return self.written.tokens if self.done else self.row.open[0].tokens[1:]
+
+    @property
+    def written(self) -> Written:
+        """What stands in the end."""
+        return self.row.best(self.end)
+
+
+class TextBatch:
+    """Rows that are written together, greedily; one thread at a time.
+
+    ``read`` gives a task's texts as they are read, and their tokens; ``told`` has the answers before they are given.
+
+    Raises:
+        UsageError: several beams, of which rows do not join and leave.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        slots: TextSlots,
+        decoding: Decoding,
+        *,
+        encoder: TextEncoder,
+        read: Callable[[str, object], tuple[list[Text], Inputs]],
+        told: Callable[[list[TextAnswer]], list[TextAnswer]],
+    ) -> None:
+        if decoding.beams > 1:
+            raise UsageError(f"{decoding.beams} beams: texts are written together, or as a stream, with one.")
+        self._generator, self._slots, self.decoding = generator, slots, decoding
+        self._read, self._encoder, self._told = read, encoder, told
+        self._start, self._end = generator.decoder.start_token_id, generator.decoder.end_token_id
+        self._waiting: deque[Draft] = deque()
+        self._going: list[Draft] = []  # in the order of their tasks
+        self._place: dict[str, int] = {}  # of a task among the others
+        self._layers = range(0)
+        self._cross: Values = {}  # [R, h, S, e] of each layer, and [R, 1, 1, S]
+        self._past: list[ort.OrtValue] = []  # [rows of the step before, h, L, e] of each layer
+        self._order = np.empty(0, np.int64)  # which of the step before each row is; a new one any
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._going)
+
+    def add(self, task: str, texts: object) -> list[Draft]:
+        """Let a task's texts join with the next steps, in their order and as memory allows.
+
+        Those of another structure join when all others are done.
+
+        Raises:
+            DataError: a text has no token.
+            DoesNotFit: its keys and values alone would take more than half of the memory.
+            UnknownName, BundleError: as ``Generator.session``.
+        """
+        read, inputs = self._read(task, texts)
+        mask = inputs["attention_mask"] != 0
+        check_rows(mask)
+        rows = zip(read, inputs["input_ids"], mask, strict=True)
+        drafts = [Draft(task, text, ids[real], Row.starting(self._start), self._end) for text, ids, real in rows]
+        for draft in drafts:
+            self._generator.check_row(self._length(draft), self.decoding)
+        self._waiting.extend(drafts)
+        return drafts
+
+    def drop(self, drafts: Sequence[Draft]) -> None:
+        """Write no more of these."""
+        self._waiting = deque(draft for draft in self._waiting if draft not in drafts)
+        self._keep([i for i, draft in enumerate(self._going) if draft not in drafts])
+
+    def step(self) -> list[Draft]:
+        """Write a token of each row that has joined; those are returned, and the ones that are done have left.
+
+        Raises:
+            BundleError: ONNX Runtime stops within the model.
+        """
+        if new := self._admitted():
+            self._join(new)
+        if not (drafts := self._going):
+            return []
+        going, _, _ = choose([draft.row for draft in drafts], self._logits(), self.decoding, self._end)
+        kept = set(going)
+        for i, draft in enumerate(drafts):
+            draft.done = i not in kept
+        self._keep(going)
+        return drafts
+
+    def piece(self, draft: Draft) -> str:
+        """What has been added to a text since this was asked last, in whole characters.
+
+        All pieces are the text, but where a tokenizer changes what it has said already.
+        """
+        text = self._encoder.decode(draft.tokens)
+        # Bytes that do not make a character yet are decoded as a replacement.
+        known = text if draft.done else text.rstrip("\N{REPLACEMENT CHARACTER}")
+        piece = known[len(draft.said) :] if known.startswith(draft.said) else ""
+        draft.said += piece
+        return piece
+
+    def answer(self, draft: Draft) -> TextAnswer:
+        """What has been written, once it is done."""
+        tokens, ended = draft.written
+        note = note_of(draft.text, self._generator.entry(draft.task))
+        return self._told([TextAnswer(draft.task, self._encoder.decode(tokens), ended, note)])[0]
+
+    def answers(self, texts: Mapping[str, Sequence[object]]) -> list[TextAnswer]:
+        """Each task's answers, in order.
+
+        Raises:
+            DataError, DoesNotFit, UnknownName, BundleError: as ``add`` and ``step``.
+        """
+        drafts = [draft for task, rows in texts.items() for draft in self.add(task, rows)]
+        while len(self):
+            self.step()
+        return [self.answer(draft) for draft in drafts]
+
+    def _length(self, draft: Draft) -> int:
+        return len(draft.ids) + self._generator.entry(draft.task).prompt_length
+
+    def _admitted(self) -> list[Draft]:
+        """The first of those that wait, as many as may run with those that go on."""
+        new: list[Draft] = []
+        while self._waiting and self._may_join(self._waiting[0], [*self._going, *new]):
+            new.append(self._waiting.popleft())
+        return new
+
+    def _may_join(self, draft: Draft, others: list[Draft]) -> bool:
+        if not others:
+            return True
+        longest = max(map(self._length, (draft, *others)))
+        tasks = {each.task for each in (draft, *others)}
+        if not self._generator.fit(len(others) + 1, longest, self.decoding) or len(tasks) > MOST_TASKS:
+            return False
+        session = self._generator.session(draft.task)
+        alone = len(tasks) == 1 and not self._going  # they begin together: the task's own sessions run
+        known = session.structure is not None and session.structure == self._generator.session(others[0].task).structure
+        return alone or (known and self._slots.can_mix(draft.task, session))
+
+    def _join(self, new: list[Draft]) -> None:
+        """Run the encoder for these rows, and put them among those that go on."""
+        for draft in new:
+            self._place.setdefault(draft.task, len(self._place))
+        new.sort(key=lambda draft: self._place[draft.task])
+        cross, together = self._encoded(new), [*self._going, *new]
+        rows = sorted(range(len(together)), key=lambda i: self._place[together[i].task])  # those that go on stay first
+        if self._going:
+            length = max(map(self._length, together))
+            parts = [
+                {name: _to_length(name, part[name].numpy(), length) for name in part} for part in (self._cross, cross)
+            ]
+            cross = {name: _value(np.concatenate([part[name] for part in parts])[rows]) for name in cross}
+        self._cross = cross
+        self._order = np.concatenate([self._order, np.zeros(len(new), np.int64)])[rows]
+        self._going = [together[i] for i in rows]
+
+    def _encoded(self, new: list[Draft]) -> Values:
+        """Keys, values and what hides padding, of the encoder."""
+        first = self._generator.session(new[0].task)
+        self._layers = range(first.layers)
+        names = [CROSS_BIAS, *(name for i in self._layers for name in caches(CROSS, i))]
+        ids = pad_rows([draft.ids.tolist() for draft in new], 0)
+        mask = pad_rows([[1] * len(draft.ids) for draft in new], 0)
+        inputs = {"input_ids": _value(ids), "attention_mask": _value(mask)}
+        tasks = Counter(draft.task for draft in new)
+        if len(tasks) == 1:
+            with failing_as(f"stops in the encoder, with rows of {ids.shape[1]} tokens"):
+                found = first.encoder.run_values(names, inputs)
+        else:
+            lengths = np.array([self._length(draft) for draft in new])
+            slot = np.repeat(np.arange(len(tasks)), [*tasks.values()])
+            counts = {ROW_COUNTS: np.bincount(slot), TOKEN_COUNTS: np.bincount(slot, lengths)}
+            of_tasks = [(task, self._generator.session(task).encoder) for task in tasks]
+            found = self._slots.encoder.run(of_tasks, counts, inputs, names)
+        return dict(zip(names, found, strict=True))
+
+    def _logits(self) -> NDArray[np.float32]:
+        """[R, v] of the next tokens; the new keys and values are kept."""
+        cached = np.array([draft.cached for draft in self._going])
+        tasks = Counter(draft.task for draft in self._going)
+        session = self._generator.session(next(iter(tasks)))
+        made = [name for i in self._layers for name in caches(PRESENT, i)]
+        ids = np.array([draft.row.open[0].tokens[-1] for draft in self._going], np.int64)
+        given = {IDS: _value(ids), ORDER: _value(self._order), **self._cross}
+        known = [name for i in self._layers for name in caches(PAST, i)]
+        given |= zip(known, self._known(int(cached.max())), strict=True)
+        if len(tasks) == 1 and cached.min() == cached.max():
+            with failing_as(f"stops in the decoder, with {len(cached)} texts"):
+                logits, *self._past = session.decoder.run_values([LOGITS, *made], given)
+        else:
+            back = np.arange(cached.max(), -1, -1)
+            hidden = np.where(back > cached[:, None], _LOWEST, np.float32(0))  # (R, L + 1)
+            counts = dict.fromkeys((ROW_COUNTS, TOKEN_COUNTS), np.array([*tasks.values()]))
+            of_tasks = [(task, self._generator.session(task).decoder) for task in tasks]
+            given[HIDDEN] = _value(hidden[:, None, None])
+            logits, *self._past = self._slots.decoder.run(of_tasks, counts, given, [LOGITS, *made])
+        self._order = np.arange(len(cached))
+        found: NDArray[np.float32] = logits.numpy()
+        return found
+
+    def _known(self, longest: int) -> list[ort.OrtValue]:
+        """The keys and values of the step before, but for those that only rows that left had."""
+        if not self._past or not longest:
+            name = caches(CROSS, 0)[0]
+            _, heads, _, width = self._cross[name].shape()
+            return [_value(np.zeros((1, heads, 0, width), np.float32))] * (len(self._cross) - 1)
+        length = self._past[0].shape()[2]
+        if length == longest:
+            return self._past
+        return [_value(value.numpy()[:, :, length - longest :]) for value in self._past]
+
+    def _keep(self, rows: list[int]) -> None:
+        """Let the others go."""
+        if len(rows) == len(self._going):
+            return
+        self._going = [self._going[i] for i in rows]
+        self._order = self._order[rows]
+        if not rows:
+            self._cross, self._past = {}, []
+            return
+        length = max(map(self._length, self._going))
+        self._cross = {name: _value(_to_length(name, each.numpy()[rows], length)) for name, each in self._cross.items()}
+
+
+def _to_length(name: str, values: NDArray[np.float32], length: int) -> NDArray[np.float32]:
+    """Keys, values or what hides padding, with so many places for the encoder's tokens: padded, or cut."""
+    axis, fill = (3, _LOWEST) if name == CROSS_BIAS else (2, np.float32(0))
+    more = length - values.shape[axis]
+    if more <= 0:
+        return values[..., :length] if axis == 3 else values[:, :, :length]
+    widths = [(0, more if i == axis else 0) for i in range(values.ndim)]
+    return np.pad(values, widths, constant_values=fill)
+
+
+def _value(array: NDArray[np.generic]) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))

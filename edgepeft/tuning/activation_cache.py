@@ -1,0 +1,212 @@
+"""The hidden states below what is trained: computed once for each row by the deployed graph, read in every epoch.
+
+They are stored without padding, in memory or in a file that has no name, so that nothing is left of it when the run
+is killed; or, where a process does few steps and the next goes on, in a file that all of them read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.disentangled import LONGER
+from edgepeft.common.atomic import replacing
+from edgepeft.common.errors import BundleError, EdgepeftError
+from edgepeft.data.batches import Encoded, sorted_batches
+from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.graph.cut import above, below
+from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
+from edgepeft.graph.gradient.rule import Backward
+from edgepeft.graph.gradient.samples import measured
+from edgepeft.graph.gradient.training import with_gradients, with_loss
+from edgepeft.graph.training import TrainingFacts
+from edgepeft.graph.validate import check_standard
+from edgepeft.runtime.passes import passes
+from edgepeft.runtime.session import failing_as, open_session
+
+__all__ = ["HiddenState", "HiddenStates", "SplitGraphs", "hidden_states", "training_graph"]
+
+_KEPT = ".hidden"
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class HiddenState:
+    """One value of the graph; ``by_row`` where a row of data has one of it, and not each of its tokens."""
+
+    name: str
+    by_row: bool
+    width: int
+
+    @property
+    def axes(self) -> tuple[str | int, ...]:
+        """Its shape."""
+        return ("batch" if self.by_row else "tokens", self.width)
+
+
+@dataclass(frozen=True)
+class SplitGraphs:
+    """The deployed graph from ``states`` on, and what computes these."""
+
+    states: tuple[HiddenState, ...]
+    below: onnx.ModelProto
+    deployed: onnx.ModelProto
+
+    def n_bytes(self, rows: Encoded) -> int:
+        """What the states of these rows take."""
+        lengths = rows.token_lengths
+        counts = {False: sum(lengths), True: len(lengths)}
+        return sum(_FLOAT_BYTES * state.width * counts[state.by_row] for state in self.states)
+
+
+def training_graph(
+    deployed: onnx.ModelProto,
+    facts: TrainingFacts,
+    checkpoint: Checkpoint,
+    *,
+    prefix_cache: bool,
+    backward: Backward = "int8",
+) -> tuple[onnx.ModelProto, SplitGraphs | None]:
+    """What steps run, and where it and the deployed graph, whose trained tensors are inputs, are cut.
+
+    The cut is None where the embeddings, or what follows them at once, are trained or adapted: there is nothing to
+    compute once; and where a decoder has several states for a row, one for each node of its labels.
+
+    Raises:
+        BundleError: the graph breaks ONNX's rules, or an operator of the task has no gradient.
+    """
+    try:
+        check_standard(deployed)
+    except onnx.checker.ValidationError as error:
+        raise BundleError(f"the task's graph is damaged: {str(error).strip():.200}") from error
+    forward = with_loss(deployed, facts)
+    samples = measured(forward)
+    live = live_values(deployed.graph, facts.leaves)
+    frozen = frozen_states(deployed.graph, live, checkpoint.tensors)
+    lowest = lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
+    if not (prefix_cache and lowest):
+        return with_gradients(forward, facts, samples, backward), None
+    rows = [sample["attention_mask"].shape[0] for sample in samples]
+    shapes = {name: [sample[name].shape for sample in samples] for name in lowest}
+    if any(_several_a_row([s[0] for s in shape], rows) for shape in shapes.values()):
+        return with_gradients(forward, facts, samples), None
+    states = tuple(HiddenState(n, [s[0] for s in shapes[n]] == rows, shapes[n][0][-1]) for n in lowest)
+    axes = {state.name: state.axes for state in states}
+    training = with_gradients(above(forward, axes), facts, samples, backward)
+    return training, SplitGraphs(states, below(deployed, *lowest), above(deployed, axes))
+
+
+def _several_a_row(counts: Sequence[int], rows: Sequence[int]) -> bool:
+    """Whether each row has the same number of states, more than one; tokens of samples' rows are no such number."""
+    times = {divmod(count, n) for count, n in zip(counts, rows, strict=True)}
+    return len(times) == 1 and times != {(1, 0)} and next(iter(times))[1] == 0
+
+
+class HiddenStates:
+    """Those of some token rows; ``folder`` is where the file lies, None keeps them in memory; ``kept`` is the file that
+    is read where it is whole, and written else."""
+
+    def __init__(
+        self, states: Sequence[HiddenState], rows: Encoded, folder: Path | None, kept: Path | None = None
+    ) -> None:
+        self._states, self._lengths = states, rows.token_lengths
+        self._starts = [0, *accumulate(self._lengths)]
+        counts = [len(self._lengths) if state.by_row else self._starts[-1] for state in states]
+        sizes = [count * state.width for count, state in zip(counts, states, strict=True)]
+        whole = kept is not None and kept.is_file() and kept.stat().st_size == _FLOAT_BYTES * sum(sizes) > 0
+        self._kept = None if whole else kept  # to be written
+        self._there = whole
+        stored = np.memmap(kept, np.float32, "r") if whole and kept is not None else _room(sum(sizes), folder)
+        self._stored = stored
+        ends = [0, *accumulate(sizes)]
+        self._values = [
+            stored[begin:end].reshape(count, state.width)
+            for begin, end, count, state in zip(ends, ends[1:], counts, states, strict=False)
+        ]
+
+    def fill(self, model: onnx.ModelProto, bundle: Path, rows: Encoded, threads: int | None) -> Iterator[int]:
+        """Compute them, packed, with ``below`` of the split, unless they were read; yields the number of rows after
+        each batch.
+
+        Raises:
+            EdgepeftError: the disk has no room for the file that is kept.
+        """
+        if self._there:
+            yield len(rows.targets)
+            return
+        session = open_session(model, bundle, threads)
+        known, outputs = [value.name for value in session.get_inputs()], [state.name for state in self._states]
+        for chosen in sorted_batches(rows.lengths, SCORED_ROWS):
+            inputs, _ = rows.batch(chosen)
+            read = rows.token_rows(chosen)
+            for part, given in passes(inputs):
+                of = [read[i] for i in part]
+                with failing_as("stops below the trained layers"):
+                    computed = session.run(outputs, {name: given[name] for name in known})
+                for state, values, packed in zip(self._states, self._values, computed, strict=True):
+                    values[np.r_[*(slice(*span) for span in self._spans(state, of))]] = packed
+            yield len(chosen)
+        if self._kept is not None:
+            with replacing(self._kept) as temporary:
+                self._stored.tofile(temporary)
+
+    def packed(self, chosen: Sequence[int]) -> dict[str, NDArray[np.float32]]:
+        """[tokens, width], or [token rows, width] of what a token row has one of."""
+        return {
+            state.name: values[np.r_[*(slice(*span) for span in self._spans(state, chosen))]]
+            for state, values in zip(self._states, self._values, strict=True)
+        }
+
+    def _spans(self, state: HiddenState, chosen: Sequence[int]) -> list[tuple[int, int]]:
+        if state.by_row:
+            return [(i, i + 1) for i in chosen]
+        return [(self._starts[i], self._starts[i + 1]) for i in chosen]
+
+
+def hidden_states(
+    split: SplitGraphs, parts: Mapping[str, Encoded], weights_sha256: str, *, folder: Path | None, kept: Path | None
+) -> dict[str, HiddenStates]:
+    """Those of each part's rows, to be filled; in the folder ``kept`` no file stays that is of others."""
+    if kept is None:
+        return {part: HiddenStates(split.states, rows, folder) for part, rows in parts.items()}
+    files = {part: kept / _kept_name(split.below, weights_sha256, rows) for part, rows in parts.items()}
+    for old in {*kept.glob(f"*{_KEPT}")} - {*files.values()}:
+        old.unlink(missing_ok=True)
+    return {part: HiddenStates(split.states, rows, folder, files[part]) for part, rows in parts.items()}
+
+
+def _kept_name(below: onnx.ModelProto, weights_sha256: str, rows: Encoded) -> str:
+    """A file's, of the states that this graph over these weights gives for these rows, and of no other."""
+    digest = hashlib.sha256(below.SerializeToString(deterministic=True))
+    digest.update(weights_sha256.encode())
+    for name, column in sorted(rows.columns.items()):
+        digest.update(name.encode())
+        for values in column:
+            digest.update(np.asarray(values, "<i8").tobytes() + b"|")
+    return f"{digest.hexdigest()[:32]}{_KEPT}"
+
+
+def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
+    """[size], in memory or in a file; a disk without room for it is found out now: a mapped file would kill later."""
+    if folder is None or not size:
+        return np.empty(size, np.float32)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size * _FLOAT_BYTES)
+        except OSError as error:
+            raise EdgepeftError(
+                f"{folder} has no room for {size * _FLOAT_BYTES / 1e6:.0f} MB of hidden states ({error.strerror}); "
+                "free some space, or give --no-prefix-cache."
+            ) from error
+        return np.memmap(file, np.float32, "r+", shape=(size,))

@@ -1,0 +1,272 @@
+"""Whether a bundle fits a device: memory for answering and for fine-tuning, disk, how many tasks, how large a batch.
+
+Nothing is run.  Memory is what ``Runtime`` with its cache of packed weights takes: the process, the weights as they are
+packed (mapped, but resident once read), every row of the embeddings, sessions, the values alive in a pass, the
+tokenizer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from edgepeft.bundle.bundle import Bundle
+from edgepeft.bundle.versions import GRAPH, WEIGHTS, hashes
+from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.data.parts import TaskData
+from edgepeft.data.rows import Row
+from edgepeft.deploy.cost import checked_length, example_inputs, read_as
+from edgepeft.deploy.text_sizes import written_bytes
+from edgepeft.device.profiles.schema import Profile
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.shapes import walk
+from edgepeft.graph.stored import matrices_read, packed_bytes, stored_bytes
+from edgepeft.runtime.decoding import GREEDY, Decoding
+from edgepeft.runtime.generation import row_bytes, rows_at_once
+from edgepeft.runtime.passes import PASS_TOKENS
+from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks.base import Kind
+from edgepeft.tuning.memory import demand_of, most_within
+from edgepeft.tuning.options import TuneOptions
+from edgepeft.tuning.target import Files, TuningSubject, from_task, from_template
+
+__all__ = ["Fit", "Inference", "Need", "bundle_fit"]
+
+# Measured on MiniLM and roberta-base, 1 x 16 to 8 x 128 and 2 x 512 tokens.
+_ARENA = 1.4  # pieces of powers of two, and holes: 1.1 to 1.7 of what is alive
+_SESSION = 16_000_000
+_COPIES = 3  # of a delta: its file, its tensors, its packed matrices
+_TOKENIZER = 20  # of tokenizer.json's bytes: hash tables of every token and merge
+_INPUTS = 6 * 8  # ids, mask and types of a token, and a copy of each
+_LOGITS = 4 * 8  # of each: as they come, in their rows, and in float64 while answers are made of them
+_MOST_ROWS = 1 << 20
+_MOST_TUNED = 1024  # rows of a step
+
+
+@dataclass(frozen=True)
+class Need:
+    """Memory at its peak, by what takes it, and the largest batch that stays within what is allowed (0: none)."""
+
+    peak_bytes: int
+    parts: dict[str, int]
+    fits: bool
+    largest_batch: int
+    at_most: bool = False  # the search ended there; a larger batch is computed in passes and takes hardly more
+
+
+@dataclass(frozen=True)
+class Inference(Need):
+    """``tasks``: how many of this task's structure fit at once; ``task_bytes``: what each further one takes."""
+
+    tasks: int = 0
+    task_bytes: int = 0
+    first_start_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``finetune`` is None where the task cannot be tuned; ``untunable`` says why."""
+
+    task: str | None
+    batch_size: int
+    length: int
+    allowed_bytes: int
+    disk: dict[str, int]
+    inference: Inference
+    finetune: Need | None
+    untunable: str | None
+    decoding: Decoding | None = None  # of a task that writes text
+    read_as: tuple[int, int] = (1, 0)  # token rows that each text is when it is answered, and their tokens
+    taught_as: tuple[int, int] | None = None  # the same when it is learnt from
+
+
+def bundle_fit(
+    bundle: Bundle,
+    profile: Profile,
+    task: str | None,
+    *,
+    base: int,
+    batch_size: int = 32,
+    length: int | None = None,
+    reserve: int = 0,
+    template: str | None = None,
+    finetune: bool = True,
+    decoding: Decoding = GREEDY,
+) -> Fit:
+    """The memory and disk that a task takes, and the batches that fit a device.
+
+    Args:
+        bundle: the opened bundle.
+        profile: the device.
+        task: its name; None for the bare backbone.
+        base: bytes that the process takes before it opens the bundle.
+        batch_size: texts of a request, and rows of a step.
+        length: tokens of each text; None takes 128, or what the task takes.
+        reserve: bytes of the device that others keep.
+        template: fine-tune a new task from this template instead of the task.
+        finetune: predict fine-tuning too.
+        decoding: of a task that writes text, how; as many tokens as it allows.
+
+    Raises:
+        UnknownName: no such task or template.
+        UsageError: sizes that the model does not take, or a reserve that leaves nothing.
+        BundleError: a damaged bundle.
+    """
+    allowed = profile.memory_bytes - reserve
+    if reserve < 0 or allowed <= 0:
+        raise UsageError(f"--reserve leaves nothing of {profile.name}'s {profile.memory_bytes / 1e6:.0f} MB.")
+    length = checked_length(bundle, task, batch_size, length, None if task is None else bundle.entry(task).max_length)
+    written = decoding if task is not None and bundle.entry(task).writes else None
+    each, tokens = read_as(bundle, task, length)
+    sizes = {"base": base, "batch_size": batch_size, "each": each, "length": tokens, "allowed": allowed}
+    inference = _inference(bundle, task, written, **sizes)
+    subject, why = _subject(bundle, task, template) if finetune else (None, "it was not asked for")
+    tuning = taught = None
+    if subject is not None:  # as `edgepeft tune` predicts it; hidden states are left out: they go to a file if need be
+        taught = subject.facts.kind.read_as(length, subject.max_length, taught=True)
+        demand, _, _ = demand_of(bundle, subject, taught[1], TuneOptions(), each=taught[0])
+        most = demand.most_rows(allowed, 0, _MOST_TUNED * taught[0]) // taught[0]
+        peak = demand.n_bytes(batch_size * taught[0], 0)
+        tuning = Need(peak, {}, peak <= allowed, most, most == _MOST_TUNED)
+    disk = _disk(bundle)
+    return Fit(task, batch_size, length, allowed, disk, inference, tuning, why, written, (each, tokens), taught)
+
+
+def _inference(
+    bundle: Bundle,
+    task: str | None,
+    decoding: Decoding | None,
+    *,
+    base: int,
+    batch_size: int,
+    each: int,
+    length: int,
+    allowed: int,
+) -> Inference:
+    """``each`` are the token rows of a text, of ``length`` tokens."""
+    entry = None if task is None else bundle.entry(task)
+    graphs = [bundle.graph(task)] if decoding is None else list(bundle.text_graphs_of(task))
+    stored = {name: size for graph in graphs for name, size in stored_bytes(graph.graph).items()}
+    packed = sum(packed_bytes(graph.graph) for graph in graphs)
+    read = {name for graph in graphs for name in matrices_read(graph.graph)}
+    # A table of words that is the output's too lies there in both forms.
+    read -= {node.input[0] for graph in graphs for node in graph.graph.node if node.op_type == "Gather"}
+    delta = 0 if task is None else _inline_bytes(bundle, task)
+    private = 0 if entry is None else entry.private_bytes
+    tokenizer = bundle.folder / "tokenizer.json"
+    fixed = {
+        "process": base,
+        "packed weights": packed,
+        "embeddings and vectors": sum(size for name, size in stored.items() if name not in read),
+        "session": len(graphs) * _SESSION + _COPIES * delta + private,
+        "tokenizer": _TOKENIZER * tokenizer.stat().st_size if tokenizer.is_file() else 0,
+    }
+
+    working = _labelled(bundle, task, length) if decoding is None else _written(bundle, task, length, decoding, allowed)
+
+    def parts(rows: int) -> dict[str, int]:
+        outputs = 0 if entry is None or decoding is not None else prod(entry.logits_shape(rows * each, length))
+        return {**fixed, **working(rows * each), "inputs": _INPUTS * rows * each * length, "logits": _LOGITS * outputs}
+
+    def peak(rows: int) -> int:
+        return int(max(sum(parts(rows).values()), first, least))
+
+    # A runtime refuses what takes more than half of the memory.
+    least = 0 if decoding is None else 2 * row_bytes(bundle.architecture, length, decoding)
+    # Packing reads every weight once and writes its packed copy to the cache's file.
+    first = base + bundle.weights.stat().st_size + _SESSION
+    most = most_within(peak, allowed, _MOST_ROWS)
+    needed = peak(batch_size)
+    further = delta + (private + _SESSION + (_COPIES - 1) * delta if private else 0)
+    tasks = 0 if needed > allowed or task is None else 1 + (allowed - needed) // max(1, further)
+    return Inference(
+        peak_bytes=needed,
+        parts=parts(batch_size),
+        fits=needed <= allowed,
+        largest_batch=most,
+        at_most=most == _MOST_ROWS,
+        tasks=tasks,
+        task_bytes=further,
+        first_start_bytes=first,
+    )
+
+
+def _inline_bytes(bundle: Bundle, task: str) -> int:
+    """Of what a task's graph holds itself, in float32: what lies beside it is mapped, as the backbone's weights are."""
+    entry = bundle.entry(task)
+    stored = entry.n_bytes if entry.weights_sha256 is None else bundle.current(task, GRAPH).stat().st_size
+    return stored * (2 if entry.weights_dtype == "fp16" else 1)
+
+
+def _labelled(bundle: Bundle, task: str | None, length: int) -> Callable[[int], dict[str, int]]:
+    """Rows -> what a pass of them takes."""
+    graph = bundle.graph(task)
+
+    @functools.cache
+    def alive(rows: int) -> int:
+        specs = walk(graph, example_inputs(bundle, task, rows, length)).specs
+        return int(_ARENA * peak_bytes(graph.graph, specs, in_place=False))
+
+    return lambda rows: {"a pass": alive(-(-rows // max(1, round(rows * length / PASS_TOKENS))))}
+
+
+def _written(
+    bundle: Bundle, task: str | None, length: int, decoding: Decoding, allowed: int
+) -> Callable[[int], dict[str, int]]:
+    """Rows -> what those that are written at once take: while the encoder runs, or in the decoder's last step."""
+    graphs, prompt = bundle.text_graphs_of(task), bundle.prompt_length(task)
+
+    @functools.cache
+    def taken(rows: int) -> dict[str, int]:
+        return written_bytes(graphs, example_inputs(bundle, task, rows, length), prompt, decoding)
+
+    return lambda rows: taken(rows_at_once(bundle, rows, length + prompt, decoding, allowed))
+
+
+@dataclass(frozen=True)
+class _AnyRows(Files):
+    """Stands for data that is not there: memory depends on how long rows are and how many, not on what they say."""
+
+    pairs: bool = False
+
+    def load(
+        self,
+        labels: tuple[str, ...] | None,
+        options: TuneOptions,
+        kind: type[Kind],
+        promised: Promise | None = None,
+    ) -> TaskData:
+        label, own = kind.example(labels)
+        pairs = self.pairs or kind.passages or kind.gives_vectors
+        row = Row("a", "b" if pairs else None, label, "", 1, candidates=("a", "b"))
+        return TaskData((row,), (row,), (row,), own, "none", kind=kind.name)
+
+
+def _subject(bundle: Bundle, task: str | None, template: str | None) -> tuple[TuningSubject | None, str | None]:
+    options = TuneOptions()
+    if template is not None:
+        bundle.manifest.template(template)
+        return from_template(bundle, "new", template, _AnyRows(Path()), options, new=False), None
+    if task is None:
+        return None, "the bare backbone is not tuned; name a task or a template"
+    if why := bundle.entry(task).untunable:
+        return None, why
+    return from_task(bundle, task, _AnyRows(Path(), pairs=bundle.entry(task).pairs), options), None
+
+
+def _disk(bundle: Bundle) -> dict[str, int]:
+    """Bytes of the bundle's folder, and of the packed copy that the cache will hold."""
+    own = sum(path.stat().st_size for path in bundle.folder.rglob("*") if path.is_file())
+    graph, tasks_of = bundle.backbone_graph.graph, bundle.manifest.tasks
+    files = [
+        bundle.current(name, each) for name in tasks_of for each in (GRAPH, WEIGHTS) if each in hashes(tasks_of[name])
+    ]
+    try:
+        tasks = sum(path.stat().st_size for path in files)
+    except OSError as error:
+        raise BundleError(f"{error.filename} cannot be read ({error.strerror}); the bundle is incomplete.") from error
+    packed = sum(stored_bytes(graph).values()) + packed_bytes(graph)
+    return {"bundle": own, "of it, tasks": tasks, "packed weights": packed}

@@ -1,0 +1,300 @@
+"""What is tuned: a task of the bundle, or a new one from a template, with its data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from edgepeft.backbones.base import Architecture, Family, Pooling
+from edgepeft.backbones.checkpoint import Checkpoint
+from edgepeft.backbones.config import read_config
+from edgepeft.backbones.trie import trie_of
+from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
+from edgepeft.bundle.files import check_owner, expect_hash, read_graph
+from edgepeft.bundle.manifest import TaskEntry
+from edgepeft.bundle.versions import CHECK, GRAPH
+from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.resources import package_data
+from edgepeft.common.task_name import check_new_name
+from edgepeft.data.batches import Writing
+from edgepeft.data.parts import Given, TaskData, load_data
+from edgepeft.data.rows import SENTENCES, Columns
+from edgepeft.data.text_template import of_source
+from edgepeft.data.training_loop.engine import Arrays
+from edgepeft.data.training_loop.options import MEAN_HEAD_RATE
+from edgepeft.deploy.text_check import TextCheck
+from edgepeft.deploy.verify import read_check
+from edgepeft.graph.half import halved, rounded, store_in_half, widen
+from edgepeft.graph.protos import properties, replace
+from edgepeft.graph.prune_last_layer import drop_unread_rows
+from edgepeft.graph.quantise import quantise
+from edgepeft.graph.rename import rename_values
+from edgepeft.graph.splice import splice
+from edgepeft.graph.template import with_labels
+from edgepeft.graph.training import TrainingFacts, training_facts
+from edgepeft.runtime.decoding import GREEDY
+from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks.base import Kind, kind_asked
+from edgepeft.tuning.options import TuneOptions
+
+__all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
+
+_RATE = 1e-3  # of a method that this version does not know
+
+
+@dataclass(frozen=True)
+class TuningSubject:
+    """``delta`` is the graph that the tuned tensors go into; ``check`` are token ids [64, length] to check it on.
+
+    ``half`` are the tensors that the task's file holds in half precision; here they are float32.  ``writing`` is the
+    form of the targets, where text is written.
+    """
+
+    task: str
+    delta: onnx.ModelProto
+    facts: TrainingFacts
+    check: dict[str, NDArray[np.int64]]
+    data: TaskData
+    max_length: int
+    prompt_length: int
+    template: str | None = None
+    half: frozenset[str] = frozenset()
+    writing: Writing | None = None
+
+    @property
+    def method(self) -> str:
+        """The PE method's name."""
+        return properties(self.delta).get("edgepeft.method", "the method")
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What the delta graph says of the task: its method, its scores and more."""
+        return {"metrics": {}, **json.loads(properties(self.delta).get("edgepeft.card", "{}"))}
+
+    @property
+    def pooling(self) -> Pooling:
+        """What of the backbone a linear head in place of the task's would read."""
+        known = {"mean": Pooling.MEAN, "tokens": Pooling.TOKENS}
+        return known.get(self.card.get("head_reads", ""), Pooling.FIRST)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """As ``rates_of`` the delta."""
+        return rates_of(self.method, self.card.get("training", {}), self.card.get("head_reads", ""))
+
+    @property
+    def n_outputs(self) -> int:
+        """Columns of the logits."""
+        return self.facts.kind.n_outputs
+
+    def tensors(self) -> Arrays:
+        """The trained tensors as the delta graph has them, to be written to."""
+        return self.facts.tensors(self.delta)
+
+    def as_stored(self, tensors: Arrays) -> Arrays:
+        """The values that the task's file will have of these tensors.
+
+        Raises:
+            UsageError: one is beyond what half precision holds.
+        """
+        return {n: rounded(n, t).astype(np.float32) if n in self.half else t for n, t in tensors.items()}
+
+    def with_tensors(self, tensors: Arrays, **account: dict[str, Any]) -> onnx.ModelProto:
+        """As ``retold`` the delta."""
+        return retold(self.delta, tensors, self.half, **account)
+
+
+def retold(delta: onnx.ModelProto, tensors: Arrays, half: Collection[str] = (), **account: Any) -> onnx.ModelProto:
+    """The delta graph with these values and this account of how they came about: what its card says anew."""
+    model = onnx.ModelProto()
+    model.CopyFrom(delta)
+    for initializer in model.graph.initializer:
+        if initializer.name in tensors:
+            initializer.CopyFrom(numpy_helper.from_array(tensors[initializer.name], initializer.name))
+    whole = training_facts(delta).trained  # frozen ones of this run too
+    count = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.name in whole)
+    update = {**account, "trainable_parameters": count}
+    for entry in model.metadata_props:
+        if entry.key == "edgepeft.card":
+            entry.value = json.dumps({**json.loads(entry.value), **update})
+    if half:
+        store_in_half(model.graph)
+    return model
+
+
+def rates_of(method: str, training: Mapping[str, Any], head_reads: str) -> tuple[float, float]:
+    """Learning rates of delta and head to start from: those of the ``training`` so far, else the method's."""
+    known = {entry["name"]: entry["learning_rate"] for entry in read_config(package_data("methods.json"))["methods"]}
+    usual = known.get(method, _RATE)
+    head = MEAN_HEAD_RATE if head_reads == "mean" else usual
+    return float(training.get("learning_rate") or usual), float(training.get("head_learning_rate") or head)
+
+
+def deployed_graph(
+    delta: onnx.ModelProto, facts: TrainingFacts, family: Family, architecture: Architecture, checkpoint: Checkpoint
+) -> onnx.ModelProto:
+    """The task's spliced graph, with the trained tensors as inputs, by the names that they have in its delta graph, or
+    what a recipe makes of them.
+
+    The backbone is built anew: a bundle may be older than the names that gradients go by.
+    """
+    build = family.teaching_graph if facts.kind.writes else family.build_graph
+    backbone = build(architecture, checkpoint.as_published)
+    if checkpoint.is_quantised:
+        quantise(backbone, checkpoint)
+    model = splice(backbone, delta, family.bindings(architecture), checkpoint, generate=False)
+    drop_unread_rows(model)
+    own = {f"delta/{name}": name for name in facts.leaves}
+    rename_values(model.graph, lambda name: own.get(name, name))
+    trained = [tensor for tensor in model.graph.initializer if tensor.name in own.values()]
+    model.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in trained)
+    replace(model.graph.initializer, [t for t in model.graph.initializer if t.name not in own.values()])
+    return model
+
+
+@dataclass(frozen=True)
+class Files:
+    """Rows to train on, to choose by and to report; of the last two, a share is held out where no file is given.
+    ``partial`` ones may have one of the task's labels alone."""
+
+    train: Path
+    eval: Given = None
+    test: Given = None
+    columns: Columns = SENTENCES
+    partial: bool = False
+
+    def load(
+        self,
+        labels: tuple[str, ...] | None,
+        options: TuneOptions,
+        kind: type[Kind],
+        promised: Promise | None = None,
+    ) -> TaskData:
+        """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's
+        answers keep already.
+
+        Raises:
+            UsageError: such a task has no classes to balance, or cannot keep what is promised.
+            DataError: the rows cannot be used.
+        """
+        if options.balanced and not kind.one_label:
+            raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave --balanced out.")
+        data = load_data(
+            self.train,
+            self.eval,
+            self.test,
+            self.columns,
+            kind=kind.name,
+            few_shot=options.few_shot,
+            seed=options.seed,
+            labels=labels,
+            partial=self.partial,
+        )
+        data = dataclasses.replace(data, promise=options.promise or promised or {})
+        _ = data.task_kind  # which keeps it, or says why not
+        return data
+
+
+def from_task(bundle: Bundle, task: str, files: Files, options: TuneOptions, *, partial: bool = False) -> TuningSubject:
+    """Go on from a task of the bundle.
+
+    Raises:
+        UnknownName: no such task.
+        UsageError: the options do not fit it; it is too large to be tuned.
+        DataError: the rows do not fit it.
+    """
+    entry = bundle.entry(task)
+    entry.require_tunable(task)
+    delta = bundle.delta_graph(task)
+    if entry.source is not None:
+        columns = of_source(files.columns, entry.source, entry.step, entry.target)
+        files = dataclasses.replace(files, columns=columns)
+    data = files.load(entry.labels, options, type(entry.task_kind), entry.task_kind.promise)
+    data = dataclasses.replace(data, stride=entry.task_kind.chosen.get("stride"))
+    if data.pairs != entry.pairs:
+        kinds = ("pairs", "single texts") if entry.pairs else ("single texts", "pairs")
+        raise DataError(f"task {task} reads {kinds[0]}; {files.train} holds {kinds[1]}.")
+    check = bundle.current(task, CHECK)
+    expect_hash(check, entry.check_sha256)
+    content, where = check.read_bytes(), str(check)
+    read = TextCheck.read(content, where, bundle.architecture.vocab_size).inputs if entry.writes else None
+    widen(delta.graph)
+    return TuningSubject(
+        task=task,
+        delta=delta,
+        facts=training_facts(delta),
+        check=read_check(content, where)[0] if read is None else read,
+        data=data,
+        max_length=entry.max_length,
+        prompt_length=entry.prompt_length,
+        writing=_writing(entry, bundle.architecture),
+        half=halved(delta.graph) if entry.weights_dtype == "fp16" else frozenset(),
+    )
+
+
+def _writing(entry: TaskEntry, architecture: Architecture) -> Writing | None:
+    decoder = architecture.decoder
+    if decoder is None or not entry.writes:
+        return None
+    longest = entry.max_target_length or GREEDY.max_new_tokens
+    return Writing(longest, decoder.start_token_id, decoder.end_token_id, architecture.vocab_size)
+
+
+def from_template(
+    bundle: Bundle,
+    task: str,
+    template: str,
+    files: Files,
+    options: TuneOptions,
+    *,
+    kind: str | None = None,
+    new: bool = True,
+) -> TuningSubject:
+    """Start a task of that kind: its labels are the data's, its head is drawn from the seed; ``new`` says that it must
+    not be there.
+
+    Raises:
+        UnknownName: no such template.
+        UsageError: the bundle has a task of that name, the template makes none of that kind, or its labels cannot be
+            scored.
+        DataError: the rows have a single label, or are too few.
+    """
+    check_new_name(task, bundle.manifest.tasks)
+    entry = bundle.manifest.template(template)
+    if new and task in bundle.manifest.tasks:
+        raise UsageError(
+            f"the bundle has a task {task!r} already; without --template it is tuned further, or take another name."
+        )
+    where = bundle.folder / TEMPLATES_FOLDER
+    paths = {suffix: where / f"{template}{suffix}" for suffix in (GRAPH, CHECK)}
+    for path, expected in zip(paths.values(), (entry.sha256, entry.check_sha256), strict=True):
+        expect_hash(path, expected)
+    asked = kind_asked(kind)
+    if asked.head is not None or (bundle.architecture.decoder is not None and not asked.one_label):
+        raise UsageError(f"template {template} makes no {asked.name} task; train one with: edgepeft train.")
+    data = files.load(None, options, asked)
+    graph = read_graph(paths[GRAPH])
+    check_owner(graph, bundle.manifest, paths[GRAPH])
+    decoder = bundle.architecture.decoder
+    trie = None if decoder is None else trie_of(data.labels or (), bundle.encoder(), decoder)
+    delta = with_labels(graph, task, data.task_kind, pairs=data.pairs, seed=options.seed, trie=trie)
+    return TuningSubject(
+        task=task,
+        delta=delta,
+        facts=training_facts(delta),
+        check=read_check(paths[CHECK].read_bytes(), str(paths[CHECK]))[0],
+        data=data,
+        max_length=entry.max_length,
+        prompt_length=entry.prompt_length,
+        template=template,
+    )

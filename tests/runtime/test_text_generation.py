@@ -1,0 +1,209 @@
+"""Rows of several tasks, at different steps, in one batch: token for token what transformers' ``generate`` writes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deltas import TEXTS
+from once import made_once
+from writing import END, TASKS, export_several
+
+from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.source import open_backbone
+from edgepeft.bundle.delta import Delta
+from edgepeft.common.errors import DataError, DoesNotFit, UnknownName, UsageError
+from edgepeft.runtime import weights
+from edgepeft.runtime.decoding import Decoding
+from edgepeft.runtime.prediction import TextAnswer
+from edgepeft.runtime.runtime import Runtime
+from edgepeft.runtime.text_generation import Draft
+from edgepeft.training.text_engine import generated
+
+STEPS = 12
+DECODING = Decoding(STEPS)
+WORDS = [text.first for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    backbone = tiny("t5", eos_token_id=END)
+    return made_once(tmp_path_factory, "several-texts", lambda folder: export_several(backbone, folder))
+
+
+@pytest.fixture(scope="module")
+def runtime(folder: Path) -> Iterator[Runtime]:
+    with Runtime(folder / "bundle", threads=1, cache=False) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, tiny: Callable[..., Path]) -> Callable[[str, str], tuple[tuple[int, ...], bool]]:
+    """(task, text) -> what transformers writes of it alone, in float64, under the delta's hooks."""
+    backbone = open_backbone(str(tiny("t5", eos_token_id=END)))
+    model, encoder = load_model(backbone, "eager"), backbone.encoder()
+    deltas = {task: Delta.load(folder / task, backbone).eval() for task in TASKS}
+    known: dict[tuple[str, str], tuple[tuple[int, ...], bool]] = {}
+
+    def write(task: str, text: str) -> tuple[tuple[int, ...], bool]:
+        if (task, text) not in known:
+            ids = torch.tensor([encoder.plain_ids(text)[:38]])
+            cut = torch.cat([torch.tensor([[2]]), ids, torch.tensor([[3]])], 1)  # [CLS] ... [SEP]
+            with torch.no_grad():
+                row = generated(deltas[task], model, {"input_ids": cut, "attention_mask": torch.ones_like(cut)}, STEPS)
+            tokens = row[0].tolist()
+            ended = END in tokens
+            known[task, text] = tuple(tokens[: tokens.index(END)] if ended else tokens), ended
+        return known[task, text]
+
+    return write
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The outputs of each run of a session on a whole model."""
+    found: list[list[str]] = []
+
+    class Counted:
+        def __init__(self, session: Any) -> None:
+            self.session = session
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.session, name)
+
+        def run_with_ort_values(self, outputs: list[str], inputs: Any) -> Any:
+            found.append(outputs)
+            return self.session.run_with_ort_values(outputs, inputs)
+
+    plain = weights.Weights._open
+    monkeypatch.setattr(weights.Weights, "_open", lambda self, model: Counted(plain(self, model)))
+    return found
+
+
+def require(drafts: list[Draft], expected: Any) -> None:
+    assert drafts
+    for draft in drafts:
+        assert draft.done and tuple(draft.written) == expected(draft.task, draft.text.first), draft
+
+
+def finish(batch: Any) -> None:
+    while len(batch):
+        batch.step()
+
+
+LORA = [(f"lora-{i % 3}", WORDS[(5 * i) % 40]) for i in range(9)]
+
+
+def test_ragged_rows_of_tasks_of_one_structure_are_written_in_one_run_a_step(folder: Path, expected: Any, runs: Any):
+    with Runtime(folder / "bundle", threads=1, cache=False) as runtime:
+        tasks, texts = zip(*LORA, strict=True)
+        runtime.predict_mixed(tasks, texts, decoding=DECODING)  # opens the sessions
+        runs.clear()
+        answers = runtime.predict_mixed(tasks, texts, decoding=DECODING)
+        decode = runtime.bundle.encoder().decode
+    steps = [len(tokens) + ended for tokens, ended in (expected(*row) for row in LORA)]
+    assert len(set(steps)) > 2 and max(steps) == STEPS
+    assert len(runs) == 1 + max(steps)  # of the encoder, and of the decoder
+    for row, answer in zip(LORA, answers, strict=True):
+        tokens, ended = expected(*row)
+        assert isinstance(answer, TextAnswer)
+        assert (answer.task, answer.text, answer.ended) == (row[0], decode(tokens), ended)
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_rows_of_one_task_are_written_as_alone(runtime: Runtime, expected: Any, n: int):
+    batch = runtime.writing(DECODING)
+    drafts = batch.add("r-1", WORDS[2 : 2 + n])
+    finish(batch)
+    require(drafts, expected)
+
+
+@pytest.mark.parametrize("method", ["lora", "r"])
+def test_rows_join_at_later_steps_and_leave_when_they_end(runtime: Runtime, expected: Any, method: str):
+    batch = runtime.writing(DECODING)
+    drafts = batch.add(f"{method}-1", [WORDS[5]])
+    joining = {1: ("1", [WORDS[30]]), 3: ("0", [WORDS[2], WORDS[9]]), 4: ("1", [WORDS[7]]), 9: ("0", [WORDS[11]])}
+    sizes = []
+    for step in range(40):
+        task, texts = joining.get(step, ("", []))
+        drafts += batch.add(f"{method}-{task}", texts) if texts else []
+        sizes.append(len(batch.step()))
+    assert sizes[0] == 1 and max(sizes) > 2 and sizes[-1] == 0 and not len(batch)
+    require(drafts, expected)
+    again = batch.add(f"{method}-0", [WORDS[3]])  # after it was empty
+    finish(batch)
+    require(again, expected)
+
+
+def test_rows_that_are_dropped_change_nothing_for_the_others(runtime: Runtime, expected: Any):
+    batch = runtime.writing(DECODING)
+    kept, dropped = batch.add("lora-0", WORDS[20:23]), batch.add("lora-1", [WORDS[5], WORDS[39]])
+    batch.step()
+    batch.drop(dropped)
+    late = batch.add("lora-2", [WORDS[40]])
+    batch.drop(late)  # before it joined
+    finish(batch)
+    require(kept, expected)
+    assert not any(draft.done for draft in dropped + late)
+
+
+def test_several_structures_and_tasks_that_share_with_none_are_all_answered(runtime: Runtime, expected: Any):
+    rows = [(task, WORDS[i]) for i, task in enumerate([*TASKS, "r-0", "full"])]
+    answers = runtime.predict_mixed(*zip(*rows, strict=True), decoding=DECODING)
+    decode = runtime.bundle.encoder().decode
+    assert [each.text for each in answers] == [decode(expected(*row)[0]) for row in rows]
+
+
+def test_beams_are_written_by_each_task_alone(runtime: Runtime):
+    beams = Decoding(6, beams=3)
+    tasks, texts = zip(*LORA[:4], strict=True)
+    alone = [runtime.write(task, [text], beams)[0] for task, text in LORA[:4]]
+    assert runtime.predict_mixed(tasks, texts, decoding=beams) == alone
+    with pytest.raises(UsageError, match="3 beams"):
+        runtime.writing(beams)
+
+
+def test_rows_wait_where_memory_allows_no_more_and_one_too_large_is_refused(
+    runtime: Runtime, expected: Any, monkeypatch: pytest.MonkeyPatch
+):
+    row = runtime.generator.row_bytes(40, DECODING)
+    monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: 2 * 2 * row + 2)  # half of it is allowed
+    batch = runtime.writing(DECODING)
+    drafts = [draft for task, text in LORA for draft in batch.add(task, [text])]
+    sizes = []
+    while len(batch):
+        sizes.append(len(batch.step()))
+    assert 1 < max(sizes) < len(LORA)
+    require(drafts, expected)
+    monkeypatch.setattr("edgepeft.runtime.generation.memory_bytes", lambda: row // 2)
+    with pytest.raises(DoesNotFit, match="a smaller max_new_tokens"):
+        batch.add("lora-0", WORDS[:1])
+    assert not len(batch)
+
+
+def test_what_cannot_join_is_refused_and_leaves_the_batch_as_it_was(runtime: Runtime, expected: Any):
+    batch = runtime.writing(DECODING)
+    drafts = batch.add("lora-1", [WORDS[8]])
+    with pytest.raises(UnknownName):
+        batch.add("nobody", ["w5"])
+    with pytest.raises(DataError):
+        batch.add("lora-1", [7])
+    assert batch.add("lora-1", []) == []
+    finish(batch)
+    require(drafts, expected)
+
+
+def test_a_stream_is_the_answer_piece_by_piece(runtime: Runtime, expected: Any):
+    stream, pieces = runtime.stream("lora-2", WORDS[3], DECODING), []
+    while True:
+        try:
+            pieces.append(next(stream))
+        except StopIteration as stopped:
+            answer = stopped.value
+            break
+    tokens, ended = expected("lora-2", WORDS[3])
+    assert "".join(pieces) == answer.text == runtime.bundle.encoder().decode(tokens)
+    assert len(pieces) == len(tokens) + ended and answer == runtime.write("lora-2", WORDS[3], DECODING)[0]

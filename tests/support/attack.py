@@ -1,0 +1,146 @@
+"""What a stranger can do to ``edgepeft serve``, and what it holds: memory, health checks, the other tasks.  Loopback only.
+
+    python tests/support/attack.py [BUNDLE] [--only NAME ...]
+
+Beside each attack of ``attacks.py`` health checks are sent every 20 ms on connections of their own; after it every task is asked.
+Then bundles with a task that cannot be opened, SIGTERM while a native call hangs, and bundles that name a file of the host.
+Prints one JSON document; exit 1 where a limit did not hold.  Without BUNDLE: a tiny random backbone.  Linux only: the peak of memory is read from /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from attacks import ATTACKS, Attack
+from bad_tasks import arriving, at_start, hung
+from hostile import naming_files
+from service import start
+from subject import subject
+
+MOST_MB = 500.0
+MOST_P99_MS = 100.0
+EVERY_S = 0.02
+AGAIN_S = 3.0  # that an attack is repeated
+
+
+def peak_mb(process: int) -> float:
+    """The most memory that it has held since ``reset_peak``."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def reset_peak(process: int) -> None:
+    Path(f"/proc/{process}/clear_refs").write_text("5")
+
+
+def get(port: int, path: str, timeout: float = 5.0) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("GET", path, headers={"Connection": "close"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def answering(port: int) -> tuple[int, int]:
+    """(tasks that answer, all tasks)."""
+    tasks = [task["name"] for task in json.loads(get(port, "/v1/tasks", 60)[1])["tasks"]]
+    n_good = 0
+    for task in tasks:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", f"/v1/tasks/{task}:predict", b'{"text":"w5"}', {"Content-Type": "application/json"})
+        n_good += connection.getresponse().status == 200
+        connection.close()
+    return n_good, len(tasks)
+
+
+def again_and_again(attack: Attack, port: int) -> None:
+    """Once, and again while there is time; giving way, since an attacker's own work is not done by the service's cores."""
+    os.nice(10)
+    until = time.monotonic() + AGAIN_S
+    attack(port)
+    while time.monotonic() < until:
+        attack(port)
+
+
+def under(attack: Attack, port: int, process: int) -> dict[str, Any]:
+    """Run it in a process of its own, with health checks beside it."""
+    reset_peak(process)
+    attacker = multiprocessing.get_context("fork").Process(target=again_and_again, args=(attack, port), daemon=True)
+    attacker.start()
+    times, n_failed = [], 0
+    while attacker.is_alive() or not times:
+        begin = time.perf_counter()
+        try:
+            n_failed += get(port, "/healthz")[0] != 200
+        except (OSError, http.client.HTTPException):
+            n_failed += 1
+        times.append(1000 * (time.perf_counter() - begin))
+        time.sleep(EVERY_S)
+    times.sort()
+    p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
+    good, total = answering(port)
+    return {
+        "attack": attack.__name__,
+        "peak_mb": round(peak_mb(process), 1),
+        "health_checks": len(times),
+        "health_checks_failed": n_failed,
+        "health_p99_ms": round(p99, 1),
+        "health_max_ms": round(times[-1], 1),
+        "tasks_answering": good,
+        "tasks": total,
+        "held": not n_failed and p99 < MOST_P99_MS and good == total and peak_mb(process) < MOST_MB,
+    }
+
+
+def main() -> None:
+    """Every attack in turn, on one service."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path, nargs="?")
+    parser.add_argument("--only", nargs="*", help="attacks by name")
+    parser.add_argument("--http-only", action="store_true", help="leave out the bundles")
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="edgepeft-attack."))
+    bundle = asked.bundle or subject(folder / "subject")
+    process, address = start(bundle, folder / "serve.log", ["--no-cache", "--no-watch"])
+    port = int(address.rpartition(":")[2])
+    rows = []
+    try:
+        good, total = answering(port)
+        reset_peak(process.pid)
+        rest_mb = round(peak_mb(process.pid), 1)
+        print(f"at rest: {rest_mb} MB, {good} of {total} tasks answer", file=sys.stderr)
+        for attack in ATTACKS:
+            if not asked.only or attack.__name__ in asked.only:
+                rows.append(under(attack, port, process.pid))
+                print(json.dumps(rows[-1]), file=sys.stderr)
+    finally:
+        process.terminate()
+        code = process.wait(60)
+    if not asked.http_only:
+        tiny = subject(folder / "subject")
+        for case in chain(
+            at_start(tiny, folder), arriving(tiny, folder), [hung(tiny, folder)], naming_files(tiny, folder)
+        ):
+            rows.append(case)
+            print(json.dumps(case), file=sys.stderr)
+    print(json.dumps({"at_rest_mb": rest_mb, "exit_code": code, "attacks": rows}, indent=2))
+    sys.exit(0 if all(row["held"] for row in rows) and not code else 1)
+
+
+if __name__ == "__main__":
+    main()
