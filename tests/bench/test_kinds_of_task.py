@@ -63,7 +63,7 @@ def encoder(tmp_path_factory):
     structures = [Structure("lora", [kind], SETTINGS, labels=labels[kind], kind=kind) for kind in kinds.CASES]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_random_bundle, "config_of", lambda name: {"model_type": "bert", **SIZES["bert"]})
-        patch.setattr("edgepeft.delta.new_delta", seeded)
+        patch.setattr("edgepeft.bundle.delta.new_delta", seeded)
         _random_bundle.write_bundle(folder, "tiny", structures)
     return folder
 
@@ -135,7 +135,7 @@ def test_both_engines_learn_from_the_same_targets(folder, task, new_tokens, monk
 
 @pytest.mark.parametrize("kind", kinds.CASES)
 def test_both_engines_learn_every_kind_from_the_same_targets(encoder, kind, monkeypatch):
-    monkeypatch.setattr("edgepeft.delta.new_delta", seeded)
+    monkeypatch.setattr("edgepeft.bundle.delta.new_delta", seeded)
     losses = taken_losses(monkeypatch)
     columns = open_subject(encoder, tasks=[kind]).model.tasks[0].n_labels
     asked = job(encoder, kind, n_labels=columns)

@@ -114,7 +114,7 @@ def backbone(tiny: Callable[..., Path]) -> Backbone:
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch, backbone: Backbone) -> Callable[..., suite.Case]:
     def planted(module: type[Shift] = Shift, method: type[Planted] = Planted) -> suite.Case:
-        monkeypatch.setattr("edgepeft.delta.method_named", lambda _: method)
+        monkeypatch.setattr("edgepeft.bundle.delta.method_named", lambda _: method)
         monkeypatch.setattr(Planted, "module", module)
         return suite.Case(method(), backbone)
 

@@ -113,7 +113,7 @@ def test_tasks_share_a_session_and_its_passes(exported):
         ({"seed": 2**32}, "seed must be a number under"),
         (
             {"shapes": {"A": [6, 48], "B": [32, 7]}},
-            r"reads B \[32, 6\], and its edgepeft.common.frozen_random says otherwise",
+            r"reads B \[32, 6\], and its edgepeft.drawn says otherwise",
         ),
         ({"shapes": {"A": [6, 48], "B": [32, 6], "C": [2**14, 2**15]}}, "268,435,456 numbers at most"),
         ({"shapes": {"A": [6, 48]}}, "reads B "),

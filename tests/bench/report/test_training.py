@@ -24,7 +24,7 @@ def delta(tmp_path_factory):
 
 
 def test_the_names_are_those_of_the_delta():
-    delta = pytest.importorskip("edgepeft.delta", reason="pip install edgepeft[train]")
+    delta = pytest.importorskip("edgepeft.bundle.delta", reason="pip install edgepeft[train]")
     assert delta.CARD_FILE == training.CARD_FILE
     assert delta.DeltaCard.model_fields["format"].default == training.DELTA_FORMAT
 

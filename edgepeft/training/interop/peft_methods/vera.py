@@ -1,6 +1,6 @@
 """PEFT's VeRA (``VERA``): two vectors a linear layer around one pair of random matrices.
 
-Those are our own: see ``edgepeft.drawn``.  A file that holds them too must hold what its seed gives.
+Those are our own: see ``edgepeft.common.frozen_random``.  A file that holds them too must hold what its seed gives.
 
 Source: peft 0.21.2, ``tuners/vera/model.py``.
 """
