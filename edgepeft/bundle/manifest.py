@@ -6,9 +6,11 @@ Paths are never taken from the manifest: a task's files follow from its name, wh
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -193,7 +195,13 @@ class TaskEntry(_Model):
                 "edgepeft train; or tune a task of fewer parameters, as by lora."
             )
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's; the kind of task is that of the copy."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("task_kind", None)
+        return copied
+
+    @cached_property
     def task_kind(self) -> Kind:
         """The kind of task, with these labels and what was chosen."""
         return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)

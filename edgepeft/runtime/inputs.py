@@ -63,8 +63,10 @@ def checked_inputs(inputs: Inputs, architecture: Architecture) -> dict[str, NDAr
         if values.ndim != 2 or values.shape != shape:
             raise DataError(f"{name} has shape {list(values.shape)}; every input is [batch, length] alike.")
     real = batch["attention_mask"] != 0
-    check_rows(real)
-    ids = batch["input_ids"][real]
+    ids = batch["input_ids"]
+    if not real.size or not real.all():
+        check_rows(real)
+        ids = ids[real]
     if ids.size and not 0 <= ids.min() <= ids.max() < architecture.vocab_size:
         last = architecture.vocab_size - 1
         raise DataError(f"input_ids are {ids.min()} to {ids.max()}; this backbone has embeddings of 0 to {last}.")

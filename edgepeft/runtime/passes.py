@@ -31,6 +31,9 @@ def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterat
     ``inputs`` holds attention_mask and its like, all [batch, length]; ``prompt`` counts the tokens that the
     graph puts in front of each row.  Columns are dropped at the end only: padding on the left may carry position.
     """
+    if len(inputs["attention_mask"]) == 1:
+        yield np.zeros(1, np.intp), inputs
+        return
     mask = inputs["attention_mask"] != 0
     if not len(mask):
         return

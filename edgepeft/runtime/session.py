@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before the import: 1.29 and later send it by default
 
@@ -136,13 +137,28 @@ def run_session(
     Raises:
         BundleError: ONNX Runtime stops within the model.
     """
-    known = [value.name for value in session.get_inputs()]
+    signature = _signature(session)
     with failing_as(f"stops in the model, with rows of {inputs['input_ids'].shape[1]} tokens"):
-        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in known})[0]
-    described = next(each for each in session.get_outputs() if each.name == output)
-    if output == LOGITS and described.shape[0] == "tokens":
-        return unpacked(values, inputs["attention_mask"])
-    return values
+        values: NDArray[np.float32] = session.run([output], {name: inputs[name] for name in signature.inputs})[0]
+    return unpacked(values, inputs["attention_mask"]) if output == LOGITS and signature.packed_logits else values
+
+
+class _Signature(NamedTuple):
+    """What a session takes, and whether its logits are of packed tokens."""
+
+    inputs: tuple[str, ...]
+    packed_logits: bool
+
+
+# ONNX Runtime describes its inputs and outputs anew at each question, which costs more than a short text's checks.
+_signatures: weakref.WeakKeyDictionary[Any, _Signature] = weakref.WeakKeyDictionary()
+
+
+def _signature(session: ort.InferenceSession | TaskSession) -> _Signature:
+    if (known := _signatures.get(session)) is None:
+        packed = any(value.name == LOGITS and value.shape[0] == "tokens" for value in session.get_outputs())
+        known = _signatures[session] = _Signature(tuple(value.name for value in session.get_inputs()), packed)
+    return known
 
 
 @contextmanager

@@ -138,3 +138,11 @@ def test_a_bundle_that_this_user_may_not_read_is_no_traceback(tmp_path, monkeypa
     monkeypatch.setattr(denied, refused)
     with pytest.raises(BundleError, match=r"edgepeft\.json cannot be read \(Permission denied\).*chmod"):
         Manifest.read(tmp_path)
+
+
+def test_a_copy_of_an_entry_is_of_the_kind_that_its_own_fields_say(tmp_path):
+    entry = Manifest.read(written(tmp_path)).task("news")
+    assert entry.task_kind is entry.task_kind  # built once
+    changed = entry.model_copy(update={"labels": ("a", "b", "c")})
+    assert (entry.n_outputs, changed.n_outputs) == (len(entry.labels), 3)
+    assert entry.model_dump() == Manifest.read(tmp_path).task("news").model_dump()

@@ -81,3 +81,35 @@ def test_what_is_no_text_is_refused_by_its_row(runtime, texts):
     for read in (lambda: runtime.predict("mood", texts), lambda: runtime.predict_all(["mood", "score"], texts)):
         with pytest.raises(DataError, match=r"row [01]: a text, or a pair of texts"):
             read()
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_one_row_without_tokens_is_refused_at_any_length(runtime, length):
+    inputs = {name: np.zeros((1, length), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    with pytest.raises(DataError, match="row 0 of the batch is masked throughout"):
+        runtime.logits("mood", inputs)
+
+
+def test_one_row_without_padding_is_refused_for_an_id_without_an_embedding(runtime):
+    inputs = {name: np.ones((1, 3), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    inputs["input_ids"][0, 2] = CONFIG["vocab_size"]
+    with pytest.raises(DataError, match="input_ids are 1 to 60; this backbone has embeddings of 0 to 59"):
+        runtime.logits("mood", inputs)
+
+
+def test_a_row_alone_is_answered_as_in_a_batch_padded_or_not(runtime):
+    inputs = batch()
+    together = runtime.logits("mood", inputs)
+    for row, expected in enumerate(together):
+        alone = {name: values[row : row + 1] for name, values in inputs.items()}
+        kept = alone["attention_mask"][0] != 0
+        bare = {name: values[:, kept] for name, values in alone.items()}
+        np.testing.assert_allclose(runtime.logits("mood", alone)[0], expected, atol=1e-5)
+        np.testing.assert_allclose(runtime.logits("mood", bare)[0], expected, atol=1e-5)
+
+
+def test_a_session_describes_its_inputs_and_outputs_once(runtime, monkeypatch):
+    runtime.logits("mood", batch())
+    monkeypatch.setattr(type(runtime.session("mood")), "get_inputs", None)  # asked again, it would fail
+    monkeypatch.setattr(type(runtime.session("mood")), "get_outputs", None)
+    assert np.isfinite(runtime.logits("mood", batch())).all()
