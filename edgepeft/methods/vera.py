@@ -4,8 +4,8 @@ A [r, in] and B [out, r] are random and frozen, one pair for all modules; Lambda
 entries b [out] and d [r] are all that is trained.  Where widths differ, a layer takes the first columns of A and the
 first rows of B, which are as large as the widest layers ask for (PEFT does so).
 
-Neither a delta nor a bundle stores A and B: they follow from a seed, by the generator that ``edgepeft.common.frozen_random`` specifies
-and PEFT uses, and a board draws them when a task is opened.
+Neither a delta nor a bundle stores A and B: they follow from a seed, by the generator that
+``edgepeft.common.frozen_random`` specifies and PEFT uses, and a board draws them when a task is opened.
 """
 
 from __future__ import annotations
