@@ -3,7 +3,7 @@
     python -m bench.averaging BUNDLE --task mood --data train.jsonl --test test.jsonl --out done.jsonl \\
         [--seeds 0 1 2] [--boards 5] [--rows 1000] [--skew 0.5] [--ways mean alone central]
 
-A seed draws rows, split and course.  From one start: ``mean`` averages each factor, ``product`` LoRA's B A (by a
+A seed draws rows, split and loop.  From one start: ``mean`` averages each factor, ``product`` LoRA's B A (by a
 singular value decomposition), ``ffa`` has A frozen; ``alone`` is each board by itself, for as many steps as it has in
 all rounds; ``central`` is all rows in one place, for as many as all boards together.  Boards hold out of their rows
 what they hold out under Flower; all scores are of --test.  Each way that is done is a line of --out, and is not done
@@ -69,7 +69,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 class Boards:
-    """Boards with a file of rows each, from the task as ``bundle`` has it; ``options`` are of the whole course.
+    """Boards with a file of rows each, from the task as ``bundle`` has it; ``options`` are of the whole training loop.
 
     What lies below the trained modules stays in the folder ``kept``, for the next process on the same rows.
     """

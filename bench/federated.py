@@ -101,11 +101,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         entry = Bundle(work / "bundle").entry(args.task)
         if "federated" not in entry.training and "as it was" not in printed:
             raise federation.problem(printed)
-        course = TuneOptions(
+        loop = TuneOptions(
             steps=args.rounds * args.steps, seed=args.seed, batch_size=config.get("batch-size"),
             learning_rate=config.get("learning-rate"), head_learning_rate=config.get("head-learning-rate"),
         )  # fmt: skip
-        same = Boards(args.bundle, args.task, paths, test=args.test, rounds=args.rounds, options=course)
+        same = Boards(args.bundle, args.task, paths, test=args.test, rounds=args.rounds, options=loop)
         last = LocalTuner(work / "bundle", args.task, args.server).tensors
         return {
             "rows": [len(path.read_text().splitlines()) for path in paths],

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from edgepeft.backbones.base import Pooling
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.validation_messages import in_words
-from edgepeft.tasks.base import Kind, stated
+from edgepeft.tasks.base import TaskType, stated
 
 __all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]
 
@@ -81,7 +81,7 @@ class DeltaCard(BaseModel):
         return self.head_reads == "text"
 
     @property
-    def task_kind(self) -> Kind:
+    def task_kind(self) -> TaskType:
         """The kind of task, with these labels and what was chosen."""
         return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
 

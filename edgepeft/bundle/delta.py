@@ -31,7 +31,7 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.heads.base import Head, head_named
 from edgepeft.methods.base import Folding, Method, method_named, weight_at
-from edgepeft.tasks.base import Kind, kind_named, stated
+from edgepeft.tasks.base import TaskType, kind_named, stated
 
 __all__ = ["Delta", "new_delta", "pretrained", "write_tensors"]
 
@@ -345,7 +345,7 @@ def _reads(head: type[Head], backbone: Backbone) -> Any:
     return "mean" if backbone.pooling is Pooling.MEAN else "first_token"
 
 
-def _require_fitting(backbone: Backbone, head: type[Head], kind: Kind) -> None:
+def _require_fitting(backbone: Backbone, head: type[Head], kind: TaskType) -> None:
     if head.writes:
         if backbone.architecture.decoder is None:
             raise UsageError(f"{backbone.source} has no decoder to write text with; use a T5.")

@@ -20,7 +20,7 @@ from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
 from edgepeft.common.task_name import check_task_names
 from edgepeft.common.validation_messages import in_words
-from edgepeft.tasks.base import Kind, stated
+from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [
     "EXACT",
@@ -202,7 +202,7 @@ class TaskEntry(_Model):
         return copied
 
     @cached_property
-    def task_kind(self) -> Kind:
+    def task_kind(self) -> TaskType:
         """The kind of task, with these labels and what was chosen."""
         return stated(self.kind, self.labels, self.head_reads, step=self.step, chosen=self.chosen)
 

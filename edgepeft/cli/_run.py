@@ -16,7 +16,7 @@ from edgepeft.cli._output import INTERRUPTED, messages
 from edgepeft.cli._progress import bars, say
 
 if TYPE_CHECKING:
-    from edgepeft.data.training_loop.run import CourseResult, Progress
+    from edgepeft.data.training_loop.run import Progress, TrainingLoopResult
 
 __all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "say_windows", "stopping", "use_threads"]
 
@@ -32,7 +32,7 @@ def use_threads(threads: int | None) -> None:
     torch.set_num_threads(threads or thread_count())
 
 
-def say_windows(result: CourseResult) -> None:
+def say_windows(result: TrainingLoopResult) -> None:
     """What reading long texts in windows cost, and how their logits are pooled."""
     from edgepeft.data.windows import Spread
 
@@ -45,7 +45,7 @@ def say_windows(result: CourseResult) -> None:
     say(f"note: read in windows: {Spread(**told)}.{how}")
 
 
-def say_temperature(result: CourseResult) -> None:
+def say_temperature(result: TrainingLoopResult) -> None:
     """Where the evaluation rows cannot say how sure answers are."""
     bound = result.chosen.get("temperature_bound")
     if bound is not None:
@@ -57,7 +57,7 @@ def say_temperature(result: CourseResult) -> None:
         say(f"note: the evaluation rows are likeliest at a temperature of {bound:g}, the last looked at: {why}.")
 
 
-def say_unbeaten(result: CourseResult, other: str) -> None:
+def say_unbeaten(result: TrainingLoopResult, other: str) -> None:
     """What the delta is not better than beyond chance, and what to try; ``other`` is an option for another method."""
     from edgepeft.data.training_loop.baselines import LINEAR, MAJORITY, unbeaten, undecidable
 

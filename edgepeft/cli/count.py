@@ -30,7 +30,7 @@ def command(
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 1,
     labels: Annotated[int, typer.Option(min=1, help="Labels of each task; 1 for regression.")] = 2,
-    head: Annotated[str | None, typer.Option(help="Kind of head, or none. Default: the backbone's own.")] = None,
+    head: Annotated[str | None, typer.Option(help="TaskType of head, or none. Default: the backbone's own.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
 ) -> None:
     """Count trained and total parameters and bytes for N tasks, of one method or of several. No weight is read."""

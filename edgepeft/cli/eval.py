@@ -32,7 +32,7 @@ from edgepeft.data.text_template import of_source
 if TYPE_CHECKING:
     from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import Runtime
-    from edgepeft.tasks.base import Kind
+    from edgepeft.tasks.base import TaskType
 
 __all__ = ["command"]
 
@@ -119,7 +119,7 @@ class _Asked:
     groups: Groups
     right: str | None  # a metric that says of one row whether it is right
 
-    def scores(self, kind: Kind, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Scores:
+    def scores(self, kind: TaskType, metric: str, targets: Any, outputs: Any, worst: list[dict[str, Any]]) -> Scores:
         """Of all rows, of each part, and of questions."""
 
         def of(metric: str, places: Sequence[int]) -> float:
@@ -137,7 +137,7 @@ def _of_logits(asked: _Asked, batches: Batches) -> Scores:
     """What the kind of the task makes of its logits."""
     import numpy as np
 
-    from edgepeft.data.several import joined
+    from edgepeft.data.row_grouping import joined
 
     task, kind, worst = asked.task, asked.runtime.bundle.entry(asked.task).task_kind, list[dict[str, Any]]()
     kind.check_metric(asked.metric or kind.default_metric)

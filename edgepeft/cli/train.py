@@ -90,7 +90,7 @@ def command(
     balanced: Balanced = False,
     metric: MetricName = None,
     seed: Annotated[int, typer.Option(help="Of the initial values, the order, the dropout, the few shots.")] = 0,
-    head: Annotated[str | None, typer.Option(help="Kind of head. Default: the backbone's own.")] = None,
+    head: Annotated[str | None, typer.Option(help="TaskType of head. Default: the backbone's own.")] = None,
     curve: Annotated[bool, typer.Option("--curve", help="Train on 10, 20, 40 and 70 % of the rows too.")] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda", "mps"], typer.Option(help="Where to compute; auto: a GPU where there is one.")

@@ -14,11 +14,11 @@ from edgepeft.backbones.tokens import Text, TextEncoder, pad_rows
 from edgepeft.common.errors import DataError
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.parts import PARTS, TaskData
+from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.rows import Row
-from edgepeft.data.several import Standing, mean_matrix, members, places_of
 from edgepeft.data.windows import Spread, readable, stitches_of, token_places
 from edgepeft.data.words import at_tokens
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["NO_TARGET", "Encoded", "Writing", "encode", "encode_parts", "epoch_batches", "sorted_batches"]
 
@@ -130,12 +130,12 @@ class Encoded:
         if self.per_text is None or (self.windowed and self.stitches is None):
             return values
         stitches = None if self.stitches is None else [self.stitches[i] for i in chosen]
-        return Standing(np.concatenate([self.per_text[i] for i in chosen]), stitches=stitches).by_row(values, "mean")
+        return RowGrouping(np.concatenate([self.per_text[i] for i in chosen]), stitches=stitches).by_row(values, "mean")
 
     def by_row(self, values: NDArray[Any], chosen: Sequence[int], pool: str = "mean") -> NDArray[Any]:
-        """[token rows, ...] of those rows -> [batch, (most,) ...], as ``Standing`` has them."""
+        """[token rows, ...] of those rows -> [batch, (most,) ...], as ``RowGrouping`` has them."""
         passages = self.windowed and self.stitches is None
-        return Standing(
+        return RowGrouping(
             None if self.per_text is None else np.concatenate([self.per_text[i] for i in chosen]),
             self.texts(chosen) if self.several and not passages else None,
             self._most_texts if self.several and not passages else None,
@@ -178,7 +178,7 @@ class Encoded:
 
 def encode(
     rows: Sequence[Row],
-    kind: Kind,
+    kind: TaskType,
     encoder: TextEncoder,
     max_length: int,
     pad: int,
@@ -226,7 +226,7 @@ def encode(
     return Encoded(columns, of_rows, truncated, pad, per_row=per_row, **more)
 
 
-def _texts(rows: Sequence[Row], kind: Kind) -> tuple[list[Text], list[str], NDArray[np.int64] | None]:
+def _texts(rows: Sequence[Row], kind: TaskType) -> tuple[list[Text], list[str], NDArray[np.int64] | None]:
     """What is tokenized, of which row each is, and how many are each row's, where a row is several."""
     if not kind.several:
         return [Text(row.sentence1, row.sentence2) for row in rows], [row.where for row in rows], None

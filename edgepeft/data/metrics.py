@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["SCORED_ROWS", "Scored", "score_rows"]
 
@@ -27,7 +27,7 @@ class Scored(NamedTuple):
     loss: float
     outputs: NDArray[Any]
     losses: NDArray[np.float64]
-    kind: Kind
+    kind: TaskType
     logits: NDArray[np.float32] | None = None
     pools: Mapping[str, float] = MappingProxyType({})
 
@@ -35,7 +35,7 @@ class Scored(NamedTuple):
 def score_rows(
     logits_of: Callable[[list[int]], NDArray[np.float32]],
     rows: Encoded,
-    kind: Kind,
+    kind: TaskType,
     metric: str,
     advance: Callable[[int], None] = lambda _: None,
     *,
@@ -60,7 +60,7 @@ def score_rows(
 class _Answers:
     """Of all rows, by what a kind makes of their logits."""
 
-    def __init__(self, kind: Kind, n: int) -> None:
+    def __init__(self, kind: TaskType, n: int) -> None:
         self.kind, self.losses, self.outputs = kind, np.empty(n), np.empty(0)
         self.logits: NDArray[np.float32] | None = None
 

@@ -23,7 +23,7 @@ from edgepeft.data.arrow import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
 from edgepeft.data.sampling import part, row_digest
 from edgepeft.tasks._conformal import Promise
-from edgepeft.tasks.base import Kind, kind_asked, listed, stated
+from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
 
 __all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "task_data"]
 
@@ -61,7 +61,7 @@ class TaskData:
     stride: int | None = None
 
     @property
-    def task_kind(self) -> Kind:
+    def task_kind(self) -> TaskType:
         """The kind of task, with these labels."""
         chosen = {} if self.stride is None else {"stride": self.stride}
         kind = stated(self.kind, self.labels, "" if self.target is None else "text", step=self.step, chosen=chosen)
@@ -200,7 +200,7 @@ def task_data(
     return TaskData(kept.rows, chosen.rows, tested.rows, known.labels, split, few_shot, kind=asked.name)
 
 
-def _require_known(rows: Sequence[Row], kind: Kind) -> None:
+def _require_known(rows: Sequence[Row], kind: TaskType) -> None:
     for row in rows:
         if (odd := kind.strange(row)) is not None:
             raise DataError(
@@ -209,7 +209,7 @@ def _require_known(rows: Sequence[Row], kind: Kind) -> None:
             )
 
 
-def _check(rows: Sequence[Row], first: Row, kind: Kind) -> None:
+def _check(rows: Sequence[Row], first: Row, kind: TaskType) -> None:
     for row in rows:
         if (row.sentence2 is None) != (first.sentence2 is None):
             forms = ("a single text", "a pair") if row.sentence2 is None else ("a pair", "a single text")
@@ -222,7 +222,7 @@ def _check(rows: Sequence[Row], first: Row, kind: Kind) -> None:
 
 
 def _held_out(
-    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: Kind
+    rows: tuple[Row, ...], given: Sequence[Row] | float | None, name: str, n_all: int, kind: TaskType
 ) -> tuple[tuple[Row, ...], _Source]:
     """What is left to train on, and the part called ``name``: as given, or held out, the asked share of all rows."""
     if given is not None and not isinstance(given, float):
@@ -245,7 +245,7 @@ def _held_out(
     return left, _Source(taken, f"{len(taken)} rows held out of {_name(rows)}")
 
 
-def _few(rows: tuple[Row, ...], n: int, seed: int, kind: Kind) -> _Source:
+def _few(rows: tuple[Row, ...], n: int, seed: int, kind: TaskType) -> _Source:
     strata = kind.strata(rows)
     least = kind.n_outputs if kind.one_label else len(set(strata))
     if n < least:

@@ -52,7 +52,7 @@ from edgepeft.runtime.generation import TextSession
 from edgepeft.runtime.prefix import shared_layers
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 from edgepeft.tasks.base import stated as stated_kind
 
 __all__ = [
@@ -306,7 +306,7 @@ def _card(content: str, where: Path) -> dict[str, Any]:
         return TypeAdapter(dict[str, Any]).validate_json(content)
 
 
-def _kind(card: Mapping[str, Any], where: Path) -> Kind:
+def _kind(card: Mapping[str, Any], where: Path) -> TaskType:
     try:
         chosen = card.get("chosen") or {}
         return stated_kind(card.get("kind"), card.get("labels"), card.get("head_reads", ""), chosen=chosen)

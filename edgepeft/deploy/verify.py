@@ -21,11 +21,11 @@ from safetensors.numpy import load, save
 
 from edgepeft.bundle.manifest import EXACT, OnData, Tolerance, Verification
 from edgepeft.common.errors import BundleError, VerificationFailed
-from edgepeft.data.several import Standing
+from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.device.host.machine import isa_flags
 from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.packed import put
-from edgepeft.tasks.base import Agreement, Kind, same_best
+from edgepeft.tasks.base import Agreement, TaskType, same_best
 
 __all__ = [
     "DataCheck",
@@ -162,14 +162,14 @@ class DataCheck:
     """All rows of a data file, for weights whose logits are held to no tolerance: 64 rows cannot tell 2 % from 4 %.
 
     Token ids and masks [rows, length], PyTorch's logits [rows, outputs], and targets where the labels are the task's;
-    ``targets`` are as the task's ``kind`` has them; ``standing`` says how token rows make rows.
+    ``targets`` are as the task's ``kind`` has them; ``grouping`` says how token rows make rows.
     """
 
     inputs: Inputs
     reference: NDArray[np.float32]
     targets: NDArray[Any] | None
-    kind: Kind
-    standing: Standing = field(default_factory=Standing)
+    kind: TaskType
+    grouping: RowGrouping = field(default_factory=RowGrouping)
 
     def compare(self, run: RunRows, allowed: Tolerance) -> OnData:
         """What ``run`` gives for these rows.
@@ -179,7 +179,7 @@ class DataCheck:
         """
         logits = run_in_groups(run, self.inputs)
         _require_one_shape(self.reference, logits)
-        reference, logits = (self.standing.by_row(each, self.kind.pool) for each in (self.reference, logits))
+        reference, logits = (self.grouping.by_row(each, self.kind.pool) for each in (self.reference, logits))
         agreement, undecided = self.kind.agreement(reference, logits, allowed.difference)
         facts = {"rows": len(logits), "agreement": agreement, "undecided": undecided}
         if self.targets is None:

@@ -18,7 +18,7 @@ from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, adapted, of_labels
 from edgepeft.graph.predicates import same_inputs, same_operators, values_stay, well_formed
 from edgepeft.graph.protos import copied, properties
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["OPEN", "with_labels"]
 
@@ -28,7 +28,7 @@ _STD = 0.02  # as BERT and its relatives start a head: `edgepeft.heads.base.fres
 
 @Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_inputs, same_operators, values_stay])
 def with_labels(
-    template: onnx.ModelProto, task: str, kind: Kind, *, pairs: bool, seed: int, trie: Trie | None = None
+    template: onnx.ModelProto, task: str, kind: TaskType, *, pairs: bool, seed: int, trie: Trie | None = None
 ) -> onnx.ModelProto:
     """A delta graph of the task's own: weights of the head N(0, 0.02), biases zero; ``trie`` is of labels to be scored.
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.names import is_of_loader, without_prefix
 from edgepeft.graph.protos import properties
-from edgepeft.tasks.base import Kind, stated
+from edgepeft.tasks.base import TaskType, stated
 
 __all__ = ["DROPPED", "TrainingFacts", "training_facts"]
 
@@ -36,7 +36,7 @@ class TrainingFacts:
     """
 
     trained: tuple[str, ...]
-    kind: Kind
+    kind: TaskType
     dropouts: tuple[tuple[float, int], ...] = ()
     dropped: tuple[str, ...] = ()
     generated: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.pattern import UnreadableRow, pattern
 from edgepeft.data.rows import SENTENCES
 from edgepeft.data.windows import Spread
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = [
     "Inputs",
@@ -89,7 +89,7 @@ class ReadRows(NamedTuple):
         return [self.texts[end - n] for n, end in zip(self.per_row, accumulate(self.per_row), strict=True)]
 
 
-def read_by(kind: Kind, texts: object, source: str | None = None) -> ReadRows:
+def read_by(kind: TaskType, texts: object, source: str | None = None) -> ReadRows:
     """What callers give as rows, as ``texts_of`` has it, or as the kind of task reads them.
 
     Raises:
@@ -137,7 +137,7 @@ def _posed(text: Text, source: str, where: str) -> Text:
     return Text(reads.filled({name: value for name, value in given if value is not None}, where))
 
 
-def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: Kind) -> TokenBatch:
+def tokenized(encoder: TextEncoder, texts: Sequence[Text], max_length: int, kind: TaskType) -> TokenBatch:
     """Their tokens, cut at the maximal length or in windows.
 
     Raises:

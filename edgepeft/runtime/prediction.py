@@ -14,13 +14,13 @@ from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError
 from edgepeft.data.answers import Answer, Prediction
-from edgepeft.data.several import Standing
+from edgepeft.data.row_grouping import RowGrouping
 from edgepeft.data.windows import passage_of, readable, stitches_of
 from edgepeft.data.words import read_words
 from edgepeft.runtime.inputs import ReadRows
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
-__all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "note_of", "of_width", "predictions", "standing_of"]
+__all__ = ["Answer", "Notes", "Prediction", "TextAnswer", "grouping_of", "note_of", "of_width", "predictions"]
 
 
 A = TypeVar("A", bound=Answer)
@@ -61,8 +61,8 @@ def predictions(
 ) -> list[Prediction]:
     """[token rows, ...] -> one answer for each row, by the task's kind; ``batch`` is what was read."""
     kind, notes = entry.task_kind, [note_of(text, entry) for text in read.first]
-    standing = standing_of(kind, batch, read.per_row)
-    logits = standing.by_row(logits, kind.pool)
+    grouping = grouping_of(kind, batch, read.per_row)
+    logits = grouping.by_row(logits, kind.pool)
     if kind.passages:
         parts = zip(read.texts, batch.windows, strict=True)
         return kind.predictions(task, logits, notes, [passage_of(text.second or "", own) for text, own in parts])
@@ -72,15 +72,15 @@ def predictions(
     return kind.answers_to(read.given, task, logits, notes)
 
 
-def standing_of(kind: Kind, batch: TokenBatch, per_row: Sequence[int] | None) -> Standing:
+def grouping_of(kind: TaskType, batch: TokenBatch, per_row: Sequence[int] | None) -> RowGrouping:
     """How what was tokenized for a kind of task makes its rows, of so many texts each."""
     if not kind.windows:
-        return Standing(per_row=per_row)
+        return RowGrouping(per_row=per_row)
     if kind.passages:
         passages = [passage_of("", own) for own in batch.windows]
         length = max(len(each.ids) for each in batch.encodings)
-        return Standing(batch.per_text, read=readable(passages, length))
-    return Standing(batch.per_text, per_row, stitches=stitches_of(batch) if kind.stitches else None)
+        return RowGrouping(batch.per_text, read=readable(passages, length))
+    return RowGrouping(batch.per_text, per_row, stitches=stitches_of(batch) if kind.stitches else None)
 
 
 class Notes:

@@ -39,7 +39,7 @@ from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
 from edgepeft.runtime.text_tasks import TextTasks
 from edgepeft.runtime.weights import TaskSession, Weights
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["Readable", "RowResult", "Runtime", "in_batches"]
 
@@ -239,7 +239,7 @@ class Runtime(TextTasks):
         """
         given = texts if isinstance(texts, str | Mapping) or not isinstance(texts, Iterable) else list(texts)
         answers: dict[str, Sequence[Answer]] = {task: [] for task in tasks}
-        forms: dict[tuple[int, str | None, type[Kind] | None, int | None], list[str]] = {}
+        forms: dict[tuple[int, str | None, type[TaskType] | None, int | None], list[str]] = {}
         for task, entry in ((task, self.bundle.entry(task)) for task in answers if given):
             if entry.writes:
                 answers[task] = self.write(task, given, decoding)
@@ -340,7 +340,7 @@ class Runtime(TextTasks):
         return self._tokens(texts, max_length, answers).inputs
 
     def _tokens(
-        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, kind: Kind | None = None
+        self, texts: Sequence[Readable], max_length: int, answers: int = 1, *, kind: TaskType | None = None
     ) -> TokenBatch:
         read = texts_of(texts)
         with self._lock:  # the tokenizer too: it keeps the length that it cuts at

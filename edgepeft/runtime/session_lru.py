@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MOST_SESSIONS", "Resident", "most_sessions"]
+__all__ = ["MOST_SESSIONS", "SessionLru", "most_sessions"]
 
 MOST_SESSIONS = 128  # tasks of one structure share one or two of them; each holds 8 to 20 MB and its threads
 _LIMIT = Path("/proc/sys/vm/max_map_count")
@@ -28,7 +28,7 @@ def most_sessions(n_tensors: int, limit: Path = _LIMIT) -> int:
     return max(4, min(MOST_SESSIONS, allowed // 2 // max(1, n_tensors)))
 
 
-class Resident:
+class SessionLru:
     """The open sessions by last use; ``forget`` is called with one that their owner must drop.
 
     A session that is running when it is forgotten runs to its end.

@@ -20,7 +20,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.graph.parameters import StructuredTask, computed_values, make_inputs
 from edgepeft.runtime.prepacked import Prepacked, hold_prepacked
 from edgepeft.runtime.session import open_session
-from edgepeft.runtime.session_lru import Resident, most_sessions
+from edgepeft.runtime.session_lru import SessionLru, most_sessions
 
 __all__ = ["TaskSession", "Weights"]
 
@@ -84,7 +84,7 @@ class Weights:
     ) -> None:
         self.bundle, self.threads = bundle, threads
         self._owner_forgets, self._owner_moves = forget, move
-        self._resident: Resident | None = None
+        self._resident: SessionLru | None = None
         self._cache = cache
         self._prepacked: Prepacked | None = None
         self._by_structure: dict[bytes, ort.InferenceSession] = {}  # shared ones
@@ -142,7 +142,7 @@ class Weights:
             BundleError: as ``open``.
         """
         if self._resident is None:
-            self._resident = Resident(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self._forget)
+            self._resident = SessionLru(most_sessions(len(self.bundle.backbone_graph.graph.initializer)), self._forget)
         self._resident.make_room()
         session = self._open(model)
         self._resident.add(session)

@@ -11,7 +11,7 @@ __all__ = ["Facts"]
 
 
 class Facts:
-    """Base of ``Kind``; what has no value here each kind says."""
+    """Base of ``TaskType``; what has no value here each kind says."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # in a sentence: "a classification"

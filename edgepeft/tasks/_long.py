@@ -21,7 +21,7 @@ CUT, WINDOWS = "cut", "windows"
 
 
 class Long(Facts):
-    """Base of ``Kind``."""
+    """Base of ``TaskType``."""
 
     texts_answered: ClassVar[int] = 1  # of a row, where only their number matters
     texts_taught: ClassVar[int] = 1

@@ -1,6 +1,6 @@
 """What a kind of task is: how labels, losses, scores and answers of such tasks come about, in one class.
 
-A kind is a file of this package with one subclass of ``Kind``, found by its ``name``; ``--kind NAME`` asks for it, and
+A kind is a file of this package with one subclass of ``TaskType``, found by its ``name``; ``--kind NAME`` asks for it, and
 nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and what
 was chosen for it on the evaluation rows.
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CLOSE",
     "Agreement",
-    "Kind",
     "LossGraph",
     "Metric",
     "Nodes",
+    "TaskType",
     "kind_asked",
     "kind_named",
     "kinds",
@@ -53,7 +53,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Kind(Long, Certainty, ABC):
+class TaskType(Long, Certainty, ABC):
     """Base of all kinds; ``labels`` are the names of the columns of the logits, where those have names.
 
     ``step`` is between labels that are numbers; ``chosen`` is what the evaluation rows were asked for (thresholds).
@@ -335,12 +335,12 @@ class Kind(Long, Certainty, ABC):
 
 
 @cache
-def kinds() -> dict[str, type[Kind]]:
+def kinds() -> dict[str, type[TaskType]]:
     """Every kind by name."""
-    return classes_of("edgepeft.tasks", Kind, "name")  # type: ignore[type-abstract]
+    return classes_of("edgepeft.tasks", TaskType, "name")  # type: ignore[type-abstract]
 
 
-def kind_named(name: str) -> type[Kind]:
+def kind_named(name: str) -> type[TaskType]:
     """The kind of that name.
 
     Raises:
@@ -349,7 +349,7 @@ def kind_named(name: str) -> type[Kind]:
     return named("kind of task", name, kinds())
 
 
-def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[Kind]:
+def kind_asked(name: str | None, *, regression: bool = False, writes: bool = False) -> type[TaskType]:
     """What is asked for by ``--kind``, or by its short forms; else the kind of rows that have a text as their label.
 
     Raises:
@@ -364,7 +364,7 @@ def kind_asked(name: str | None, *, regression: bool = False, writes: bool = Fal
     return kind_named(name or short or _USUAL)
 
 
-def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> Kind:
+def stated(name: str | None, labels: Sequence[str] | None, head_reads: str, **bound: Any) -> TaskType:
     """The kind of a task by its card, which may be older than the names of kinds.
 
     Raises:

@@ -23,10 +23,10 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.candidates import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
+from edgepeft.data.row_grouping import LOWEST, grouped, places_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.data.several import LOWEST, grouped, places_of
 from edgepeft.tasks._softmax import OneOfSeveral
-from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric, Nodes, same_best
+from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, same_best
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ChoicePrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class Choice(OneOfSeveral, Kind):
+class Choice(OneOfSeveral, TaskType):
     """loss = -log softmax(logits of a row's candidates)[right]; targets are int64 [n, 2]: the index, and how many."""
 
     name: ClassVar[str] = "choice"

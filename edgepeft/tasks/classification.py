@@ -28,7 +28,7 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
 from edgepeft.tasks._correlations import CORRELATIONS
 from edgepeft.tasks._softmax import OneOfSeveral
-from edgepeft.tasks.base import Kind, LossGraph, Metric, Nodes, listed
+from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -41,7 +41,7 @@ MANY, VERY_MANY = 100, 1_000  # labels: refused from the one where most have a s
 
 
 @dataclass(frozen=True)
-class Classification(OneOfSeveral, Kind):
+class Classification(OneOfSeveral, TaskType):
     """loss = -log softmax(logits)[label]."""
 
     name: ClassVar[str] = "classification"

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction, VectorPrediction
+from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.data.several import LOWEST
 from edgepeft.tasks._correlations import CORRELATIONS, ranks
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
-from edgepeft.tasks.base import Agreement, Kind, LossGraph, Metric
+from edgepeft.tasks.base import Agreement, LossGraph, Metric, TaskType
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -42,7 +42,7 @@ _BATCH = 16  # rows of a batch that knows nothing
 
 
 @dataclass(frozen=True)
-class Embedding(Kind):
+class Embedding(TaskType):
     """Targets are float32 [n], NaN where a pair has no number.
 
     Of ``chosen``, ``dims`` are the columns of a vector, and ``scored`` says whether the pairs that trained it have

@@ -26,7 +26,7 @@ from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.rows import Row
-from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import require_few, say_what_is_odd
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class LabelsPrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class Labels(Kind):
+class Labels(TaskType):
     """loss = mean over the labels of softplus(logit) - logit [the row has it]; targets are float32 [n, C]."""
 
     name: ClassVar[str] = "labels"

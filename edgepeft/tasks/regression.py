@@ -14,7 +14,7 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
 from edgepeft.tasks._correlations import CORRELATIONS
-from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded
@@ -27,7 +27,7 @@ _MOVED = 0.25  # of the standard deviation of a check's values
 
 
 @dataclass(frozen=True)
-class Regression(Kind):
+class Regression(TaskType):
     """loss = (logit - number)^2."""
 
     name: ClassVar[str] = "regression"

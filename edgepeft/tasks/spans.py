@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
+from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.data.several import LOWEST
 from edgepeft.data.windows import Asked, Passage, passage_of
 from edgepeft.tasks._answers import answers_label, answers_of, best_score, right_texts
 from edgepeft.tasks._search import SpansPrediction, best_spans, best_threshold, wanted_of, windows_of
-from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric, Nodes
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _NONE, _WHOLE = -1.0, -2.0  # in place of a window: no answer, or all of the pas
 
 
 @dataclass(frozen=True)
-class Spans(Kind):
+class Spans(TaskType):
     """Of ``chosen``, ``threshold`` is what the score of no answer must be above the best span's; without it every
     question has an answer."""
 

@@ -21,7 +21,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.data.answers import Prediction
 from edgepeft.data.rows import Row
 from edgepeft.data.text_metrics import DEFAULT, TEXT_METRICS, text_averaged, text_errors, text_score
-from edgepeft.tasks.base import Kind, LossGraph, Metric
+from edgepeft.tasks.base import LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import cross_entropy
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ Values = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Text(Kind):
+class Text(TaskType):
     """loss = mean over the tokens of -log softmax(logits)[token]; targets are tokens [B, T], NO_TARGET past their ends.
 
     To be scored, targets are the references of each row, and outputs are texts.

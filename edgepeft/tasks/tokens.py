@@ -32,7 +32,7 @@ from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, wo
 from edgepeft.tasks._entity_scores import ENTITY_SCORES, counts_of
 from edgepeft.tasks._tagged import tagged_label, tagged_row
 from edgepeft.tasks._tags import OUTSIDE, Entity, complete, entities, type_of
-from edgepeft.tasks.base import CLOSE, Agreement, Kind, LossGraph, Metric
+from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import cross_entropy, require_few, say_what_is_odd
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TokensPrediction(Prediction):
 
 
 @dataclass(frozen=True)
-class Tokens(Kind):
+class Tokens(TaskType):
     """loss = mean over the words of -log softmax(logits at the first piece)[tag]."""
 
     name: ClassVar[str] = "tokens"

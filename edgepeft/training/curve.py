@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.common.errors import requiring
 from edgepeft.data.parts import TaskData
 from edgepeft.data.sampling import part
-from edgepeft.data.training_loop.run import CourseResult
+from edgepeft.data.training_loop.run import TrainingLoopResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,14 +32,14 @@ def smaller(data: TaskData, seed: int) -> Iterator[TaskData]:
 
 
 def curve_of(
-    data: TaskData, seed: int, whole: CourseResult, run: Callable[[TaskData], CourseResult | None]
+    data: TaskData, seed: int, whole: TrainingLoopResult, run: Callable[[TaskData], TrainingLoopResult | None]
 ) -> list[dict[str, Any]]:
     """Rows and scores of every size, the whole run's last; the scores of a run that diverged at once are None."""
     runs = [(len(each.train), run(each)) for each in smaller(data, seed)]
     return [_point(rows, result) for rows, result in [*runs, (len(data.train), whole)]]
 
 
-def _point(rows: int, result: CourseResult | None) -> dict[str, Any]:
+def _point(rows: int, result: TrainingLoopResult | None) -> dict[str, Any]:
     if result is None:
         return {"rows": rows, "eval": None, "test": None, "baselines": {}}
     metrics = result.metrics

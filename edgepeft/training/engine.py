@@ -1,4 +1,4 @@
-"""A course's engine in PyTorch: the backbone is frozen and in eval mode, of the delta only the head has dropout."""
+"""A training loop's engine in PyTorch: the backbone is frozen and in eval mode, of the delta only the head has dropout."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS
-from edgepeft.data.several import LOWEST
+from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.heads.text import decoder_inputs
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 from edgepeft.training.shared import SharedStates
 
 __all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
@@ -217,7 +217,7 @@ def logits_of(delta: Delta, model: nn.Module, rows: Encoded, chosen: Sequence[in
 
 
 def loss_of(
-    kind: Kind,
+    kind: TaskType,
     logits: Tensor,
     targets: Tensor,
     weights: Tensor | None = None,

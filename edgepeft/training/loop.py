@@ -1,4 +1,4 @@
-"""``edgepeft train``: from a backbone, a method and data to a delta's folder, by a course in PyTorch."""
+"""``edgepeft train``: from a backbone, a method and data to a delta's folder, by a training loop in PyTorch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.parts import PARTS, TaskData, load_data
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.data.training_loop.divergence import Diverged
-from edgepeft.data.training_loop.run import Course, CourseResult, Progress
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import check_memory, device_named, device_of, fitting
@@ -37,8 +37,8 @@ __all__ = ["TrainResult", "asked", "settled", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainResult(CourseResult):
-    """What the course gave, and the delta that was written."""
+class TrainResult(TrainingLoopResult):
+    """What the training loop gave, and the delta that was written."""
 
     delta: Delta
 
@@ -92,10 +92,10 @@ def train(
         attention = attention_for(by_onednn, options.max_length or 0)
         run = _Run(backbone, method, options, device, attention, start, shared, watch, stop)
         engine = run.engine(data)
-        course = run.course(engine, data, out / FOLDER)
+        loop = run.loop(engine, data, out / FOLDER)
         if checkpoint is not None:
-            course.resume(checkpoint)
-        result, diverged = _outcome(course)
+            loop.resume(checkpoint)
+        result, diverged = _outcome(loop)
         if options.curve and diverged is None:
             result = run.with_curve(result, data, engine.model, out / FOLDER, resume=resume)
     result = replace(result, training={**run.account(data), **result.training})
@@ -177,10 +177,10 @@ class _Run:
             return TextEngine(delta, model, rows, rates, options.clip_norm, decode=encoder.decode, **how)
         return PyTorchEngine(delta, model, rows, rates, options.clip_norm, **how)
 
-    def course(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> Course:
+    def loop(self, engine: PyTorchEngine, data: TaskData, folder: Path, what: str = "") -> TrainingLoop:
         """Not begun; ``folder`` is of its checkpoints, ``what`` is said beside its phases."""
         options, rates = self.options, (self.options.learning_rate, self.options.head_learning_rate)
-        return Course(
+        return TrainingLoop(
             engine,
             data,
             engine.rows,
@@ -194,19 +194,19 @@ class _Run:
         )
 
     def with_curve(
-        self, whole: CourseResult, data: TaskData, model: nn.Module, folder: Path, *, resume: bool
-    ) -> CourseResult:
+        self, whole: TrainingLoopResult, data: TaskData, model: nn.Module, folder: Path, *, resume: bool
+    ) -> TrainingLoopResult:
         """The result with the scores of runs on fewer training rows, each with a folder of checkpoints."""
 
-        def run(few: TaskData) -> CourseResult | None:
+        def run(few: TaskData) -> TrainingLoopResult | None:
             n = len(few.train)
             own = folder / f"{CURVE}-{n}"
-            course = self.course(self.engine(few, model), few, own, f" on {n} rows")
+            loop = self.loop(self.engine(few, model), few, own, f" on {n} rows")
             checkpoint = latest(own) if resume else None
             if checkpoint is not None:
-                course.resume(checkpoint)
+                loop.resume(checkpoint)
             try:
-                return _outcome(course)[0]
+                return _outcome(loop)[0]
             except Diverged:
                 return None
 
@@ -219,19 +219,19 @@ class _Run:
         return {**facts, "class_weights": data.class_weights} if self.options.balanced else facts
 
 
-def _outcome(course: Course) -> tuple[CourseResult, Diverged | None]:
+def _outcome(loop: TrainingLoop) -> tuple[TrainingLoopResult, Diverged | None]:
     """The result; of a run that diverged that of its best evaluation, and why it ended.
 
     Raises:
         Diverged: before an evaluation.
-        Interrupted: as ``Course.run``.
+        Interrupted: as ``TrainingLoop.run``.
     """
     try:
-        return course.run(), None
+        return loop.run(), None
     except Diverged as diverged:
-        if course.position.best is None:
+        if loop.position.best is None:
             raise
-        result = course.result()
+        result = loop.result()
         return replace(result, training={**result.training, "diverged": str(diverged)}), diverged
 
 
@@ -256,7 +256,7 @@ def _longest_target(backbone: Backbone, data: TaskData) -> int:
     return 1 + max(len(encoder.plain_ids(row.label or "")) for part in PARTS for row in getattr(data, part))
 
 
-def _best(result: CourseResult) -> str:
+def _best(result: TrainingLoopResult) -> str:
     return f"of step {result.training['best_step']} ({result.metric} {result.metrics['eval']:.4f} on the eval rows)"
 
 

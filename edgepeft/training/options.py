@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from edgepeft.backbones.base import Pooling
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_new_name
-from edgepeft.data.training_loop.options import BATCH, MEAN_HEAD_RATE, CourseOptions
+from edgepeft.data.training_loop.options import BATCH, MEAN_HEAD_RATE, TrainingLoopOptions
 from edgepeft.tasks._long import CUT, WINDOWS
-from edgepeft.tasks.base import Kind, kind_asked
+from edgepeft.tasks.base import TaskType, kind_asked
 
 if TYPE_CHECKING:
     from edgepeft.backbones.source import Backbone
@@ -23,8 +23,8 @@ _NOT_OF_THE_RUN = ("curve", "device")  # a resumed run may differ in them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainOptions(CourseOptions):
-    """A course's numbers, and what a new delta needs.
+class TrainOptions(TrainingLoopOptions):
+    """A training loop's numbers, and what a new delta needs.
 
     ``kind`` is of the task; None takes the data's, and ``regression`` is short for the kind of that name.
     ``balanced`` weighs rows in the loss so that all labels weigh alike; ``curve`` trains on parts of the rows too.
@@ -60,12 +60,12 @@ class TrainOptions(CourseOptions):
         if self.long not in (None, CUT, WINDOWS):
             raise UsageError(f"--long {self.long}: texts are {CUT}, or read in {WINDOWS}.")
 
-    def _require_classes(self, kind: Kind | type[Kind]) -> None:
+    def _require_classes(self, kind: TaskType | type[TaskType]) -> None:
         if self.balanced and not kind.one_label:
             raise UsageError(f"--balanced weighs classes, and {kind.title} has none; leave one of them out.")
 
     def resolved(
-        self, backbone: Backbone, method: Method, kind: Kind, longest_target: int = MAX_LENGTH
+        self, backbone: Backbone, method: Method, kind: TaskType, longest_target: int = MAX_LENGTH
     ) -> TrainOptions:
         """The same with every default filled in for this backbone, this method and this kind of task.
 
@@ -114,7 +114,7 @@ class TrainOptions(CourseOptions):
         return {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_OF_THE_RUN}
 
 
-def _shared(backbone: Backbone, kind: Kind, max_length: int, asked: int | None) -> int | None:
+def _shared(backbone: Backbone, kind: TaskType, max_length: int, asked: int | None) -> int | None:
     """How many tokens two windows share; None where that is as passages always were read.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A course's engine where text is written: teacher forcing trains, greedy decoding answers.
+"""A training loop's engine where text is written: teacher forcing trains, greedy decoding answers.
 
 loss = mean over a step's target tokens of -log p(token | the target before it), no label smoothing
 """
@@ -17,7 +17,7 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import Scored
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 from edgepeft.training.engine import PyTorchEngine, torch_batch
 
 __all__ = ["TextEngine", "generated", "greedy"]
@@ -32,7 +32,7 @@ class TextEngine(PyTorchEngine):
         super().__init__(*given, **more)
         self.decode = decode
 
-    def scored(self, part: str, rows: Encoded, kind: Kind, metric: str, advance: Callable[[int], None]) -> Scored:
+    def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """What greedy decoding writes, and of each row the mean loss of its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         for chosen in sorted_batches(rows.lengths, WRITTEN_ROWS):

@@ -1,4 +1,4 @@
-"""A course's engine in ONNX Runtime: gradients in micro-batches, logits; sessions are opened when first needed."""
+"""A training loop's engine in ONNX Runtime: gradients in micro-batches, logits; sessions are opened when first needed."""
 
 from __future__ import annotations
 

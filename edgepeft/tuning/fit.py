@@ -28,7 +28,7 @@ from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
 from edgepeft.tasks._conformal import Promise
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.target import Files, TuningSubject, from_task, from_template
@@ -236,7 +236,7 @@ class _AnyRows(Files):
         self,
         labels: tuple[str, ...] | None,
         options: TuneOptions,
-        kind: type[Kind],
+        kind: type[TaskType],
         promised: Promise | None = None,
     ) -> TaskData:
         label, own = kind.example(labels)

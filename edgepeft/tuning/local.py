@@ -1,4 +1,4 @@
-"""Steps of a course on this board's own rows, from given tensors: what a board does in a round of federated averaging.
+"""Steps of a training loop on a board's own rows, from given tensors: a board's part of a round of federated averaging.
 
 McMahan et al., 2017, arXiv:1602.05629, algorithm 1, ClientUpdate: w <- w - eta grad l(w; b), by batches b of own rows;
 here by AdamW, from moments of zero.  With ``mu`` the loss has FedProx's term besides (Li et al., 2020,
@@ -72,7 +72,7 @@ class LocalTuner:
             bundle: the bundle's.
             task: one of the bundle.
             files: as of ``tune``; rows held out for ``eval`` and ``test`` never train.
-            options: of the whole course: its length is what the rate's warm-up and decay go by.
+            options: of the whole training loop: its length is what the rate's warm-up and decay go by.
             freeze: names of tensors, ``*`` for any part, that stay as the bundle has them: they are not in
                 ``tensors`` and take no gradient.  ``*/A`` is FFA-LoRA (Sun et al., 2024, arXiv:2403.12313).
             work: a folder of this board and task alone, where hidden states of its rows stay, so that each process
@@ -101,8 +101,8 @@ class LocalTuner:
 
     @property
     def n_steps(self) -> int:
-        """Of the whole course."""
-        return self._run.course.total
+        """Of the whole training loop."""
+        return self._run.loop.total
 
     def steps(
         self,
@@ -114,38 +114,38 @@ class LocalTuner:
         optimizer: Arrays | None = None,
         keep_optimizer: bool = False,
     ) -> LocalSteps:
-        """``n`` steps of the course from its step ``first`` on, from these tensors, which are not written to.
+        """``n`` steps of the training loop from its step ``first`` on, from these tensors, which are not written to.
 
         Which rows a step has, its rate and its dropout are what `edgepeft tune` would have there.
 
         Args:
             tensors: by the names and of the shapes of ``tensors``.
             n: at least 1.
-            first: how many steps of the course went before, on whatever tensors.
+            first: how many steps of the training loop went before, on whatever tensors.
             mu: FedProx's; 0 leaves its term out.
             optimizer: from earlier steps that kept it; None starts with moments of zero.
             keep_optimizer: whether to give AdamW's state too.
 
         Raises:
-            UsageError: steps that the course does not have, or a ``mu`` that is no number of at least 0.
+            UsageError: steps that the training loop does not have, or a ``mu`` that is no number of at least 0.
             DataError: tensors that are not the task's, or not finite.
             EdgepeftError: the loss is not finite, or far above its start.
         """
-        run, course = self._run, self._run.course
-        if n < 1 or first < 0 or first + n > course.total:
+        run, loop = self._run, self._run.loop
+        if n < 1 or first < 0 or first + n > loop.total:
             raise UsageError(
-                f"{n} steps from step {first} on of a course of {course.total}: take at least 1, and no more than are "
-                "left; TuneOptions(steps=...) makes the course longer."
+                f"{n} steps from step {first} on of a run of {loop.total}: take at least 1, and no more than are "
+                "left; TuneOptions(steps=...) makes it longer."
             )
         if not (math.isfinite(mu) and mu >= 0):
             raise UsageError(f"mu must be a number of at least 0; found {mu}.")
         given = self._checked(tensors)
         run.engine.load_state(_state(given, optimizer))
         run.engine.proximal = (mu, self._checked(tensors)) if mu else None
-        course.position, losses = Position(step=first), []
-        for chosen in islice(course.batches(), n):
-            course.update(chosen)
-            losses.append(float(course.loss or 0.0))
+        loop.position, losses = Position(step=first), []
+        for chosen in islice(loop.batches(), n):
+            loop.update(chosen)
+            losses.append(float(loop.loss or 0.0))
         after = {name: values.copy() for name, values in run.engine.state().items()}
         trained = {name: after.pop(f"{_DELTA}{name}") for name in given}
         kept = after if keep_optimizer else None
@@ -158,7 +158,7 @@ class LocalTuner:
             DataError: tensors that are not the task's, or not finite.
         """
         self._run.engine.load_state(_state(self._checked(tensors), None))
-        return self._run.course.score(part)
+        return self._run.loop.score(part)
 
     def put_in_force(self, tensors: Mapping[str, NDArray[Any]], account: Mapping[str, Any]) -> TuneResult:
         """Make these tensors the task's next version, verified as a tuned task is; this tuner is done afterwards.
@@ -171,14 +171,14 @@ class LocalTuner:
             DataError: tensors that are not the task's, or not finite.
             EdgepeftError: the bundle cannot be written.
         """
-        run, course, given = self._run, self._run.course, self._checked(tensors)
+        run, loop, given = self._run, self._run.loop, self._checked(tensors)
         with claim(self._folder, self._task):
             run.engine.load_state(_state(self.tensors, None))
-            course.position = Position()
-            course.evaluate()
+            loop.position = Position()
+            loop.evaluate()
             run.engine.load_state(_state(given, None))
-            course.position.step = course.total
-            course.evaluate()
+            loop.position.step = loop.total
+            loop.evaluate()
             tuned = run.finish()
             tuned = dataclasses.replace(tuned, training={**tuned.training, **account})
             check = run.engine.check()

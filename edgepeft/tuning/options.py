@@ -7,7 +7,7 @@ import math
 from typing import Any, get_args
 
 from edgepeft.common.errors import UsageError
-from edgepeft.data.training_loop.options import CourseOptions
+from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.graph.gradient.rule import Backward
 from edgepeft.tasks._conformal import Promise, promise_of
 
@@ -15,8 +15,8 @@ __all__ = ["TuneOptions"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TuneOptions(CourseOptions):
-    """A course's numbers; None means what the task or the metric says.
+class TuneOptions(TrainingLoopOptions):
+    """A training loop's numbers; None means what the task or the metric says.
 
     ``weight_decay`` and ``dropout`` hold for what has them; ``balanced`` weighs rows in the loss so that all labels
     weigh alike.  ``backward`` is how gradients pass a backbone of 8-bit weights, in int8 or fp32.  ``prefix_cache`` and

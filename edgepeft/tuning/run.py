@@ -1,4 +1,4 @@
-"""A course on the board: ONNX Runtime for PyTorch, NumPy for the optimizer.
+"""A training loop on the board: ONNX Runtime for PyTorch, NumPy for the optimizer.
 
 The task in the bundle is untouched until the end, and then replaced in one step.
 """
@@ -17,7 +17,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import encode_parts
 from edgepeft.data.training_loop.options import BATCH
-from edgepeft.data.training_loop.run import Course, CourseResult, Progress
+from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.tuning.adamw import AdamW
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.memory import lay_out
@@ -29,7 +29,7 @@ __all__ = ["TuningRun"]
 
 
 class TuningRun:
-    """A course with the engine and the layout that compute it."""
+    """A training loop with the engine and the layout that compute it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class TuningRun:
             keep=keep,
         )
         entry = {"task": subject.task, "template": subject.template, "data": data.sha256}
-        self.course = Course(
+        self.loop = TrainingLoop(
             self.engine,
             data,
             rows,
@@ -89,15 +89,15 @@ class TuningRun:
             stop=stop,
         )
 
-    def finish(self) -> CourseResult:
+    def finish(self) -> TrainingLoopResult:
         """Every step that is left; the best tensors, and their score on rows that chose nothing.
 
         Where a task of the bundle was tuned, the metric ``before`` is its own score on those rows.
 
         Raises:
-            EdgepeftError, Interrupted: as ``Course.run``.
+            EdgepeftError, Interrupted: as ``TrainingLoop.run``.
         """
-        result = self.course.run()
+        result = self.loop.run()
         training = {
             **self.options.plain(),
             "engine": f"onnxruntime {version('onnxruntime')}, edgepeft {__version__}",
@@ -112,7 +112,7 @@ class TuningRun:
         before = {} if self.subject.template else {"before": self._score_before(result)}
         return replace(result, training=training, metrics={**result.metrics, **before})
 
-    def _score_before(self, result: CourseResult) -> float:
+    def _score_before(self, result: TrainingLoopResult) -> float:
         """Score what the bundle holds on the test rows; last, for a session beside a step's would take memory."""
         there = self.subject.tensors()
         said = self.subject.card["metrics"].get("before")
@@ -120,9 +120,9 @@ class TuningRun:
         if result.improved and same and isinstance(said, float):
             return said  # the run was killed when this very result was in force already
         self.engine.finish(there)
-        tuned, self.course.kind = self.course.kind, self.subject.facts.kind  # with the thresholds that it had
-        score = self.course.score("test").score
-        self.course.kind = tuned
+        tuned, self.loop.kind = self.loop.kind, self.subject.facts.kind  # with the thresholds that it had
+        score = self.loop.score("test").score
+        self.loop.kind = tuned
         self.engine.finish(result.tensors)
         return score
 

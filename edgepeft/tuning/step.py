@@ -13,7 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgepeft.data.labels import NO_TARGET
-from edgepeft.data.several import Standing, mean_matrix, members, places_of
+from edgepeft.data.row_grouping import RowGrouping, mean_matrix, members, places_of
 from edgepeft.data.training_loop.engine import Arrays
 from edgepeft.deploy.verify import run_in_groups
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES, dropout, gradient
@@ -231,13 +231,13 @@ class TrainingStep:
         most_rows, per_row, windows, states = how
         counts, kind = np.ones(len(targets), np.int64) if per_row is None else per_row, self.facts.kind
         texts = counts if windows is None else np.array([*map(len, windows)])
-        standing, most = Standing(None if windows is None else np.concatenate(windows), texts), int(texts.max())
+        grouping, most = RowGrouping(None if windows is None else np.concatenate(windows), texts), int(texts.max())
         nothing, ones = np.zeros((len(targets), most, kind.n_outputs), np.float32), np.ones(len(targets), np.float32)
         logits = np.empty((len(inputs["input_ids"]), kind.n_outputs), np.float32)
         rows = _rows(inputs, nothing, masks, ones, per_row, windows=windows)
         for read, given in rows.cut(most_rows, states, self._told):
             (logits[read],) = self.run([LOGITS], tensors, given)
-        loss, slopes = kind.slopes(standing.by_row(logits, "mean"), targets)
+        loss, slopes = kind.slopes(grouping.by_row(logits, "mean"), targets)
         return loss, slopes.astype(np.float32)
 
     def _told(self, mask: NDArray[Any], by_row: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.decoding import GREEDY
 from edgepeft.tasks._conformal import Promise
-from edgepeft.tasks.base import Kind, kind_asked
+from edgepeft.tasks.base import TaskType, kind_asked
 from edgepeft.tuning.options import TuneOptions
 
 __all__ = ["Files", "TuningSubject", "deployed_graph", "from_task", "from_template", "rates_of", "retold"]
@@ -177,7 +177,7 @@ class Files:
         self,
         labels: tuple[str, ...] | None,
         options: TuneOptions,
-        kind: type[Kind],
+        kind: type[TaskType],
         promised: Promise | None = None,
     ) -> TaskData:
         """Read them; ``labels`` are those that the head has, None takes the data's; ``promised`` is what the task's

@@ -25,7 +25,7 @@ from edgepeft.runtime.inputs import Inputs
 from edgepeft.runtime.passes import passes
 from edgepeft.runtime.session import open_session, run_session
 from edgepeft.runtime.weights import TaskSession
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.engine import OnnxRuntimeEngine
 from edgepeft.tuning.step import WRITTEN_ROWS, targets_at_once
 
@@ -35,7 +35,7 @@ __all__ = ["WritingEngine"]
 class WritingEngine(OnnxRuntimeEngine):
     """A step's graph reads what stands before each token of a target; the tokens are its labels."""
 
-    def scored(self, part: str, rows: Encoded, kind: Kind, metric: str, advance: Callable[[int], None]) -> Scored:
+    def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """What greedy decoding writes, and of each row the mean loss of its target's tokens."""
         texts, losses = np.empty(len(rows.targets), object), np.empty(len(rows.targets))
         decode, decoding = self._bundle.encoder().decode, Decoding(max_new_tokens=self._writing.max_length)
@@ -89,7 +89,7 @@ class WritingEngine(OnnxRuntimeEngine):
         before: NDArray[np.int64] = np.maximum(np.concatenate([start, targets[:, :-1]], axis=1), 0)
         return before
 
-    def _losses(self, inputs: Inputs, targets: NDArray[np.int64], kind: Kind) -> NDArray[np.float64]:
+    def _losses(self, inputs: Inputs, targets: NDArray[np.int64], kind: TaskType) -> NDArray[np.float64]:
         """[B]: as many rows at once as a step has."""
         losses, before = np.empty(len(targets)), self._before(targets)
         most = targets_at_once(targets.shape[1], self._writing.words)

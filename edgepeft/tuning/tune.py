@@ -11,7 +11,7 @@ from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_task_name
 from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.data.training_loop.run import CourseResult, Progress
+from edgepeft.data.training_loop.run import Progress, TrainingLoopResult
 from edgepeft.deploy.install import commit_tasks, prepare_task
 from edgepeft.tuning.claim import claim, discard
 from edgepeft.tuning.options import TuneOptions
@@ -25,7 +25,7 @@ __all__ = ["TuneResult", "put_in_force", "tune"]
 class TuneResult:
     """The run, and the task's entry now; None where no step beat what was there, which then stays."""
 
-    tuned: CourseResult
+    tuned: TrainingLoopResult
     entry: TaskEntry | None
 
 
@@ -85,7 +85,7 @@ def tune(
         for line in run.layout.notes:
             note(line)
         if checkpoint is not None:
-            run.course.resume(checkpoint)
+            run.loop.resume(checkpoint)
         tuned = run.finish()
         check = run.engine.check()
         del run  # with its sessions
@@ -115,7 +115,7 @@ def _checkpoint(work: Path, task: str, *, resume: bool, force: bool) -> Path | N
 def put_in_force(
     bundle: Bundle,
     subject: TuningSubject,
-    tuned: CourseResult,
+    tuned: TrainingLoopResult,
     check: bytes,
     watch: Callable[[Progress], None] = lambda _: None,
 ) -> TaskEntry:

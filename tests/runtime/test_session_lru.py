@@ -14,7 +14,7 @@ from edgepeft.methods.base import methods
 from edgepeft.runtime import session_lru as resident
 from edgepeft.runtime import weights
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.session_lru import MOST_SESSIONS, Resident, most_sessions
+from edgepeft.runtime.session_lru import MOST_SESSIONS, SessionLru, most_sessions
 from edgepeft.training.exporting.bundle import export_bundle
 
 METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
@@ -62,7 +62,7 @@ def alive(monkeypatch):
 def test_the_least_recently_used_goes_and_never_the_one_just_used():
     gone = []
     kept = [Session() for _ in range(5)]
-    sessions = Resident(3, gone.append)
+    sessions = SessionLru(3, gone.append)
     for session in kept[:3]:
         sessions.make_room()
         sessions.add(session)
@@ -77,7 +77,7 @@ def test_the_least_recently_used_goes_and_never_the_one_just_used():
 
 def test_a_session_that_nobody_holds_takes_no_place():
     gone = []
-    sessions = Resident(1, gone.append)
+    sessions = SessionLru(1, gone.append)
     sessions.add(Session())
     gc.collect()
     sessions.make_room()

@@ -15,9 +15,9 @@ from edgepeft.common.errors import DataError
 from edgepeft.data.batches import encode
 from edgepeft.data.metrics import score_rows
 from edgepeft.data.parts import load_data, task_data
+from edgepeft.data.row_grouping import LOWEST, grouped, members, places_of
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.data.sampling import row_digest
-from edgepeft.data.several import LOWEST, grouped, members, places_of
 from edgepeft.data.training_loop.baselines import linear_head
 from edgepeft.tasks.choice import Choice
 

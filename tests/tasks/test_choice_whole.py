@@ -292,7 +292,7 @@ def test_a_step_has_pytorchs_gradients(tiny: Callable[..., Path], tmp_path: Path
     run = TuningRun(bundle, from_task(bundle, "pick", files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(path, backbone).double(), load_model(backbone, "eager").double()
     chosen = range(11)
-    inputs, targets = run.course.rows["train"].batch(chosen)
+    inputs, targets = run.loop.rows["train"].batch(chosen)
     given = {name: torch.from_numpy(values) for name, values in inputs.items()}
     assert len(inputs["input_ids"]) == targets[:, 1].sum() and len({*targets[:, 1]}) > 1
 

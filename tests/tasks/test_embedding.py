@@ -12,8 +12,8 @@ from scipy import stats
 
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.parts import task_data
+from edgepeft.data.row_grouping import grouped, places_of
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.data.several import grouped, places_of
 from edgepeft.tasks import _pairs
 from edgepeft.tasks.base import stated
 from edgepeft.tasks.embedding import Embedding

@@ -19,9 +19,9 @@ from edgepeft.bundle.card import DeltaCard
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.common.registry import names_of
-from edgepeft.data.several import grouped, places_of
+from edgepeft.data.row_grouping import grouped, places_of
 from edgepeft.graph.gradient.losses import add_loss
-from edgepeft.tasks.base import Kind, kind_asked, kind_named, kinds, stated
+from edgepeft.tasks.base import TaskType, kind_asked, kind_named, kinds, stated
 from edgepeft.training.engine import loss_of
 
 PACKAGE = Path(edgepeft.__file__).parent
@@ -30,12 +30,12 @@ PER_ROW = [2, 5, 1, 3, 2]  # token rows, where a row is several
 NAMES = tuple("abcd")
 
 
-def of(name: str) -> Kind:
+def of(name: str) -> TaskType:
     kind = kind_named(name)
     return kind(NAMES if kind.has_labels else None, chosen=kind.begun(C))
 
 
-def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+def some(kind: TaskType) -> tuple[np.ndarray, np.ndarray]:
     """Logits, far from each other too, and targets of the form that the kind's loss takes."""
     source = np.random.default_rng(0)
     if kind.passages:  # of 2, 5, ... tokens, and the first and the last of an answer
@@ -58,7 +58,7 @@ def some(kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     return logits, source.integers(0, 2, shape).astype(np.float32)
 
 
-def per_row(kind: Kind) -> list[int]:
+def per_row(kind: TaskType) -> list[int]:
     return [2] * B if kind.whole_batch else PER_ROW
 
 
@@ -104,7 +104,7 @@ def test_weights_of_labels_make_pytorchs_weighted_mean(name):
     assert by_onnx(kind, logits, targets, (of_rows / of_rows.sum()).astype(np.float32)) == pytest.approx(expected)
 
 
-def by_onnx(kind: Kind, logits: np.ndarray, targets: np.ndarray, shares: np.ndarray) -> float:
+def by_onnx(kind: TaskType, logits: np.ndarray, targets: np.ndarray, shares: np.ndarray) -> float:
     whole = helper.make_tensor_value_info("x", TensorProto.FLOAT, logits.shape)
     same = helper.make_tensor_value_info("logits", TensorProto.FLOAT, logits.shape)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["logits"])], "g", [whole], [same])

@@ -18,7 +18,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
-from edgepeft.data.several import LOWEST, Standing, mean_matrix, pooled
+from edgepeft.data.row_grouping import LOWEST, RowGrouping, mean_matrix, pooled
 from edgepeft.data.windows import stitches_of
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import stated
@@ -131,7 +131,7 @@ def test_pools_are_numpys_and_of_one_window_to_the_bit():
     means = [part.mean(0) for part in exact[1:]]
     np.testing.assert_allclose(found[1:], [m / np.linalg.norm(m) for m in means], rtol=1e-6)
     np.testing.assert_allclose(mean_matrix([1, 4, 2]) @ logits, pooled(logits, [1, 4, 2], "mean"), atol=1e-6)
-    rows = Standing([1, 4, 2], [2, 1], 2).by_row(logits, "max")
+    rows = RowGrouping([1, 4, 2], [2, 1], 2).by_row(logits, "max")
     assert rows.shape == (2, 2, 3) and (rows[1, 1] == LOWEST).all()
     np.testing.assert_array_equal(rows[0, 1], logits[1:5].max(0))
 

@@ -168,7 +168,7 @@ def test_a_step_has_pytorchs_gradients_of_the_pooled_logits(each: Path, backbone
     subject = from_task(bundle, task, Files(rows_of(task, tmp_path / "rows.jsonl")), options)
     run = TuningRun(bundle, subject, options, tmp_path / "work", threads=1)
     delta, model = Delta.load(each / task, opened).double().eval(), load_model(opened, "eager").double()
-    chosen, rows, kind = range(7), run.course.rows["train"], run.course.kind
+    chosen, rows, kind = range(7), run.loop.rows["train"], run.loop.kind
     inputs, targets = rows.batch(chosen)
     assert rows.per_text is not None and len(inputs["input_ids"]) > sum(map(len, (rows.per_text[i] for i in chosen)))
     given = {name: torch.from_numpy(values) for name, values in inputs.items()}

@@ -242,7 +242,7 @@ def test_a_step_has_pytorchs_gradients(made: Path, backbone: Path, tmp_path: Pat
     files = Files(write(tmp_path / "rows.jsonl", 40, 0, longest=60))
     run = TuningRun(bundle, from_task(bundle, task, files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(made / task, opened).double(), load_model(opened, "eager").double()
-    chosen, rows = range(9), run.course.rows["train"]
+    chosen, rows = range(9), run.loop.rows["train"]
     inputs, targets = rows.batch(chosen)
     assert rows.per_row.max() > 1
     given = {name: torch.from_numpy(values) for name, values in inputs.items()}

@@ -288,7 +288,7 @@ def test_a_step_has_pytorchs_gradients(made: Path, backbone: Path, tmp_path: Pat
     run = TuningRun(bundle, from_task(bundle, task, files, options), options, tmp_path / "work", threads=1)
     delta, model = Delta.load(made / task, opened).double(), load_model(opened, "eager").double()
     chosen = range(11)
-    inputs, targets = run.course.rows["train"].batch(chosen)
+    inputs, targets = run.loop.rows["train"].batch(chosen)
     given = {name: torch.from_numpy(values) for name, values in inputs.items()}
     mask = np.random.default_rng(0).integers(0, 2, (*targets.shape, 32)).astype(np.float32) * 2
 

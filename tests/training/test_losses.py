@@ -1,6 +1,6 @@
-"""One course, two engines: `train` and `tune` give the losses that each gave when each had a loop of its own.
+"""One loop, two engines: `train` and `tune` give the losses that each gave when each had a loop of its own.
 
-The numbers come from that code (1ffc41d, the commit before the course): `tune` as it was; `train` without dropout as it
+The numbers come from that code (1ffc41d, the commit before the training loop): `tune` as it was; `train` without dropout as it
 was, and with dropout with the masks of `tune` put in place of torch's own.  The two differed by less than 3e-7.
 """
 

@@ -75,11 +75,11 @@ def run_of(bundle, task, data, work, **more):
 
 
 def losses_of(run, steps=6):
-    course = run.course
-    losses, order = [], list(range(len(course.rows["train"].targets)))
+    loop = run.loop
+    losses, order = [], list(range(len(loop.rows["train"].targets)))
     for number in range(steps):
-        course.update(order[8 * number % 40 :][:8])
-        losses.append(course.loss)
+        loop.update(order[8 * number % 40 :][:8])
+        losses.append(loop.loss)
     return losses
 
 
@@ -97,7 +97,7 @@ def test_the_cut_is_at_the_lowest_trained_or_adapted_site_and_the_losses_are_the
     for run in (kept, whole):
         run.engine.prepare()
     kept.engine.trained = whole.engine.trained
-    one, other = (run.course.score("eval") for run in (kept, whole))
+    one, other = (run.loop.score("eval") for run in (kept, whole))
     assert one.score == other.score and one.loss == pytest.approx(other.loss, abs=1e-5)
 
 
@@ -117,7 +117,7 @@ def test_where_the_head_alone_is_trained_a_row_keeps_what_the_head_reads(tmp_pat
     assert kept.engine.trained.keys() == {name for name in kept.engine.trained if name.startswith("head/")}
     np.testing.assert_allclose(losses_of(kept), losses_of(whole), rtol=1e-5)
     whole.engine.trained = kept.engine.trained
-    assert kept.course.score("eval").loss == pytest.approx(whole.course.score("eval").loss, abs=1e-5)
+    assert kept.loop.score("eval").loss == pytest.approx(whole.loop.score("eval").loss, abs=1e-5)
 
 
 def head_only(subject):
@@ -129,7 +129,7 @@ def head_only(subject):
 
 def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, moods, tmp_path):
     run, _ = run_of(source, "top", moods, tmp_path)
-    rows = run.course.rows["train"]
+    rows = run.loop.rows["train"]
     states = HiddenStates(run.layout.split.states, rows, None)
     assert sum(states.fill(run.layout.split.below, source, rows, 1)) == len(rows.targets)
     model = load_model(open_backbone(str(source)), "eager")
@@ -144,7 +144,7 @@ def test_what_is_kept_is_transformers_own_hidden_state_without_padding(source, m
 
 def test_a_file_holds_what_memory_holds_and_has_no_name(source, moods, tmp_path):
     run, _ = run_of(source, "ffn", moods, tmp_path)
-    rows, split = run.course.rows["train"], run.layout.split
+    rows, split = run.loop.rows["train"], run.layout.split
     both = [HiddenStates(split.states, rows, folder) for folder in (None, tmp_path)]
     for states in both:
         list(states.fill(split.below, source, rows, 1))
@@ -160,7 +160,7 @@ def test_a_full_disk_is_told_before_anything_is_mapped(source, moods, tmp_path, 
     monkeypatch.setattr(hidden.os, "posix_fallocate", full)
     run, _ = run_of(source, "ffn", moods, tmp_path)
     with pytest.raises(EdgepeftError, match=r"no room for .* MB of hidden states .*--no-prefix-cache"):
-        HiddenStates(run.layout.split.states, run.course.rows["train"], tmp_path)
+        HiddenStates(run.layout.split.states, run.loop.rows["train"], tmp_path)
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(1, 1024), (3, 1024), (7, 1024), (None, 20), (2, 40)])

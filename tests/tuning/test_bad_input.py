@@ -62,7 +62,7 @@ def test_the_row_whose_gradient_is_not_finite_is_named_and_nothing_moves(bundle,
     run = run_of(bundle, moods, tmp_path / "work")
     run.engine.prepare()
     states, start = run.engine._hidden["train"], run.engine.tensors()
-    packed, lengths = states.packed, run.course.rows["train"].lengths
+    packed, lengths = states.packed, run.loop.rows["train"].lengths
 
     def damaged(chosen):
         found = packed(chosen)
@@ -71,9 +71,9 @@ def test_the_row_whose_gradient_is_not_finite_is_named_and_nothing_moves(bundle,
         return found
 
     states.packed = damaged
-    where = re.escape(run.course.data.train[5].where)
+    where = re.escape(run.loop.data.train[5].where)
     with pytest.raises(Diverged, match=rf"in step 1: by itself, only {where} gives that"):
-        run.course.update([3, 5, 9, 11])
+        run.loop.update([3, 5, 9, 11])
     for name, tensor in run.engine.tensors().items():
         np.testing.assert_array_equal(tensor, start[name])
 
@@ -83,7 +83,7 @@ def test_where_no_row_differs_from_the_others_the_training_diverged(bundle, mood
     for tensor in run.engine.trained.values():
         tensor[:] = np.nan
     with pytest.raises(Diverged, match=r"the loss became nan in step 1: the training diverged\."):
-        run.course.update([3, 5, 9])
+        run.loop.update([3, 5, 9])
 
 
 def test_an_operator_without_a_rule_is_named_with_task_and_method(bundle, moods, monkeypatch):

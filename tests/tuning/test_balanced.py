@@ -54,7 +54,7 @@ def test_the_loss_and_its_gradients_are_pytorchs_weighted_mean(trainable, moods,
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     run.engine.trained = {name: tensor.detach().numpy() for name, tensor in delta.tensors().items()}
     delta, model = copy.deepcopy(delta).double(), load_model(backbone, "eager").double()
-    rows, mean = run.course.rows["train"], torch.ones(2, dtype=torch.float64)
+    rows, mean = run.loop.rows["train"], torch.ones(2, dtype=torch.float64)
     counts = np.bincount(rows.targets)
     weights = torch.tensor(counts.sum() / (2 * counts))
     exact, plain = (weighed(delta, model, rows, each) for each in (weights, mean))

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from courses import steps_beside_pytorchs
 from deltas import TEXTS
+from training_loops import steps_beside_pytorchs
 from verbs import edgepeft
 
 from edgepeft.backbones.source import open_backbone
@@ -66,9 +66,9 @@ def test_the_losses_of_twelve_steps_are_pytorchs_on_the_same_batches(source, moo
     delta = Delta.load(source.parent / "mood", backbone)
     named = delta.tensors()
     start = {name: tensor.detach().clone() for name, tensor in named.items()}
-    beside = steps_beside_pytorchs(run.course, delta, backbone, 12, rates=(3e-2, 5e-2), warm=2, decay=0.0)
+    beside = steps_beside_pytorchs(run.loop, delta, backbone, 12, rates=(3e-2, 5e-2), warm=2, decay=0.0)
     for number, loss in enumerate(beside):
-        assert run.course.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
+        assert run.loop.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
     # A key's bias changes no softmax: its scale's gradient is noise, which AdamW makes a step of.
     noise = [i for i, name in enumerate(delta.generator.names) if name.endswith("key.bias")]
     for name, tensor in named.items():

@@ -60,7 +60,7 @@ def test_steps_of_the_call_are_those_of_tune_bit_for_bit(bundle, tmp_path, task)
     two = board.steps(board.tensors, 2, keep_optimizer=True)
     three = board.steps(two.tensors, 3, first=2, optimizer=two.optimizer)
     assert same(three.tensors, expected) and two.losses + three.losses == once.losses
-    anew = board.steps(two.tensors, 3, first=2)  # by moments of zero: rounds that keep nothing are another course
+    anew = board.steps(two.tensors, 3, first=2)  # by moments of zero: rounds that keep nothing are another loop
     assert not same(anew.tensors, expected)
 
 

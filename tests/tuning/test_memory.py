@@ -169,9 +169,9 @@ from edgepeft.tuning.target import Files, from_task
 bundle, data, work, more = sys.argv[1:]
 options, opened = TuneOptions(steps=4, **json.loads(more)), Bundle(Path(bundle))
 run = TuningRun(opened, from_task(opened, "mood", Files(Path(data)), options), options, Path(work), threads=1)
-run.course.evaluate()
+run.loop.evaluate()
 for _ in range(3):
-    run.course.update(list(range(run.batch_size)))
+    run.loop.update(list(range(run.batch_size)))
 status = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
 print(run.layout.predicted_bytes, int(status["VmHWM"].split()[0]) * 1024)
 """

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from courses import steps_beside_pytorchs
 from deltas import TEXTS, random_delta, saved
+from training_loops import steps_beside_pytorchs
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.bundle.bundle import Bundle
@@ -52,10 +52,10 @@ def test_the_losses_of_the_first_steps_are_pytorchs(made, rows, tmp_path):
         steps=40, dropout=False, weight_decay=0.01, learning_rate=3e-3, head_learning_rate=1e-2, seed=3
     )
     run = TuningRun(opened, from_task(opened, "mood", Files(rows), options), options, tmp_path / "work", threads=1)
-    beside = steps_beside_pytorchs(run.course, delta, backbone, 4, rates=(3e-3, 1e-2), warm=4, decay=0.01)
-    assert max(run.course.rows["train"].lengths) > 128
+    beside = steps_beside_pytorchs(run.loop, delta, backbone, 4, rates=(3e-3, 1e-2), warm=4, decay=0.01)
+    assert max(run.loop.rows["train"].lengths) > 128
     for number, loss in enumerate(beside):
-        assert run.course.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
+        assert run.loop.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
 
 
 def test_a_task_on_8_bits_is_tuned_and_stays_sound(made, rows):

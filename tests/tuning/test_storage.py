@@ -88,19 +88,19 @@ def test_steps_that_half_precision_would_swallow_add_up(bundle, trainable, moods
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
     name = max(run.subject.half, key=lambda name: run.engine.trained[name].size)
     start = run.engine.trained[name].copy()
-    run.course.update([0, 1, 2])
+    run.loop.update([0, 1, 2])
     moved = run.engine.trained[name] - start
     large = (np.abs(start) > 0.01) & (moved != 0)  # float16's steps there are 8e-6 and more: each is 1e-6
     assert large.any() and np.array_equal(run.engine.tensors()[name][large], start[large])
-    before = run.course.score("eval").loss
+    before = run.loop.score("eval").loss
     for _ in range(63):
-        run.course.update([0, 1, 2])
+        run.loop.update([0, 1, 2])
     found = run.engine.tensors()[name]
     assert not np.array_equal(found[large], start[large])
     np.testing.assert_array_equal(found, run.engine.trained[name].astype(np.float16).astype(np.float32))
-    after = run.course.score("eval").loss
+    after = run.loop.score("eval").loss
     run.engine.trained = {n: run.engine.tensors()[n] for n in run.engine.trained}
-    assert before != after == run.course.score("eval").loss  # of what is stored
+    assert before != after == run.loop.score("eval").loss  # of what is stored
 
 
 def test_a_value_beyond_half_precision_is_refused_by_name(bundle, trainable, moods, tmp_path):

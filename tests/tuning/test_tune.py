@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from courses import steps_beside_pytorchs
+from training_loops import steps_beside_pytorchs
 from typer.testing import CliRunner
 from verbs import edgepeft, process
 
@@ -62,9 +62,9 @@ def test_the_losses_of_twenty_steps_are_pytorchs_on_the_same_batches(bundle, moo
     run = TuningRun(opened, from_task(opened, "mood", Files(moods), options), options, tmp_path / "work", threads=1)
     backbone = open_backbone(str(bundle))
     delta = Delta.load(trainable.parent / "mood", backbone)
-    beside = steps_beside_pytorchs(run.course, delta, backbone, 20, rates=(3e-3, 1e-2), warm=4, decay=0.01)
+    beside = steps_beside_pytorchs(run.loop, delta, backbone, 20, rates=(3e-3, 1e-2), warm=4, decay=0.01)
     for number, loss in enumerate(beside):
-        assert run.course.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
+        assert run.loop.loss == pytest.approx(loss, abs=1e-5), f"step {number + 1}"
     for name, tensor in delta.tensors().items():
         np.testing.assert_allclose(run.engine.trained[name], tensor.detach().numpy(), atol=1e-4)
 

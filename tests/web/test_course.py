@@ -1,4 +1,4 @@
-"""The page's course is Python's: which rows train, in which order, and torch's AdamW; by node without npm's packages."""
+"""The page's loop is Python's: which rows train, in which order, and torch's AdamW; by node without npm's packages."""
 
 import math
 import random
@@ -10,10 +10,10 @@ from node import run_node
 from edgepeft.data.batches import epoch_batches
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
-from edgepeft.data.training_loop.options import CourseOptions
+from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.data.training_loop.run import evaluation_interval, rate_factor, warmup_steps
 
-COURSE = 'const { parted, epochBatches, plan, rateFactor } = await import(MODULE + "course.js");'
+COURSE = 'const { parted, epochBatches, plan, rateFactor } = await import(MODULE + "loop.js");'
 
 
 def drawn_rows(n, seed, *, pairs):
@@ -46,15 +46,15 @@ def test_batches_and_rates_are_those_of_a_course():
     draw = random.Random(3)
     given = [[draw.randrange(3, 40) for _ in range(n)] for n in (2, 12, 45, 530)]
     script = f"""{COURSE} return Promise.all(given.map(async (lengths) => {{
-      const course = plan(lengths.length);
+      const loop = plan(lengths.length);
       const batches = [];
-      for (const epoch of [0, 1, 7]) batches.push(await epochBatches(lengths, course.batch, 5, epoch));
-      return {{ ...course, batches, rates: Array.from({{ length: course.total }}, (_, i) => rateFactor(i, course)) }};
+      for (const epoch of [0, 1, 7]) batches.push(await epochBatches(lengths, loop.batch, 5, epoch));
+      return {{ ...loop, batches, rates: Array.from({{ length: loop.total }}, (_, i) => rateFactor(i, loop)) }};
     }}));"""
     for lengths, found in zip(given, run_node(script, given), strict=True):
         size = min(16, len(lengths))
         per_epoch = math.ceil(len(lengths) / size)
-        total = CourseOptions().total_steps(per_epoch)
+        total = TrainingLoopOptions().total_steps(per_epoch)
         warmup = warmup_steps(total, 0.1)
         expected = [per_epoch, total, evaluation_interval(per_epoch, total), warmup]
         assert [found[name] for name in ("perEpoch", "total", "interval", "warmup")] == expected

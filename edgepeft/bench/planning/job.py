@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks.base import Kind, kind_named, stated
+from edgepeft.tasks.base import TaskType, kind_named, stated
 
 __all__ = ["Batches", "Job", "Prepared", "StepFunction", "batches_of", "random_batch"]
 
@@ -92,7 +92,7 @@ class Job:
         """Ids, mask and token types of batch ``index``, each [batch, longest]; equal in every worker."""
         return _batch(self.batches[index], self.vocab_size, self.pad_id, self.seed + index)
 
-    def task_kind(self) -> Kind:
+    def task_kind(self) -> TaskType:
         """The task's kind, with labels that are numbers; one label of several, or a number, where none is named."""
         labels = tuple(map(str, range(self.n_labels)))
         if self.kind is None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS, Scored
 from edgepeft.data.training_loop.engine import TrainingEngine
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = [
     "FROZEN",
@@ -48,7 +48,7 @@ def compared_with(
     rows: Mapping[str, Encoded],
     test: Scored,
     *,
-    kind: Kind,
+    kind: TaskType,
     metric: str,
     head_alone: bool,
     advance: Callable[[int, int], None],
@@ -86,7 +86,7 @@ def _states(
     engine: TrainingEngine,
     rows: Mapping[str, Encoded],
     chosen: Mapping[str, list[int]],
-    kind: Kind,
+    kind: TaskType,
     advance: Callable[[int, int], None],
 ) -> dict[str, Values]:
     """Of the chosen rows of each part, as ``read_by_head`` has them."""
@@ -110,13 +110,13 @@ def _spread(n: int, most: int | None) -> list[int]:
 
 
 def linear_head(
-    states: Mapping[str, Values], targets: Mapping[str, Values], kind: Kind, metric: str
-) -> tuple[Kind, Values]:
+    states: Mapping[str, Values], targets: Mapping[str, Values], kind: TaskType, metric: str
+) -> tuple[TaskType, Values]:
     """The kind with what is chosen for a linear head, and its outputs for the test rows.
 
     ``states`` [n, d] are of the parts train, eval and test, as the kind has them read, ``targets`` [rows, ...] too.
     """
-    best: tuple[float, Kind, Values] | None = None
+    best: tuple[float, TaskType, Values] | None = None
     for chosen, tested in _heads(states, kind, targets["train"]):
         own = kind.with_chosen(targets["eval"], found := kind.outputs(kind.of_rows(chosen, targets["eval"])))
         score = own.score(metric, targets["eval"], found)
@@ -126,7 +126,7 @@ def linear_head(
     return best[1:]
 
 
-def _heads(states: Mapping[str, Values], kind: Kind, targets: Values) -> Iterator[list[Values]]:
+def _heads(states: Mapping[str, Values], kind: TaskType, targets: Values) -> Iterator[list[Values]]:
     """Logits for the rows of eval and test, for each strength."""
     x = states["train"].astype(np.float64)
     mean = x.mean(0)

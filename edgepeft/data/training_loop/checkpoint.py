@@ -1,4 +1,4 @@
-"""Where a course stands, on disk: one safetensors file, replaced atomically, with the plain facts in its metadata.
+"""A training loop's state on disk: one safetensors file, replaced atomically, with the plain facts in its metadata.
 
 ``<folder>/<step>.safetensors``.  A file is whole or not there, and older ones go only when the new one is on the
 disk, so whenever the power goes, the newest file is a whole checkpoint.

@@ -1,4 +1,4 @@
-"""When a course has diverged: its losses stay far above where they began, and above what knowing nothing costs.
+"""When a training loop has diverged: its losses stay far above where they began, and above what knowing nothing costs.
 
 The median of the last steps decides, so that no single batch of outliers does.
 """

@@ -1,4 +1,4 @@
-"""What a course needs of an engine: PyTorch on a workstation and ONNX Runtime on a board are the two."""
+"""What a training loop needs of an engine: PyTorch on a workstation and ONNX Runtime on a board are the two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgepeft.common.hash_rng import uniform
 from edgepeft.data.batches import Encoded
 from edgepeft.data.metrics import Scored, score_rows
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["Arrays", "Masks", "StepOutcome", "TrainingEngine", "dropout_mask"]
 
@@ -34,7 +34,7 @@ class StepOutcome(NamedTuple):
 
 
 class TrainingEngine(ABC):
-    """Holds the trained tensors and their optimizer; the course says which rows, which rate and which masks."""
+    """Holds the trained tensors and their optimizer; the training loop says which rows, which rate and which masks."""
 
     @abstractmethod
     def prepare(self, advance: Callable[[int, int], None]) -> None:
@@ -44,7 +44,7 @@ class TrainingEngine(ABC):
     def step(self, chosen: Sequence[int], factor: float, masks: Masks) -> StepOutcome:
         """One update on these training rows, every rate times ``factor``; none where the outcome is not finite."""
 
-    def scored(self, part: str, rows: Encoded, kind: Kind, metric: str, advance: Callable[[int], None]) -> Scored:
+    def scored(self, part: str, rows: Encoded, kind: TaskType, metric: str, advance: Callable[[int], None]) -> Scored:
         """The tensors as they are, on the rows of a part; ``advance`` gets the number of rows after each batch.
 
         What the kind chooses is chosen on the evaluation rows.

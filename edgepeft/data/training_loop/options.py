@@ -1,4 +1,4 @@
-"""The numbers that every course has, checked before anything is loaded."""
+"""The numbers that every training loop has, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 from edgepeft.common.errors import UsageError
 
-__all__ = ["BATCH", "EPOCHS", "MEAN_HEAD_RATE", "CourseOptions"]
+__all__ = ["BATCH", "EPOCHS", "MEAN_HEAD_RATE", "TrainingLoopOptions"]
 
 EPOCHS = 3  # BERT's fine-tuning (Devlin et al., 2019, appendix A.3) and SPARTAN's large tasks
 # Where neither is given. 64 rows, MiniLM, lora, test accuracy after 3 passes (12 steps) and 100 steps: SMS 88.0 (the
@@ -19,7 +19,7 @@ _LEAST = {"epochs": 1, "steps": 1, "patience": 1, "batch_size": 1, "save_every":
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CourseOptions:
+class TrainingLoopOptions:
     """Numbers of one run; None means a default that depends on method, task or data.
 
     ``epochs`` and ``steps`` exclude each other; ``warmup`` is the part of the steps in which the rate rises.

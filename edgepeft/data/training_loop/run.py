@@ -1,4 +1,4 @@
-"""A course: AdamW steps in a fixed order, linear warm-up and decay, evaluations, the best checkpoint, resumption.
+"""The training loop: AdamW in a fixed order, linear warm-up and decay, evaluations, the best checkpoint, resumption.
 
 The tensors that score best on the evaluation rows are kept, the score of other rows is reported.  The run is a pure
 function of data, options and seed: the order of the rows and the dropout's masks are computed from the seed, and all
@@ -22,10 +22,18 @@ from edgepeft.data.training_loop.baselines import compared_with
 from edgepeft.data.training_loop.checkpoint import Position, load_checkpoint, save_checkpoint
 from edgepeft.data.training_loop.divergence import Diverged, most_loss, record_loss, risen
 from edgepeft.data.training_loop.engine import Arrays, TrainingEngine, dropout_mask
-from edgepeft.data.training_loop.options import CourseOptions
+from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.data.windows import Spread
 
-__all__ = ["Course", "CourseResult", "Interrupted", "Progress", "evaluation_interval", "rate_factor", "warmup_steps"]
+__all__ = [
+    "Interrupted",
+    "Progress",
+    "TrainingLoop",
+    "TrainingLoopResult",
+    "evaluation_interval",
+    "rate_factor",
+    "warmup_steps",
+]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -48,7 +56,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CourseResult:
+class TrainingLoopResult:
     """The best tensors, their scores and how they came about as a card has them.
 
     ``truncated`` counts texts that lost tokens, ``cut`` targets; ``errors`` says of the test rows where answers are
@@ -105,7 +113,7 @@ def evaluation_interval(steps_per_epoch: int, total: int) -> int:
     return max(steps_per_epoch, math.ceil(total / MOST_EVALUATIONS))
 
 
-class Course:
+class TrainingLoop:
     """One run in memory: what never changes, and ``position``."""
 
     def __init__(
@@ -113,7 +121,7 @@ class Course:
         engine: TrainingEngine,
         data: TaskData,
         rows: Mapping[str, Encoded],
-        options: CourseOptions,
+        options: TrainingLoopOptions,
         *,
         batch_size: int,
         folder: Path,
@@ -123,7 +131,7 @@ class Course:
         watch: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """A course that has not begun.
+        """A training loop that has not begun.
 
         Args:
             engine: computes steps and logits, and holds what is trained.
@@ -162,7 +170,7 @@ class Course:
         self.position, state = load_checkpoint(checkpoint, self.asked)
         self.engine.load_state(state)
 
-    def run(self) -> CourseResult:
+    def run(self) -> TrainingLoopResult:
         """Every step that is left, with its evaluations and checkpoints; then the best tensors' score on test rows.
 
         Raises:
@@ -273,7 +281,7 @@ class Course:
         why = f"by itself, only {rows} gives that; correct or remove it" if odd else "the training diverged"
         return Diverged(f"{what} in step {self.position.step + 1}: {why}. {self.remedy}")
 
-    def result(self) -> CourseResult:
+    def result(self) -> TrainingLoopResult:
         """The best tensors so far, scored on the test rows; there was an evaluation.  No step can follow."""
         position, data = self.position, self.data
         assert position.best is not None
@@ -294,7 +302,7 @@ class Course:
         truncated, cut = (sum(getattr(rows, name) for rows in self.rows.values()) for name in ("truncated", "cut"))
         more = {"errors": self._errors(test), "cut": cut, "chosen": dict(self.kind.chosen), "evaluation": evaluation}
         more["tested"] = {"targets": self.rows["test"].targets, "outputs": test.outputs}
-        return CourseResult(position.best_tensors, metrics, training, position.history, truncated, **more)
+        return TrainingLoopResult(position.best_tensors, metrics, training, position.history, truncated, **more)
 
     def _windows(self) -> dict[str, Any]:
         """What reading in windows cost, and what each way to pool them scores on the evaluation rows."""

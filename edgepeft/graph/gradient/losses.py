@@ -10,11 +10,11 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from edgepeft.data.several import LOWEST
+from edgepeft.data.row_grouping import LOWEST
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LABELS, LOGITS, LOSS, PLACES, POOLING, SHARES
 from edgepeft.graph.predicates import closed, one_writer, values_stay
-from edgepeft.tasks.base import Kind, Nodes
+from edgepeft.tasks.base import Nodes, TaskType
 
 __all__ = ["add_loss"]
 
@@ -22,7 +22,7 @@ _OF_ROWS, _OF_TEXTS = "loss/logits", "loss/pooled"
 
 
 @Contract(requires=[closed, one_writer], ensures=[closed, one_writer], keeps=[values_stay], mutates=True)
-def add_loss(graph: onnx.GraphProto, element: int, kind: Kind) -> None:
+def add_loss(graph: onnx.GraphProto, element: int, kind: TaskType) -> None:
     """Append the kind's loss of ``logits``, of that element type, and the inputs ``labels`` and ``shares`` [batch], or
     [tokens] where the kind's labels are.
 

@@ -24,8 +24,8 @@ from edgepeft.data.text_template import of_source
 from edgepeft.deploy.text_check import CANDIDATES, STEPS, TextCheck
 from edgepeft.deploy.verify import DataCheck, in_groups, pack_check, run_in_groups
 from edgepeft.runtime.inputs import texts_of, tokenized
-from edgepeft.runtime.prediction import standing_of
-from edgepeft.tasks.base import Kind
+from edgepeft.runtime.prediction import grouping_of
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["ROWS", "CheckTexts", "check_content", "check_texts", "data_check", "fitted", "shipped_texts"]
 
@@ -38,7 +38,7 @@ def shipped_texts() -> list[Text]:
     return [Text(line) for line in lines if line]
 
 
-def check_texts(path: Path | None, columns: Columns = SENTENCES, kind: Kind | None = None) -> list[Text]:
+def check_texts(path: Path | None, columns: Columns = SENTENCES, kind: TaskType | None = None) -> list[Text]:
     """64 texts of mixed length from a data file, as that kind of task reads its rows, or the shipped ones.
 
     Raises:
@@ -61,7 +61,7 @@ class CheckTexts:
     data: Path | None
     columns: Columns
 
-    def of(self, source: str | None, kind: Kind | None = None) -> list[Text]:
+    def of(self, source: str | None, kind: TaskType | None = None) -> list[Text]:
         """The texts of a task of that source and kind; where a text has no columns, it stands in each of them.
 
         Raises:
@@ -91,11 +91,11 @@ def data_check(
     texts, per_row = _read(read_rows(path, labels=False, columns=columns), kind)
     batch = tokenized(backbone.encoder(), fitted(texts, delta.card.pairs), delta.card.max_length, kind)
     targets = _targets(path, columns, kind, batch.windows if kind.passages else batch.of_texts)
-    standing = standing_of(kind, batch, per_row)
-    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, standing)
+    grouping = grouping_of(kind, batch, per_row)
+    return DataCheck(batch.inputs, _logits(delta, model, batch.inputs), targets, kind, grouping)
 
 
-def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int] | None]:
+def _read(rows: Iterable[Row], kind: TaskType | None) -> tuple[list[Text], list[int] | None]:
     """What is tokenized, and how many of it are each row's, where a row is several."""
     if kind is None or not kind.several:
         return [Text(row.sentence1, row.sentence2) for row in rows], None
@@ -103,7 +103,7 @@ def _read(rows: Iterable[Row], kind: Kind | None) -> tuple[list[Text], list[int]
     return [Text(*text) for of_row in found for text in of_row], [*map(len, found)]
 
 
-def _targets(path: Path, columns: Columns, kind: Kind, encodings: Sequence[Any]) -> NDArray[Any] | None:
+def _targets(path: Path, columns: Columns, kind: TaskType, encodings: Sequence[Any]) -> NDArray[Any] | None:
     """A file of texts alone, or one of another task's, gives no metric."""
     try:
         how: dict[str, Any] = {"label_of": kind.label_text, "optional": kind.optional_labels}

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.tasks._conformal import Promise
-from edgepeft.tasks.base import Kind
+from edgepeft.tasks.base import TaskType
 
 __all__ = ["promising_cards"]
 
@@ -48,7 +48,7 @@ def _promising(folder: Path, promise: Promise) -> DeltaCard:
     return card.model_copy(update={"chosen": dict(found.chosen)})
 
 
-def _read(path: Path, kind: Kind) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     try:
         found = load_file(path)
         logits, targets = found["logits"], found["targets"]

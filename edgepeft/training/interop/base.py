@@ -17,7 +17,7 @@ from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.registry import modules_of
 from edgepeft.heads.base import head_named
 from edgepeft.methods.base import Method
-from edgepeft.tasks.base import Kind, kind_named, kinds
+from edgepeft.tasks.base import TaskType, kind_named, kinds
 from edgepeft.training.interop.classifier import SEQUENCES
 
 __all__ = ["ImportRequest", "ImportedHead", "Importer", "importer_of", "importers", "usual_problem"]
@@ -89,7 +89,7 @@ class ImportRequest:
         delta.card = delta.card.model_copy(update={**reads, **origin})
         return delta.eval()
 
-    def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[Kind] | None:
+    def _kind_of(self, head: ImportedHead, configs: Sequence[Config], folder: Path) -> type[TaskType] | None:
         """What is asked for, or what the checkpoint or a config says; None for labels that a decoder scores."""
         if head.outputs is None:
             return None if self.kind is None else kind_named(self.kind)
@@ -113,7 +113,7 @@ class ImportRequest:
         return next(fitting[problem] for problem in known if isinstance(problem, str | None) and problem in fitting)
 
     def _labels_for(
-        self, head: ImportedHead, kind: type[Kind] | None, configs: Sequence[Config], backbone: Backbone
+        self, head: ImportedHead, kind: type[TaskType] | None, configs: Sequence[Config], backbone: Backbone
     ) -> tuple[str, ...] | None:
         """One name an output, of the request, the head, a config, or LABEL_0, ...; None where they have none."""
         if head.outputs is None or kind is None:
@@ -205,7 +205,7 @@ def usual_problem(outputs: int) -> str:
     return "regression" if outputs == 1 else "single_label_classification"
 
 
-def _may_have(kind: type[Kind], head: ImportedHead) -> bool:
+def _may_have(kind: type[TaskType], head: ImportedHead) -> bool:
     """Whether tasks of that kind have such heads."""
     if kind.model != head.model or kind.writes or head.problem not in (None, kind.problem_type):
         return False

@@ -1,4 +1,4 @@
-"""A course around an engine of three lines: what is evaluated and kept, how it ends early, what a resumed one equals."""
+"""A training loop around an engine of three lines: what is evaluated and kept, how it ends early, what a resumed one equals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from edgepeft.data.rows import Row
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.data.training_loop.divergence import Diverged
 from edgepeft.data.training_loop.engine import StepOutcome, TrainingEngine, dropout_mask
-from edgepeft.data.training_loop.options import CourseOptions
-from edgepeft.data.training_loop.run import Course, Interrupted
+from edgepeft.data.training_loop.options import TrainingLoopOptions
+from edgepeft.data.training_loop.run import Interrupted, TrainingLoop
 from edgepeft.tasks.regression import Regression
 
 ROWS = [Row("w " * (i % 5), None, str(i % 7), "memory", i) for i in range(60)]
@@ -76,12 +76,12 @@ class Line(TrainingEngine):
 
 
 @pytest.fixture
-def course(tmp_path):
-    def course(outcome=None, *, folder="run", asked=None, steps=18, **more):
+def loop(tmp_path):
+    def loop(outcome=None, *, folder="run", asked=None, steps=18, **more):
         rows = {part: encoded(getattr(DATA, part)) for part in PARTS}
         asked_too = {name: more.pop(name) for name in ("seed", "patience") if name in more}
-        options = CourseOptions(steps=steps, metric="pearson", save_every=4, **asked_too)
-        return Course(
+        options = TrainingLoopOptions(steps=steps, metric="pearson", save_every=4, **asked_too)
+        return TrainingLoop(
             Line(rows, outcome),
             DATA,
             rows,
@@ -93,7 +93,7 @@ def course(tmp_path):
             **more,
         )
 
-    return course
+    return loop
 
 
 def after(calls):
@@ -102,32 +102,32 @@ def after(calls):
 
 
 @pytest.mark.parametrize("calls", range(1, 21))
-def test_a_course_stopped_anywhere_ends_as_one_that_was_not(course, tmp_path, calls):
+def test_a_course_stopped_anywhere_ends_as_one_that_was_not(loop, tmp_path, calls):
     """Two calls come while the engine prepares, one after each of 18 steps."""
-    whole = course(folder="whole", scores_start=True).run()
+    whole = loop(folder="whole", scores_start=True).run()
     with pytest.raises(Interrupted, match=f"stopped after step {max(0, calls - 2)} of 18"):
-        course(scores_start=True, stop=after(calls)).run()
-    resumed = course(scores_start=True)
+        loop(scores_start=True, stop=after(calls)).run()
+    resumed = loop(scores_start=True)
     resumed.resume(latest(tmp_path / "run"))
     result = resumed.run()
     np.testing.assert_array_equal(result.tensors["w"], whole.tensors["w"])
     assert (result.history, result.metrics, result.training) == (whole.history, whole.metrics, whole.training)
 
 
-def test_the_rate_rises_and_falls_and_the_engine_prepares_once(course):
-    run = course(steps=20)
+def test_the_rate_rises_and_falls_and_the_engine_prepares_once(loop):
+    run = loop(steps=20)
     run.run()
     expected = [i / 2 if i < 2 else (20 - i) / 18 for i in range(20)]  # a tenth of the steps is warm-up
     assert run.engine.factors == pytest.approx(expected)
     assert run.engine.prepared == 1
 
 
-def test_evaluations_come_after_each_epoch_and_at_the_end_and_the_start_where_it_counts(course):
-    assert [entry["step"] for entry in course(steps=14).run().history] == [6, 12, 14]  # 48 rows, 8 a step
-    assert [entry["step"] for entry in course(steps=14, folder="b", scores_start=True).run().history] == [0, 6, 12, 14]
+def test_evaluations_come_after_each_epoch_and_at_the_end_and_the_start_where_it_counts(loop):
+    assert [entry["step"] for entry in loop(steps=14).run().history] == [6, 12, 14]  # 48 rows, 8 a step
+    assert [entry["step"] for entry in loop(steps=14, folder="b", scores_start=True).run().history] == [0, 6, 12, 14]
 
 
-def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(course, monkeypatch):
+def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(loop, monkeypatch):
     from edgepeft.data.metrics import Scored
 
     scores = iter([(0.5, 1.0), (0.7, 1.0), (0.7, 1.0), (0.6, 0.1), (0.0, 0.0)])
@@ -135,13 +135,13 @@ def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(c
         "edgepeft.data.training_loop.engine.score_rows",
         lambda *_, **__: Scored(*next(scores), np.zeros(6), np.zeros(6), Regression()),
     )
-    result = course(steps=600, patience=2).run()
+    result = loop(steps=600, patience=2).run()
     interval = 30  # 600 steps are evaluated 20 times at most
     assert (result.training["steps"], result.training["best_step"]) == (4 * interval, 2 * interval)
     assert (result.metrics["eval"], result.metrics["test"]) == (0.7, 0.0)
 
 
-def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
+def test_of_equal_scores_the_lower_loss_is_kept(loop, monkeypatch):
     from edgepeft.data.metrics import Scored
 
     scores = iter([(0.5, 1.0), (0.5, 0.8), (0.5, 0.9), (0.0, 0.0)])
@@ -149,7 +149,7 @@ def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
         "edgepeft.data.training_loop.engine.score_rows",
         lambda *_, **__: Scored(*next(scores), np.zeros(6), np.zeros(6), Regression()),
     )
-    assert course().run().training["best_step"] == 12
+    assert loop().run().training["best_step"] == 12
 
 
 @pytest.mark.parametrize(
@@ -160,29 +160,29 @@ def test_of_equal_scores_the_lower_loss_is_kept(course, monkeypatch):
         (StepOutcome(1.0, math.inf), "the gradients are not finite"),
     ],
 )
-def test_a_course_that_diverges_names_the_step_and_the_remedy(course, outcome, named):
+def test_a_course_that_diverges_names_the_step_and_the_remedy(loop, outcome, named):
     with pytest.raises(EdgepeftError, match=rf"{named} in step 1: the training diverged\. Lower it\."):
-        course(outcome).run()
+        loop(outcome).run()
 
 
-def test_a_course_whose_losses_stay_far_above_their_start_ends_and_its_checkpoint_is_from_before(course, tmp_path):
+def test_a_course_whose_losses_stay_far_above_their_start_ends_and_its_checkpoint_is_from_before(loop, tmp_path):
     """The labels 0 to 6 have a variance of 4, so three times that is far; ten of the last 20 steps are more."""
     rising = [2.0] * 30 + [50.0] * 30
     with pytest.raises(Diverged, match=r"the loss rose from 2 to 26 \(median of 20 steps\) in step 40: .* Lower it\."):
-        course(rising, steps=60).run()
+        loop(rising, steps=60).run()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["30.safetensors"]
 
 
 @pytest.mark.parametrize("losses", [[2.0, 2.0, 2.0, 900.0] * 15, [2.0] * 30 + [11.0] * 30, [20.0] * 30 + [50.0] * 30])
-def test_outliers_and_losses_near_the_start_or_near_those_of_one_answer_for_all_end_no_course(course, losses):
-    assert course(losses, steps=60).run().training["steps"] == 60
+def test_outliers_and_losses_near_the_start_or_near_those_of_one_answer_for_all_end_no_course(loop, losses):
+    assert loop(losses, steps=60).run().training["steps"] == 60
 
 
-def test_a_course_that_is_stopped_while_its_losses_rise_ends_where_it_would_have_ended(course, tmp_path):
+def test_a_course_that_is_stopped_while_its_losses_rise_ends_where_it_would_have_ended(loop, tmp_path):
     rising = [2.0] * 30 + [50.0] * 30
     with pytest.raises(Interrupted, match="after step 35"):
-        course(rising, steps=60, stop=after(2 + 35)).run()
-    resumed = course(rising[35:], steps=60)
+        loop(rising, steps=60, stop=after(2 + 35)).run()
+    resumed = loop(rising[35:], steps=60)
     resumed.resume(latest(tmp_path / "run"))
     with pytest.raises(Diverged, match="in step 40"):
         resumed.run()
@@ -203,26 +203,26 @@ def test_masks_are_a_function_of_seed_step_and_place_and_keep_the_mean():
     assert (dropout_mask(0, 0, 0, 0.0, shape) == 1).all()
 
 
-def test_the_newest_checkpoint_is_that_of_the_highest_step_and_the_only_one(course, tmp_path):
+def test_the_newest_checkpoint_is_that_of_the_highest_step_and_the_only_one(loop, tmp_path):
     with pytest.raises(Interrupted):
-        course(stop=after(2 + 11)).run()
+        loop(stop=after(2 + 11)).run()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["11.safetensors"]
     (tmp_path / "run" / "9.safetensors").touch()
     assert latest(tmp_path / "run").name == "11.safetensors"
 
 
-def test_a_run_that_was_asked_something_else_is_not_continued(course, tmp_path):
+def test_a_run_that_was_asked_something_else_is_not_continued(loop, tmp_path):
     with pytest.raises(Interrupted):
-        course(stop=after(5)).run()
+        loop(stop=after(5)).run()
     with pytest.raises(UsageError, match=r"rate \(then 1, now 2\).*--resume.*--force"):
-        course(asked={"rate": 2}).resume(latest(tmp_path / "run"))
+        loop(asked={"rate": 2}).resume(latest(tmp_path / "run"))
 
 
-def test_checkpoints_of_earlier_versions_are_refused_by_name(course, tmp_path):
+def test_checkpoints_of_earlier_versions_are_refused_by_name(loop, tmp_path):
     tuned = tmp_path / "3.safetensors"
     save_file({"delta:w": np.zeros(2)}, tuned, metadata={"format": "edgepeft.tune/1", "state": "{}"})
     with pytest.raises(BundleError, match=r"format 'edgepeft.tune/1'; this version reads edgepeft.course/1.*--force"):
-        course().resume(latest(tmp_path))
+        loop().resume(latest(tmp_path))
     (tmp_path / "40").mkdir()  # of `train`: a folder with state.json and state.safetensors
     with pytest.raises(BundleError, match=r"40 is a checkpoint of format 'edgepeft.checkpoint/1'"):
-        course().resume(latest(tmp_path))
+        loop().resume(latest(tmp_path))

@@ -10,7 +10,7 @@ import pytest
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.data.batches import Encoded
 from edgepeft.data.metrics import score_rows
-from edgepeft.data.training_loop.options import CourseOptions
+from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.tasks.classification import Classification
 from edgepeft.tasks.regression import Regression
 
@@ -43,9 +43,9 @@ def test_the_loss_of_numbers_is_the_squared_error_and_rows_keep_their_places():
 
 
 def test_options_know_their_limits_and_defaults():
-    assert CourseOptions().total_steps(40) == 120 and CourseOptions(epochs=2).total_steps(7) == 14
-    assert CourseOptions().total_steps(7) == 100  # three passes over so few rows would be 21
-    assert CourseOptions(steps=5).total_steps(7) == 5
+    assert TrainingLoopOptions().total_steps(40) == 120 and TrainingLoopOptions(epochs=2).total_steps(7) == 14
+    assert TrainingLoopOptions().total_steps(7) == 100  # three passes over so few rows would be 21
+    assert TrainingLoopOptions(steps=5).total_steps(7) == 5
 
 
 def test_a_kind_knows_its_metrics_and_the_default_one():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 __all__ = [
     "LOWEST",
     "POOLS",
-    "Standing",
+    "RowGrouping",
     "grouped",
     "joined",
     "mean_matrix",
@@ -112,7 +112,7 @@ def stitched(values: NDArray[Any], stitches: Sequence[NDArray[np.int64]], per_te
 
 
 @dataclass(frozen=True)
-class Standing:
+class RowGrouping:
     """How token rows make rows: ``per_text`` [T] windows are each text, where texts are read in windows, and
     ``per_row`` [n] texts each row, where a row is several, ``most`` the row that has most.
 
