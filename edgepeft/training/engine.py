@@ -1,4 +1,4 @@
-"""A training loop's engine in PyTorch: the backbone is frozen and in eval mode, of the delta only the head has dropout."""
+"""The training loop's engine in PyTorch: the backbone is frozen and in eval mode, only the head has dropout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training loop's engine in ONNX Runtime: gradients in micro-batches, logits; sessions are opened when first needed."""
+"""The training loop's engine in ONNX Runtime: gradients in micro-batches, logits; sessions open when first needed."""
 
 from __future__ import annotations
 
