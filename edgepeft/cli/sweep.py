@@ -44,7 +44,8 @@ def command(
         str | None, typer.Option(metavar="ADDRESS", help="A cluster of Ray that computes the runs, or auto.")
     ] = None,
     keep: Annotated[
-        Literal["deltas", "cards"], typer.Option(help="What stays of a run: its delta, or its card and answers.")
+        Literal["deltas", "cards", "results"],
+        typer.Option(help="What stays of a run: its delta, its card and answers, or a line of results.jsonl."),
     ] = "deltas",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs, and compute none.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as one JSON document.")] = False,
@@ -53,7 +54,7 @@ def command(
     with requiring("train", "a sweep"):
         from edgepeft.sweep.cells import sweep_of
         from edgepeft.sweep.plan import read_plan
-        from edgepeft.sweep.run import require_halvable, run_sweep
+        from edgepeft.sweep.run import fold, require_halvable, run_sweep
         from edgepeft.sweep.work import Job
 
     asked = read_plan(plan)
@@ -76,6 +77,8 @@ def command(
         over = sum(sweep.outcome(cell) is not None for cell in sweep.cells)
         messages().print(f"stopped with {over} of {len(sweep.cells)} runs over; {_REST}.")
         raise typer.Exit(INTERRUPTED) from None
+    if keep == "results":
+        sweep = fold(sweep)
     if as_json:
         from edgepeft.sweep.table import document
 

@@ -3,6 +3,7 @@
     SWEEP/sweep.json             the plan, and its cells
     SWEEP/runs/<hash>/           the delta that `edgepeft train` writes, or its checkpoints
     SWEEP/runs/<hash>.json       how the run ended
+    SWEEP/results.jsonl          both in one line a run, instead of folders, once the sweep was folded
     SWEEP/states/                hidden states that runs have in common, until all are over
 
 A run's name is the hash of what ``train`` records as asked, so that equal runs are one, and none is computed twice.
@@ -10,12 +11,17 @@ A run's name is the hash of what ``train`` records as asked, so that equal runs 
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,19 +30,21 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
-from edgepeft.common.atomic import write_json
+from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.validation_messages import in_words
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 
-__all__ = ["SWEEP_FILE", "SWEEP_SCHEMA", "Cell", "Outcome", "Sweep", "name_of", "open_sweep"]
+__all__ = ["RESULTS_FILE", "SWEEP_FILE", "SWEEP_SCHEMA", "Cell", "Outcome", "Result", "Sweep", "name_of", "open_sweep"]
 
 SWEEP_FILE, SWEEP_SCHEMA = "sweep.json", "edgepeft.sweep/1"
+RESULTS_FILE = "results.jsonl"
 ANSWERS_FILE = "test.npz"  # beside the card: outputs and targets of the test rows, as the kind of task has them
 CHECKPOINTS = "checkpoint"  # as the training names their folder
 State = Literal["open", "begun", "done", "diverged", "dropped"]
 _NAME_LENGTH = 16
+_SCORES = ("metric", "eval", "test", "n_train", "n_eval", "n_test")  # of a card's metrics, what tables need
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,26 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Result:
+    """A line of ``results.jsonl``: a run that is over.
+
+    ``card`` lacks what no table needs: how it was trained, versions, calibration, errors by row.  ``answers`` are the
+    bytes of an ``.npz`` like ``ANSWERS_FILE``, by zlib and base64.  ``data`` to ``seed`` are for other readers of the
+    file; ours have the cell.
+    """
+
+    run: str
+    data: str
+    method: str
+    rate: float
+    rows: int
+    seed: int
+    outcome: Outcome
+    card: DeltaCard | None = None
+    answers: str | None = None
+
+
+@dataclass(frozen=True)
 class Sweep:
     """The cells of a plan and where their runs lie; ``sources`` are digests of data and backbones by their names."""
 
@@ -98,6 +126,26 @@ class Sweep:
         """
         return placed(cell.options, self.folder)
 
+    @cached_property
+    def results(self) -> Mapping[str, Result]:
+        """The lines of ``results.jsonl`` by their runs' names; none where the sweep was not folded.
+
+        Raises:
+            DataError: a line is damaged.
+        """
+        path = self.folder / RESULTS_FILE
+        lines = path.read_bytes().splitlines() if path.is_file() else []
+        found, reader = dict[str, Result](), TypeAdapter(Result)
+        for number, line in enumerate(lines, 1):
+            try:
+                result = reader.validate_json(line)
+            except ValidationError as error:
+                raise DataError(
+                    f"{path}, line {number} is damaged ({in_words(error)}); remove the line to run it again."
+                ) from None
+            found[result.run] = result
+        return found
+
     @property
     def shared(self) -> Path:
         """The folder of hidden states that runs leave each other."""
@@ -105,6 +153,8 @@ class Sweep:
 
     def outcome(self, cell: Cell) -> Outcome | None:
         """How the run ended; None where it has not.  A card that is whole is a run that is done."""
+        if cell.name in self.results:
+            return self.results[cell.name].outcome
         path = self.run(cell).with_suffix(".json")
         try:
             return TypeAdapter(Outcome).validate_json(path.read_bytes())
@@ -142,10 +192,13 @@ class Sweep:
         Raises:
             BundleError: it is damaged.
         """
-        return read_card(self.run(cell))
+        folded = self.results.get(cell.name)
+        return folded.card if folded and folded.card else read_card(self.run(cell))
 
     def answers(self, cell: Cell) -> tuple[NDArray[Any], NDArray[Any]] | None:
         """(targets, outputs) of the test rows of a run that is done; None where they are no arrays."""
+        if folded := self.results.get(cell.name):
+            return None if folded.answers is None else self._unpacked(cell.name, folded.answers)
         path = self.run(cell) / ANSWERS_FILE
         if not path.is_file():
             return None
@@ -154,6 +207,38 @@ class Sweep:
                 return kept["targets"], kept["outputs"]
         except (OSError, ValueError, KeyError) as error:
             raise BundleError(f"{path} is damaged ({error}); remove {path.parent} to run it again.") from None
+
+    def _unpacked(self, run: str, answers: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        try:
+            with np.load(io.BytesIO(zlib.decompress(base64.b64decode(answers))), allow_pickle=False) as kept:
+                return kept["targets"], kept["outputs"]
+        except (OSError, ValueError, KeyError, zlib.error) as error:
+            path = self.folder / RESULTS_FILE
+            raise BundleError(f"{path}: the answers of {run} are damaged ({error}); remove its line.") from None
+
+    def folded(self) -> Sweep:
+        """Leave of each run that is over a line of ``results.jsonl`` alone; tensors, whole cards and folders go.
+
+        Lines of runs that the plan has no longer stay.  The file is whole before the first folder goes.
+        """
+        lines = {**self.results, **{each.run: each for cell in self.cells if (each := self._result(cell))}}
+        write_atomically(self.folder / RESULTS_FILE, b"".join(_line(each) for each in lines.values()))
+        for name in lines:
+            shutil.rmtree(self.folder / "runs" / name, ignore_errors=True)
+            (self.folder / "runs" / name).with_suffix(".json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # runs that are not over
+            (self.folder / "runs").rmdir()
+        return dataclasses.replace(self)  # which reads the new lines
+
+    def _result(self, cell: Cell) -> Result | None:
+        outcome = self.outcome(cell)
+        if outcome is None or cell.name in self.results:
+            return self.results.get(cell.name)
+        run = (cell.name, cell.data, cell.method, cell.rate, cell.rows, cell.seed)
+        if outcome.state != "done":
+            return Result(*run, outcome)
+        answers = self.answers(cell)
+        return Result(*run, outcome, _short(self.card(cell)), None if answers is None else _packed(*answers))
 
     def forget_tensors(self, cell: Cell) -> None:
         """Keep of a run that is done its card and answers alone."""
@@ -170,16 +255,16 @@ class Sweep:
         shutil.rmtree(self.shared, ignore_errors=True)
 
     def write(self) -> None:
-        """Write ``sweep.json``."""
-        write_json(
-            self.folder / SWEEP_FILE,
-            {
-                "schema": SWEEP_SCHEMA,
-                "plan": self.plan.model_dump(mode="json", exclude_unset=True),
-                "sources": dict(self.sources),
-                "cells": [dataclasses.asdict(cell) for cell in self.cells],
-            },
-        )
+        """Write ``sweep.json``, a cell a line: there are hundreds."""
+        head = {
+            "schema": SWEEP_SCHEMA,
+            "plan": self.plan.model_dump(mode="json", exclude_unset=True),
+            "sources": dict(self.sources),
+        }
+        start = json.dumps(head, indent=2, ensure_ascii=False).removesuffix("\n}")
+        cells = ",\n".join(f"    {json.dumps(dataclasses.asdict(cell), ensure_ascii=False)}" for cell in self.cells)
+        text = f'{start},\n  "cells": [\n{cells}\n  ]\n}}\n'
+        write_atomically(self.folder / SWEEP_FILE, text.encode(errors="replace"))
 
     def require_sources(self, before: Mapping[str, str]) -> None:
         """See that data and backbones are those that earlier runs of this folder had.
@@ -193,6 +278,26 @@ class Sweep:
                     f"{name} changed since runs of {self.folder} were computed (sha256 {before[name][:12]} then, "
                     f"{digest[:12]} now). Restore it, or give another --out."
                 )
+
+
+def _short(card: DeltaCard) -> DeltaCard:
+    """The card without what no table needs."""
+    metrics = {name: card.metrics[name] for name in _SCORES if name in card.metrics}
+    baselines = card.metrics.get("baselines", {})
+    metrics["baselines"] = {name: {"test": found["test"]} for name, found in baselines.items()}
+    chosen = {name: value for name, value in card.chosen.items() if name != "ece"}
+    return card.model_copy(update={"metrics": metrics, "chosen": chosen, "training": {}, "versions": {}})
+
+
+def _packed(targets: NDArray[Any], outputs: NDArray[Any]) -> str:
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, targets=targets, outputs=outputs)
+    return base64.b64encode(zlib.compress(file.getvalue(), 9)).decode()
+
+
+def _line(result: Result) -> bytes:
+    document = TypeAdapter(Result).dump_python(result, mode="json", exclude_defaults=True)
+    return (json.dumps(document, ensure_ascii=False) + "\n").encode(errors="replace")
 
 
 def name_of(asked: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep
 from edgepeft.sweep.local import Ended, Moved
 from edgepeft.sweep.work import Job
 
-__all__ = ["RUNGS", "Executor", "Shown", "estimate", "require_halvable", "run_sweep"]
+__all__ = ["RUNGS", "Executor", "Shown", "estimate", "fold", "require_halvable", "run_sweep"]
 
 RUNGS = (0.25, 0.5)  # of a run's steps, after which half of a method's runs go no further
 Executor = Callable[[Sequence[Job]], Iterator[Moved | Ended]]
@@ -68,6 +68,16 @@ def run_sweep(
         if not _left(sweep):
             sweep.forget_shared()
     return failed
+
+
+def fold(sweep: Sweep) -> Sweep:
+    """The sweep with its runs as lines of ``results.jsonl``, as ``Sweep.folded``.
+
+    Raises:
+        EdgepeftError: another process computes this sweep; no space left.
+    """
+    with locked(sweep.folder, _OTHERS_S):
+        return sweep.folded()
 
 
 def _until(cell: Cell, rung: float) -> int:

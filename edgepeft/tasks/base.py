@@ -1,8 +1,8 @@
 """What a kind of task is: how labels, losses, scores and answers of such tasks come about, in one class.
 
 A kind is a file of this package with one subclass of ``TaskType``, found by its ``name``; ``--kind NAME`` asks for it,
-and nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and what
-was chosen for it on the evaluation rows.
+and nothing else in edgepeft knows which kinds there are.  An object of the class is bound to a task: its labels, and
+what was chosen for it on the evaluation rows.
 
 Letters: B rows of a batch, n rows, C columns of the logits; K token rows of the row that has most, where a row is
 read as several: logits are ``several.LOWEST`` then where a row has fewer.

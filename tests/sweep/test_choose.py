@@ -10,6 +10,7 @@ from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.device.profiles.loader import load_profile
 from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
 from edgepeft.sweep.costs import MethodCosts, Seconds, costs_of, exported
+from edgepeft.sweep.run import fold
 
 
 def planted(sweep, right, costs):
@@ -89,6 +90,9 @@ def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
     assert called.returncode == 0, called.stderr
     (shown,) = (each for each in json.loads(called.stdout)["methods"] if each["method"] == "lora:rank=2")
     assert (shown["per_minute"], shown["disk"]) == (pytest.approx(eight_lora.per_minute), eight_lora.disk)
+    fold(done)  # lines of results have what is chosen by
+    folded = edgepeft("choose", done.folder, "--profile", "rpi4", "--tasks", 8, "--json")
+    assert folded.stdout == called.stdout, folded.stderr
 
 
 @pytest.mark.slow

@@ -14,13 +14,13 @@ from inline import inline
 from verbs import edgepeft
 
 from edgepeft.bundle.card import read_card
-from edgepeft.common.errors import DataError, UsageError
+from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep import table
 from edgepeft.sweep.cells import sweep_of
-from edgepeft.sweep.folder import open_sweep
+from edgepeft.sweep.folder import Outcome, open_sweep
 from edgepeft.sweep.plan import read_plan
-from edgepeft.sweep.run import estimate, run_sweep
+from edgepeft.sweep.run import estimate, fold, run_sweep
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.sweep.work import Job, compute
 from edgepeft.training import engine
@@ -188,6 +188,56 @@ def test_cards_alone_make_the_same_table(swept):
     (column,) = columns(sweep)
     assert column.chosen["lora:rank=2"].bytes > 0
     assert not_worse([column.chosen["linear"]], [column.chosen["lora:rank=2"]]) is not None
+
+
+def test_lines_of_results_make_the_same_table_and_are_not_run_again(done):
+    before = document(done)
+    (done.run(done.cells[0]) / "delta.safetensors").unlink()  # one whose card alone is there
+    folded = fold(done)
+    assert sorted(path.name for path in folded.folder.iterdir() if path.name[0] != ".") == [
+        "results.jsonl",
+        "sweep.json",
+    ]
+    assert document(folded) == document(open_sweep(done.folder)) == before
+    lines = [json.loads(line) for line in (done.folder / "results.jsonl").read_text().splitlines()]
+    assert [(line["run"], line["data"], line["method"], line["rate"], line["seed"]) for line in lines] == [
+        (cell.name, cell.data, cell.method, cell.rate, cell.seed) for cell in done.cells
+    ]
+    assert run(folded) == ([], {})
+
+
+def test_what_is_not_over_stays_when_the_others_are_folded(swept):
+    sweep = swept()
+    part = dataclasses.replace(sweep, cells=sweep.cells[:1])
+    run(part)
+    sweep.end(sweep.cells[1], Outcome("diverged", 1.0, reason="the loss is not finite"))
+    begun = sweep.run(sweep.cells[2])
+    begun.mkdir()
+    folded = fold(sweep)
+    assert list(folded.results) == [cell.name for cell in sweep.cells[:2]] and begun.is_dir()
+    assert folded.outcome(sweep.cells[1]) == Outcome("diverged", 1.0, reason="the loss is not finite")
+    told, failed = run(folded)
+    assert not failed and [each.cell for each in told] == list(sweep.cells[2:])
+    assert list(fold(folded).results) == [cell.name for cell in sweep.cells]
+
+
+def test_a_damaged_line_of_results_is_said(done):
+    path = fold(done).folder / "results.jsonl"
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([first[:-9], *others]))
+    with pytest.raises(DataError, match=r"results\.jsonl, line 1 is damaged"):
+        document(open_sweep(done.folder))
+    path.write_text("\n".join([json.dumps({**json.loads(first), "answers": "eNo="}), *others]))
+    with pytest.raises(BundleError, match=rf"answers of {done.cells[0].name} are damaged"):
+        document(open_sweep(done.folder))
+
+
+def test_sweep_keeps_results_alone_where_asked(plan, tmp_path):
+    path = plan(data="", more="")
+    made = edgepeft("sweep", path, "--out", tmp_path / "kept", "--keep", "results", "--json")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout) == document(open_sweep(tmp_path / "kept"))
+    assert not (tmp_path / "kept" / "runs").exists() and (tmp_path / "kept" / "results.jsonl").is_file()
 
 
 def test_cards_are_moved_to_another_machine_and_are_done_there(plan, tiny, tmp_path, monkeypatch):

@@ -174,5 +174,7 @@ def _runs(key: str, name: str, sweep: Sweep) -> Section:
         numbers = (f"{cell.rate:g}", cell.rows, str(cell.seed), state, scores.get("eval"), scores.get("test"))
         rows.append((cell.name, cell.backbone, cell.data, cell.method, *numbers))
     header = ("run", "backbone", "data", "method", "rate", "rows", "seed", "state", "eval rows", "test rows")
-    text = f"{name}. A run's name is its folder in runs/, and the hash of what was asked of it."
+    text = (
+        f"{name}. A run's name is the hash of what was asked of it: its folder in runs/, or its line of results.jsonl."
+    )
     return Section(key, "Runs", text, header, rows)
