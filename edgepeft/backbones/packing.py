@@ -17,10 +17,12 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["ATTENTION", "MERGE", "REAL", "SPLIT", "Lookups", "Packing"]
+__all__ = ["ATTENTION", "INDEX", "MERGE", "N_HEADS", "REAL", "SPLIT", "Lookups", "Packing"]
 
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
+# Where each token stands in the padded batch, and how many heads there are: see ``edgepeft.graph.one_row``.
+INDEX, N_HEADS = "token.index", "n_heads"
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see
 # ``edgepeft.graph.prune_last_layer``.
 ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather", "Reshape")
@@ -48,7 +50,7 @@ class Packing:
         self.emit, self.n_heads = emit, n_heads
         op, ints = emit.op, emit.ints
         heads = emit.constant("head_range", np.arange(n_heads), np.int64)  # (h)
-        count = emit.constant("n_heads", n_heads, np.int64)
+        count = emit.constant(N_HEADS, n_heads, np.int64)
         zero, one = emit.constant("zero", 0, np.int64), emit.constant("one", 1, np.int64)
         self.zero, self.one = zero, one
 
@@ -58,7 +60,7 @@ class Packing:
         mask = op("Cast", "attention_mask", to=TensorProto.BOOL)
         self.real = op("Cast", mask, to=TensorProto.INT64, output=REAL)  # (B, S) of 0, 1
         flat = op("Reshape", self.real, ints(-1))  # (B S)
-        self.index = op("Reshape", op("NonZero", flat), ints(-1), output="token.index")  # (T) into (B S)
+        self.index = op("Reshape", op("NonZero", flat), ints(-1), output=INDEX)  # (T) into (B S)
         self.row = op("Div", self.index, length, output=HELPERS[Helper.ROW])  # (T)
         self.column = op("Mod", self.index, length, output="token.column")  # (T)
         # For each padded place the packed token that stands there; padding borrows a neighbour.
@@ -90,7 +92,7 @@ class Packing:
     def of_heads(self, tokens: str, output: str) -> str:
         """Packed tokens, (., places) into (T) -> their heads, (., h, places) into (T h)."""
         op, ints = self.emit.op, self.emit.ints
-        first = op("Unsqueeze", op("Mul", tokens, "n_heads"), ints(1))
+        first = op("Unsqueeze", op("Mul", tokens, N_HEADS), ints(1))
         return op("Add", first, op("Unsqueeze", "head_range", ints(1)), output=output)
 
     def attend(

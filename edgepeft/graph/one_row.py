@@ -1,0 +1,129 @@
+"""Pass: a graph of packed tokens, rewritten for a batch of one row without padding.
+
+All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, no token is
+left out of the attention, and a mean is a mean over all.  Equal to the graph that it is made of, to the rounding of float32.
+
+Letters: T tokens, d hidden, h heads, e = d / h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from edgepeft.backbones.base import HELPERS, Helper, Role
+from edgepeft.backbones.packing import INDEX, MERGE, N_HEADS, SPLIT
+from edgepeft.graph.contract import Contract
+from edgepeft.graph.predicates import same_interface, well_formed
+from edgepeft.graph.protos import attributes, constant, read_instead, reads, writers
+from edgepeft.graph.prune import prune
+
+__all__ = ["for_one_row"]
+
+_FIRST = "one_row.first"  # [1], where the row begins
+
+
+@Contract(requires=[well_formed], ensures=[well_formed], keeps=[same_interface], mutates=True)
+def for_one_row(model: onnx.ModelProto) -> bool:
+    """Rewrite a spliced graph for input_ids [1, T] whose attention_mask is 1 throughout; returns whether it changed.
+
+    What the graph has in another form than ``backbones.packing`` writes it stays as it is.
+    """
+    graph = model.graph
+    heads = constant(graph, N_HEADS)
+    writer = writers(graph)
+    if heads is None or SPLIT not in writer or MERGE not in writer:
+        return False
+    rewriter = _Rewriter(graph, writer, int(heads))
+    for node in list(graph.node):
+        rewriter.take(node)
+    return rewriter.write()
+
+
+class _Rewriter:
+    def __init__(self, graph: onnx.GraphProto, writer: Mapping[str, onnx.NodeProto], n_heads: int) -> None:
+        self._graph, self._writer, self._n_heads = graph, writer, n_heads
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            for name in reads(node):
+                self._readers.setdefault(name, []).append(node)
+        self._outputs = {output.name for output in graph.output}
+        self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
+        self._instead: dict[str, str] = {HELPERS[Helper.FIRST_TOKEN]: _FIRST}
+        self._shapes: dict[str, list[int]] = {}
+
+    def take(self, node: onnx.NodeProto) -> None:
+        if node.op_type == "Gather" and not any(attributes(node).values()):
+            above = self._writer.get(node.input[0])
+            if above is not None and above.op_type == "Reshape":
+                self._gathered(node, above)
+        elif node.op_type == "Add" and Role.ATTENTION_BIAS.value in node.input:
+            others = [name for name in node.input if name != Role.ATTENTION_BIAS.value]
+            scores = self._writer.get(others[0]) if others else None
+            if scores is not None and scores.op_type == "MatMul" and self._hides_padding():
+                self._instead[node.output[0]] = others[0]
+        elif node.op_type == "Div" and node.output[0] == Role.POOLED_MEAN.value:
+            product = self._writer.get(node.input[0])
+            if product is not None and product.op_type == "MatMul":
+                mean = helper.make_node("ReduceMean", [product.input[1], self._shape([0])], node.output[:1])
+                self._new[node.output[0]] = [mean]
+
+    def _gathered(self, node: onnx.NodeProto, above: onnx.NodeProto) -> None:
+        value, places, result = above.input[0], node.input[1], node.output[0]
+        target = constant(self._graph, above.input[1])
+        shape = [] if target is None else target.ravel().tolist()
+        if places == INDEX and shape == [-1]:  # (1, T) -> (T)
+            self._instead[result] = above.output[0]
+        elif places == SPLIT and len(shape) == 2 and shape[0] == -1:
+            self._split(value, result, shape[1])
+        elif places == MERGE and len(shape) == 2 and self._is_flattened(result):
+            self._new[result] = [_transposed(value, result, (0, 2, 1, 3))]  # (1, h, T, e) -> (1, T, h, e)
+
+    def _split(self, value: str, result: str, e: int) -> None:
+        """(T, d) -> (1, h, T, e), or at once (1, h, e, T), where only that is read."""
+        rows = f"{result}/rows"
+        reshape = helper.make_node("Reshape", [value, self._shape([1, -1, self._n_heads, e])], [rows])
+        readers = self._readers.get(result, [])
+        keys = readers[0] if len(readers) == 1 and result not in self._outputs else None
+        if keys is not None and keys.op_type == "Transpose" and attributes(keys).get("perm") == [0, 1, 3, 2]:
+            self._new[keys.output[0]] = [reshape, _transposed(rows, keys.output[0], (0, 2, 3, 1))]
+        else:
+            self._new[result] = [reshape, _transposed(rows, result, (0, 2, 1, 3))]
+
+    def _is_flattened(self, value: str) -> bool:
+        """Whether all that reads the merged heads joins them, whatever stands before."""
+        readers = self._readers.get(value, [])
+        targets = [constant(self._graph, node.input[1]) for node in readers if node.op_type == "Reshape"]
+        joined = all(target is not None and target.size == 2 and target.ravel()[0] == -1 for target in targets)
+        return joined and len(targets) == len(readers) and value not in self._outputs
+
+    def _hides_padding(self) -> bool:
+        """Whether the bias is the packing's own: 0 for each token, the lowest number for padding."""
+        node = self._writer.get(Role.ATTENTION_BIAS.value)
+        where = None if node is None else self._writer.get(node.input[0])
+        none = None if where is None or where.op_type != "Where" else constant(self._graph, where.input[1])
+        return none is not None and not none.any()
+
+    def _shape(self, extents: list[int]) -> str:
+        name = f"one_row.{'x'.join(map(str, extents))}"
+        self._shapes[name] = extents
+        return name
+
+    def write(self) -> bool:
+        kept = [node for node in self._graph.node if self._new.keys().isdisjoint(node.output)]
+        changed = bool(self._new)
+        del self._graph.node[:]
+        self._graph.node.extend([*kept, *(node for nodes in self._new.values() for node in nodes)])
+        instead = {old: self._instead.get(new, new) for old, new in self._instead.items() if old not in self._outputs}
+        read_instead(self._graph, instead)
+        shapes = {_FIRST: [0], **self._shapes}
+        self._graph.initializer.extend(numpy_helper.from_array(np.array(s, np.int64), n) for n, s in shapes.items())
+        prune(self._graph)
+        return changed
+
+
+def _transposed(value: str, output: str, perm: tuple[int, ...]) -> onnx.NodeProto:
+    return helper.make_node("Transpose", [value], [output], perm=perm)
