@@ -17,12 +17,12 @@ from onnx import TensorProto, helper
 from edgepeft.backbones.base import HELPERS, Helper, Role
 from edgepeft.backbones.emit import Emitter
 
-__all__ = ["ATTENTION", "INDEX", "MERGE", "N_HEADS", "REAL", "SPLIT", "Lookups", "Packing"]
+__all__ = ["ATTENTION", "COLUMN", "INDEX", "MERGE", "N_HEADS", "REAL", "SPLIT", "Lookups", "Packing"]
 
 # Two lookups that undo each other, (T h) -> (B, h, S) and back, and where a token is: see ``edgepeft.graph.gradient``.
 SPLIT, MERGE, REAL = "heads.split", "heads.merge", "token.real"
-# Where each token stands in the padded batch, and how many heads there are: see ``edgepeft.graph.one_row``.
-INDEX, N_HEADS = "token.index", "n_heads"
+# Each token's place in the padded batch and in its row, and the number of heads: see ``edgepeft.graph.one_row``.
+INDEX, COLUMN, N_HEADS = "token.index", "token.column", "n_heads"
 # How ``Packing.attend`` gets from the merged heads up to its query, by each node's first input: see
 # ``edgepeft.graph.prune_last_layer``.
 ATTENTION = ("Gather", "Reshape", "MatMul", "Softmax", "Add", "MatMul", "Gather", "Reshape")
@@ -62,7 +62,7 @@ class Packing:
         flat = op("Reshape", self.real, ints(-1))  # (B S)
         self.index = op("Reshape", op("NonZero", flat), ints(-1), output=INDEX)  # (T) into (B S)
         self.row = op("Div", self.index, length, output=HELPERS[Helper.ROW])  # (T)
-        self.column = op("Mod", self.index, length, output="token.column")  # (T)
+        self.column = op("Mod", self.index, length, output=COLUMN)  # (T)
         # For each padded place the packed token that stands there; padding borrows a neighbour.
         self.place = op("Max", op("Sub", op("CumSum", flat, zero), one), zero)  # (B S)
         self.counts = op("ReduceSum", self.real, ints(1), keepdims=0)  # (B)

@@ -1,7 +1,7 @@
 """Pass: a graph of packed tokens, rewritten for a batch of one row without padding.
 
 All tokens of such a row are real, so nothing has to be looked up: heads are split and merged by transposes, no token is
-left out of the attention, and a mean is a mean over all.  Equal to the graph that it is made of, to the rounding of float32.
+left out of the attention, and a mean is a mean over all.  The result equals the packed graph's to float32's rounding.
 
 Letters: T tokens, d hidden, h heads, e = d / h.
 """
@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgepeft.backbones.base import HELPERS, Helper, Role
-from edgepeft.backbones.packing import INDEX, MERGE, N_HEADS, SPLIT
+from edgepeft.backbones.packing import COLUMN, INDEX, MERGE, N_HEADS, SPLIT
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.predicates import same_interface, well_formed
 from edgepeft.graph.protos import attributes, constant, read_instead, reads, writers
@@ -54,6 +54,9 @@ class _Rewriter:
         self._new: dict[str, list[onnx.NodeProto]] = {}  # by the value that they give
         self._instead: dict[str, str] = {HELPERS[Helper.FIRST_TOKEN]: _FIRST}
         self._shapes: dict[str, list[int]] = {}
+        if (row := writer.get(HELPERS[Helper.ROW])) is not None and row.op_type == "Div":
+            places = helper.make_node("Range", ["zero", row.input[1], "one"], [INDEX])  # 0 to T
+            self._new[INDEX], self._instead[COLUMN] = [places], INDEX
 
     def take(self, node: onnx.NodeProto) -> None:
         if node.op_type == "Gather" and not any(attributes(node).values()):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgepeft.runtime.inputs import Inputs
 
-__all__ = ["PASS_TOKENS", "in_batches", "passes"]
+__all__ = ["PASS_TOKENS", "in_batches", "one_row", "passes"]
 
 T = TypeVar("T")
 
@@ -31,9 +31,6 @@ def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterat
     ``inputs`` holds attention_mask and its like, all [batch, length]; ``prompt`` counts the tokens that the
     graph puts in front of each row.  Columns are dropped at the end only: padding on the left may carry position.
     """
-    if len(inputs["attention_mask"]) == 1:
-        yield np.zeros(1, np.intp), inputs
-        return
     mask = inputs["attention_mask"] != 0
     if not len(mask):
         return
@@ -49,6 +46,17 @@ def passes(inputs: Inputs, tokens: int = PASS_TOKENS, prompt: int = 0) -> Iterat
         if rows.size:
             used = int(np.flatnonzero(mask[rows].any(0))[-1]) + 1
             yield rows, {name: values[rows, :used] for name, values in inputs.items()}
+
+
+def one_row(inputs: Inputs) -> Inputs | None:
+    """A batch of one row without the padding at its end; None for other batches, or padding elsewhere."""
+    mask = inputs["attention_mask"]
+    if len(mask) != 1:
+        return None
+    used = int(np.count_nonzero(mask))
+    if not mask[0, :used].all():
+        return None
+    return inputs if used == mask.shape[1] else {name: values[:, :used] for name, values in inputs.items()}
 
 
 def in_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:

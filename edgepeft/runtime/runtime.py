@@ -18,6 +18,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.data.windows import Spread
 from edgepeft.graph.names import LOGITS
+from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import Generator, TextSession
 from edgepeft.runtime.inputs import (
@@ -33,7 +34,7 @@ from edgepeft.runtime.inputs import (
 )
 from edgepeft.runtime.mixed import Mixer
 from edgepeft.runtime.packed import put
-from edgepeft.runtime.passes import in_batches, passes
+from edgepeft.runtime.passes import in_batches, one_row, passes
 from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session
@@ -59,6 +60,7 @@ class Runtime(TextTasks):
         self.threads = threads
         self.truncation = Truncation()
         self._sessions: dict[str | None, TaskSession] = {}
+        self._one_row: dict[str | None, TaskSession] = {}  # for a batch of one row, each opened with the first such
         self._encoder: TextEncoder | None = None
         self._weights = Weights(self.bundle, cache=cache, threads=threads, forget=self._forget, move=self._move)
         self._prefix = Prefix(self.bundle, self._open)
@@ -79,6 +81,7 @@ class Runtime(TextTasks):
         with self._lock:
             self._closed = True
             self._sessions.clear()
+            self._one_row.clear()
             self._prefix.close()
             self.generator.close()
             self._mixer.close()
@@ -106,6 +109,7 @@ class Runtime(TextTasks):
             self.bundle = self._weights.bundle = bundle
             for name in changed:
                 self._sessions.pop(name, None)
+                self._one_row.pop(name, None)
             self._mixer.renew(bundle, changed)
             if changed:
                 self._prefix = Prefix(bundle, self._open)  # runs that are under way keep the old one
@@ -152,12 +156,14 @@ class Runtime(TextTasks):
     def _forget(self, session: object) -> None:
         """Drop a session, since too many are open: its tasks open another with their next request."""
         self._sessions = {task: each for task, each in self._sessions.items() if each.shared is not session}
+        self._one_row = {task: each for task, each in self._one_row.items() if each.shared is not session}
         self._prefix.forget(session)
         self.generator.forget(session)
         self._mixer.forget(session)
 
     def _move(self, session: object) -> None:
         """Open the tasks of this session again, now that a second one of their structure shares another with them."""
+        self._one_row = {task: each for task, each in self._one_row.items() if each.shared is not session}
         for task in [task for task, each in self._sessions.items() if each.shared is session]:
             with contextlib.suppress(EdgepeftError):  # its file was replaced since: the open session goes on answering
                 self._sessions[task] = self._open(self.bundle.graph(task))
@@ -210,10 +216,26 @@ class Runtime(TextTasks):
         self, task: str | None, output: str, inputs: Inputs
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.float32]]]:
         """One output, pass by pass, with the rows that it belongs to; ``inputs`` are those that the backbone reads."""
+        if (whole := one_row(inputs)) is not None:
+            yield np.zeros(1, np.intp), run_session(self._session_of_one_row(task), output, whole)
+            return
         session = self.session(task)
         prompt = 0 if task is None else self.bundle.entry(task).prompt_length
         for rows, part in passes(inputs, prompt=prompt):
             yield rows, run_session(session, output, part)
+
+    def _session_of_one_row(self, task: str | None) -> TaskSession:
+        """As ``session``; for a row without padding, by the graph that is quickest for it."""
+        session = self._one_row.get(task)  # another thread may close it at any time
+        if session is None:
+            with self._lock:
+                self._check_open()
+                self._weights.prepare()
+                with opening(task):
+                    model = self.bundle.graph(task)
+                    session = self._open(model) if for_one_row(model) else self.session(task)
+                self._one_row[task] = session
+        return session
 
     def predict(self, task: str, texts: str | Sequence[Readable]) -> list[Prediction]:
         """One answer for each text, pair or row of columns, in order; what is longer is cut, counted in ``truncation``.

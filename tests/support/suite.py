@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from edgepeft.backbones.hooks import edge_logits, load_model, pool
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, new_delta
+from edgepeft.graph.one_row import for_one_row
+from edgepeft.graph.protos import copied
 from edgepeft.graph.prune_last_layer import drop_unread_rows
 from edgepeft.graph.splice import splice
 from edgepeft.heads.base import head_named
@@ -81,10 +83,23 @@ class Case:
 
     @functools.cached_property
     def session(self) -> ort.InferenceSession:
+        return self._session(self.spliced)
+
+    @functools.cached_property
+    def session_of_one_row(self) -> ort.InferenceSession | None:
+        """None for what the pass leaves as it is."""
+        model = copied(self.spliced)
+        return self._session(model) if for_one_row(model) else None
+
+    @functools.cached_property
+    def spliced(self) -> onnx.ModelProto:
         family, checkpoint = self.backbone.family, self.backbone.checkpoint
         backbone = family.build_graph(self.architecture, checkpoint)
         model = splice(backbone, self.graph, family.bindings(self.architecture), checkpoint)
         drop_unread_rows(model)
+        return model
+
+    def _session(self, model: onnx.ModelProto) -> ort.InferenceSession:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = 1, 3
         folder = str(self.backbone.folder)
@@ -215,6 +230,10 @@ def torch_equals_onnxruntime(case: Case) -> None:
         (found,) = case.session.run(["logits"], {i.name: feed[i.name] for i in case.session.get_inputs()})
         expected.require(case.logits(case.moved, rows), "PyTorch")
         expected.require(found, "ONNX Runtime")
+        if batch == 1 and case.session_of_one_row is not None:
+            names = [i.name for i in case.session_of_one_row.get_inputs()]
+            (found,) = case.session_of_one_row.run(["logits"], {name: feed[name] for name in names})
+            expected.require(found, "ONNX Runtime, by the graph for one row")
 
 
 def graph_is_plain_and_its_own(case: Case) -> None:
