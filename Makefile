@@ -99,7 +99,7 @@ types: $(INSTALLED)  ## mypy --strict on edgepeft
 contracts: $(INSTALLED)  ## Which package may import which
 	$(BIN)/lint-imports
 
-generated: $(INSTALLED)  ## Rewrites methods.json, README's table, the JSON Schemas of results and two pictures from the code
+generated: $(INSTALLED)  ## Rewrites methods.json, the table of docs/methods.md, the JSON Schemas of results and two pictures from the code
 	$(BIN)/python -m bench.generated
 
 picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
