@@ -25,7 +25,7 @@ GATE      := --profile rpi4 --backbone all-MiniLM-L6-v2 --length 32 --determinis
 # The oldest onnxruntime that pyproject.toml allows on this kind of machine.
 OLDEST_ORT := $(shell sed -n 's/.*"onnxruntime>=\([0-9.]*\);.*/\1/p' pyproject.toml)
 
-.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated wheel wheel-test ci clean
+.PHONY: attack gate baseline claims devices help install quickstart test test-slow test-gpu test-isas test-oldest lock test-javascript npm-package lint types contracts faults images-test generated picture check-generated docs wheel wheel-test ci clean
 .DEFAULT_GOAL := help
 
 help:  ## This list
@@ -99,7 +99,7 @@ types: $(INSTALLED)  ## mypy --strict on edgepeft
 contracts: $(INSTALLED)  ## Which package may import which
 	$(BIN)/lint-imports
 
-generated: $(INSTALLED)  ## Rewrites methods.json, README's table, the JSON Schemas of results and two pictures from the code
+generated: $(INSTALLED)  ## Rewrites methods.json, the table of docs/methods.md, the JSON Schemas of results and two pictures from the code
 	$(BIN)/python -m bench.generated
 
 picture: $(INSTALLED)  ## README's picture, from the result of `make quickstart`
@@ -116,6 +116,9 @@ lock: $(INSTALLED)  ## Rewrites docker/runtime.lock, what the images install, wi
 check-generated: $(INSTALLED)  ## Fails when one of those files or docs/devices.md is out of date
 	$(BIN)/python -m bench.generated --check
 	$(BIN)/python -m bench.published docs --check
+
+docs: $(INSTALLED)  ## The documentation as a site, in build/docs; fails on a link that leads nowhere
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 faults: $(INSTALLED)  ## Fuzzing, kills and a full disk, with their counts (root; about an hour)
 	$(BIN)/python tests/support/fuzz.py

@@ -1,4 +1,4 @@
-"""Writes the files that are generated from code: methods.json, the README's table, JSON Schemas of results, pictures.
+"""Writes the files that are generated from code: methods.json, the table of methods, JSON Schemas of results, pictures.
 
     python -m bench.generated [--check] [--root FOLDER]
 
@@ -34,11 +34,11 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"  # the draft that pydant
 
 
 def generated_files(root: Path) -> dict[Path, str]:
-    """What each file should hold; ``root`` has the README and docs."""
+    """What each file should hold; ``root`` has docs."""
     schemas = {root / "docs" / "schemas" / f"{name}.json": _json_schema(part) for name, part in _DOCUMENTS.items()}
     pictures = {root / "docs" / "floors.svg": floors_picture(_REPOSITORY / "pyproject.toml")}
     pictures[root / "docs" / "fleet.svg"] = fleet_picture(DAYS)
-    return {**methods.generated_files(root / "README.md"), **schemas, **pictures}
+    return {**methods.generated_files(root / "docs" / "methods.md"), **schemas, **pictures}
 
 
 def _json_schema(document: type[Part]) -> str:

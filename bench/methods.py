@@ -1,4 +1,4 @@
-"""The methods as data, from their own files: ``edgepeft/_data/methods.json`` and the README's table.
+"""The methods as data, from their own files: ``edgepeft/_data/methods.json`` and the table of docs/methods.md.
 
 A board has no torch to import the methods with, so `edgepeft methods` reads the file, which `make generated` writes.
 """
@@ -30,7 +30,7 @@ def _catalogue() -> dict[str, Any]:
     return {"methods": [_entry(method, architectures) for method in methods().values()]}
 
 
-def _readme_table(document: dict[str, Any]) -> str:
+def _markdown_table(document: dict[str, Any]) -> str:
     """A markdown table, one row a method."""
     name = COUNTED_ON[0]
     lines = [f"| method | what it computes | trained on {name} | learning rate | paper |", "|---|---|---|---|---|"]
@@ -57,12 +57,12 @@ def _with_table(text: str, table: str, where: str) -> str:
     return f"{head}{begin}{comment}{newline}{table}\n{end}{tail}"
 
 
-def generated_files(readme: Path) -> dict[Path, str]:
-    """What ``methods.json`` and, where there is one, the README should hold."""
+def generated_files(page: Path) -> dict[Path, str]:
+    """What ``methods.json`` and, where there is one, the page should hold."""
     document = _catalogue()
     files = {package_data("methods.json"): json.dumps(document, indent=2, ensure_ascii=False) + "\n"}
-    if readme.is_file():
-        files[readme] = _with_table(readme.read_text(encoding="utf-8"), _readme_table(document), str(readme))
+    if page.is_file():
+        files[page] = _with_table(page.read_text(encoding="utf-8"), _markdown_table(document), str(page))
     return files
 
 

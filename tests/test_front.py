@@ -83,6 +83,12 @@ BLOCKS = [
 ]
 
 
+def test_the_readme_shows_the_first_block_of_the_page():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    block = PAGE[PAGE.index("    from edgepeft") :].partition("\n\n`train`")[0]
+    assert block.rstrip().endswith("answer.score)") and block in readme
+
+
 @pytest.fixture
 def mood(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="pip install edgepeft[train]")

@@ -15,21 +15,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_the_check_fails_on_stale_files_and_passes_once_they_are_written(tmp_path, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text("top\n<!-- methods:begin (generated) -->\nold\n<!-- methods:end -->\nbottom\n")
+    page = tmp_path / "docs" / "methods.md"
+    page.parent.mkdir()
+    page.write_text("top\n<!-- methods:begin (generated) -->\nold\n<!-- methods:end -->\nbottom\n")
     assert main(["--check", "--root", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.count("make generated") == 6  # the README, three schemas and two pictures
-    assert "old" in readme.read_text()
+    assert capsys.readouterr().err.count("make generated") == 6  # the page, three schemas and two pictures
+    assert "old" in page.read_text()
     assert main(["--root", str(tmp_path)]) == 0
     assert main(["--check", "--root", str(tmp_path)]) == 0
-    text = readme.read_text()
+    text = page.read_text()
     assert text.startswith("top\n<!-- methods:begin (generated) -->\n| method |")
     assert text.endswith("<!-- methods:end -->\nbottom\n")
     assert all(f"| `{name}` |" in text for name in methods())
 
 
-def test_a_readme_without_markers_is_refused(tmp_path):
-    (tmp_path / "README.md").write_text("nothing here")
+def test_a_page_without_markers_is_refused(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "methods.md").write_text("nothing here")
     with pytest.raises(UsageError, match="methods:begin"):
         main(["--root", str(tmp_path)])
 

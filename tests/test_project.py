@@ -21,7 +21,7 @@ from edgepeft.common.resources import package_data
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/start.md")
 MODULES = sorted(
     name
     for _, name, _ in pkgutil.walk_packages(edgepeft.__path__, "edgepeft.")
@@ -117,12 +117,18 @@ def test_every_make_target_that_a_document_shows_exists(document):
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_local_link_leads_to_a_file(document):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", read(document))
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not ((ROOT / document).parent / link).exists()] == []
 
 
 def test_every_file_that_the_architecture_names_is_there():
     named = re.findall(r"`([a-z_/]+(?:\.py|/))`", read("docs/architecture.md"))
     assert len(named) > 20 and [name for name in named if not (ROOT / "edgepeft" / name).exists()] == []
+
+
+def test_the_front_door_stays_small():
+    assert len(read("README.md").splitlines()) <= 150
+    navigation = re.findall(r"^ +- (\S+\.md)$", read("mkdocs.yml"), re.MULTILINE)
+    assert len(navigation) == len(set(navigation)) <= 20
 
 
 def test_the_changelog_opens_with_this_version():

@@ -243,7 +243,7 @@ def test_a_method_is_one_file_and_what_is_generated_from_it(tree: Path, python: 
     assert python("bench.generated", "--check").returncode == 1
     assert python("bench.generated").returncode == 0
     assert python("bench.generated", "--check").returncode == 0
-    assert "| `ssf` | `gamma * y + beta` |" in (tree / "README.md").read_text()
+    assert "| `ssf` | `gamma * y + beta` |" in (tree / "docs" / "methods.md").read_text()
 
 
 def test_a_head_is_one_file(tree: Path, python: Run):

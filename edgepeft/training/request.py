@@ -19,7 +19,7 @@ from edgepeft.training.options import TrainOptions
 
 __all__ = ["METHOD", "Begun", "Request"]
 
-METHOD = "lora"  # of a task that names none: as good as full fine-tuning in README's table, and PEFT has it too
+METHOD = "lora"  # of a task that names none: as good as full fine-tuning in docs/methods.md, and PEFT has it too
 _COLUMNS = ("text_column", "pair_column", "label_column", "label_separator")
 _OF_TEXT = ("format", "source", "target")
 
