@@ -21,7 +21,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.device.host.cores import cpu_quota, thread_count
-from edgepeft.device.host.machine import isa_flags
+from edgepeft.device.host.machine import saturates_in_8_bits
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.packed import unpacked
 
@@ -58,8 +58,7 @@ def session_options(threads: int | None = None) -> ort.SessionOptions:
     # than this does, and an idle host answers as fast (roberta-base, 1 x 16 to 8 x 64 tokens, 2 cores).
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_MICROSECONDS)
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    # x86 without VNNI adds pairs of 8-bit products in 16 bits, which overflow; this takes a slower, exact kernel.
-    if not any("vnni" in flag for flag in isa_flags()):
+    if saturates_in_8_bits():  # this takes a slower, exact kernel where the matrix is a constant
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
 

@@ -15,7 +15,16 @@ from edgepeft.device.host import groups
 from edgepeft.device.host.cores import cpu_quota, usable_cores
 from edgepeft.device.host.sensors import ROOT
 
-__all__ = ["board_name", "cpu_model", "cpu_vendor", "host_facts", "isa_flags", "memory_bytes", "versions"]
+__all__ = [
+    "board_name",
+    "cpu_model",
+    "cpu_vendor",
+    "host_facts",
+    "isa_flags",
+    "memory_bytes",
+    "saturates_in_8_bits",
+    "versions",
+]
 
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
 
@@ -77,6 +86,11 @@ def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
     x86 = [flag for flag in info.get("flags", "").split() if flag.startswith(_X86_PREFIXES)]
     arm = [flag for flag in info.get("Features", "").split() if flag.startswith(_ARM_PREFIXES)]
     return tuple(sorted(x86 + arm))
+
+
+def saturates_in_8_bits() -> bool:
+    """Whether products of uint8 and int8 are added in pairs, in 16 bits, where large ones overflow: x86 without VNNI."""
+    return platform.machine().lower() in ("x86_64", "amd64", "i686") and not any("vnni" in f for f in isa_flags())
 
 
 def memory_bytes(proc: Path = groups.PROC) -> int:

@@ -48,3 +48,13 @@ def test_asking_for_versions_imports_neither_torch_nor_onnxruntime():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "saturates"),
+    [("x86_64", ("avx2",), True), ("x86_64", ("avx2", "avx512_vnni"), False), ("aarch64", ("asimd",), False)],
+)
+def test_8_bit_products_overflow_on_x86_without_vnni(monkeypatch, machine, flags, saturates):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(host, "isa_flags", lambda: flags)
+    assert host.saturates_in_8_bits() is saturates

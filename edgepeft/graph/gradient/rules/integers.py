@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
+from edgepeft.device.host.machine import saturates_in_8_bits
 from edgepeft.graph.gradient.rule import INTEGER_PRODUCT, Gradients, Rule, Visit
 
 __all__ = ["RULES"]
@@ -33,7 +34,11 @@ def _in_integers(at: Visit, g: str, matrix: str) -> str:
     step = op("Max", op("Mul", largest, at.number(1 / _LARGEST)), at.number(1e-30))  # (T); of a row of zeros
     middle = at.tape.constant(_MIDDLE, TensorProto.UINT8)
     rounded = op("QuantizeLinear", g, step, op("Expand", middle, op("Shape", step)), axis=0)
-    product = op("MatMulInteger", rounded, op("Transpose", _as_it_lies(at, g, matrix), perm=[1, 0]), middle)
+    factor, zero = _as_it_lies(at, g, matrix), ()
+    if saturates_in_8_bits():  # products of two uint8 are exact there; of constants ONNX Runtime sees to that itself
+        shifted = op("Add", op("Cast", factor, to=TensorProto.INT32), at.tape.constant(_MIDDLE, TensorProto.INT32))
+        factor, zero = op("Cast", shifted, to=TensorProto.UINT8), (middle,)
+    product = op("MatMulInteger", rounded, op("Transpose", factor, perm=[1, 0]), middle, *zero)
     return op("Mul", op("Cast", product, to=TensorProto.FLOAT), op("Unsqueeze", step, last))
 
 
