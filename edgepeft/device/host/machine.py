@@ -89,7 +89,7 @@ def isa_flags(proc: Path = groups.PROC) -> tuple[str, ...]:
 
 
 def saturates_in_8_bits() -> bool:
-    """Whether products of uint8 and int8 are added in pairs, in 16 bits, where large ones overflow: x86 without VNNI."""
+    """Whether pairs of products of uint8 and int8 are added in 16 bits, where large ones overflow: x86 without VNNI."""
     return platform.machine().lower() in ("x86_64", "amd64", "i686") and not any("vnni" in f for f in isa_flags())
 
 

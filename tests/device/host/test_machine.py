@@ -5,6 +5,7 @@ import subprocess
 import sys
 from importlib import metadata
 
+import pytest
 from boards import PI4_CPUINFO
 
 from edgepeft.device.host import machine as host
