@@ -20,7 +20,7 @@ from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.heads.text import decoder_inputs
+from edgepeft.heads.decoder import decoder_inputs
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.shared import SharedStates
 
