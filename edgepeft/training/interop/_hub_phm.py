@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgepeft.common.errors import BundleError
-from edgepeft.methods._factored_adapters import kronecker_sum
+from edgepeft.methods._adapters import kronecker_sum
 from edgepeft.training.interop._hub_config import BnConfig
 from edgepeft.training.interop.conversion import StateDict
 

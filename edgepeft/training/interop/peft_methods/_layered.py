@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, FiniteFloat
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.methods._cross_attention import crossed
+from edgepeft.methods.base import crossed
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.peft_methods.base import WrapConfig, match_pattern
 
