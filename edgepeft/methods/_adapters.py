@@ -1,8 +1,8 @@
-"""Bottleneck adapters, y' = y + up(act(down(z))): the places that z comes from, and layers that are products of factors.
+"""Bottleneck adapters, y' = y + up(act(down(z))): where z comes from, and layers that are products of factors.
 
-In a factored adapter (the methods of the Compacter paper) each linear layer is  x W^T + b,  W = f(factors).  The factors
-are what is trained, saved and shipped, so that a task's file stays small.  W does not depend on x: in a delta graph it
-hangs from constants alone, ONNX Runtime folds it when it opens the file, and what runs is a plain adapter.
+In a factored adapter (the methods of the Compacter paper) each linear layer is  x W^T + b,  W = f(factors).  The
+factors are what is trained, saved and shipped, so that a task's file stays small.  W does not depend on x: in a delta
+graph it hangs from constants alone, ONNX Runtime folds it when it opens the file, and what runs is a plain adapter.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.disentangled import LONGER
+from edgepeft.backbones.positions import LONGER
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.batches import Encoded, sorted_batches
