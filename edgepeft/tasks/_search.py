@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction
-from edgepeft.data.row_grouping import LOWEST
-from edgepeft.data.windows import Passage
+from edgepeft.data.row_grouping import LOWEST, Passage
 
 __all__ = ["SpansPrediction", "best_spans", "best_threshold", "wanted_of", "windows_of"]
 

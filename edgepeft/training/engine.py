@@ -17,9 +17,8 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.data.row_grouping import LOWEST
-from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
+from edgepeft.data.training_loop.engine import SCORED_ROWS, Arrays, Masks, StepOutcome, TrainingEngine
 from edgepeft.heads.decoder import decoder_inputs
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.shared import SharedStates

@@ -20,8 +20,7 @@ from edgepeft.bundle.delta import Delta, new_delta, write_tensors
 from edgepeft.common.atomic import new_folder
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.parts import PARTS, TaskData, load_data
-from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve

@@ -23,7 +23,7 @@ from edgepeft.backbones.positions import LONGER
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
 from edgepeft.graph.gradient.rule import Backward

@@ -20,8 +20,8 @@ from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.common.plotting import save, styled
 from edgepeft.data.batches import encode
+from edgepeft.data.parts import part
 from edgepeft.data.rows import SENTENCES, Columns, Row, read_rows
-from edgepeft.data.sampling import part
 from edgepeft.data.text_template import of_source
 from edgepeft.methods.base import PerLayer, methods
 from edgepeft.training.inspection.base import Inspection, InspectionSubject, inspections
