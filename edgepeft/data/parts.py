@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.readers import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
 
 __all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "part", "quotas", "row_digest", "task_data"]

@@ -19,7 +19,7 @@ from edgepeft.data.batches import encode
 from edgepeft.data.parts import load_data
 from edgepeft.data.row_grouping import LOWEST, Asked, Passage
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.tasks._answers import best_score, right_texts
+from edgepeft.tasks._span_answers import best_score, right_texts
 from edgepeft.tasks.spans import Spans
 
 NO_ANSWER = {"text": [], "answer_start": []}

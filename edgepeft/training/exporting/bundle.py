@@ -39,7 +39,7 @@ from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Method, method_of
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
 from edgepeft.training.exporting.conformal import promising_cards
 from edgepeft.training.exporting.delta import export_delta

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType
 
 __all__ = ["promising_cards"]
