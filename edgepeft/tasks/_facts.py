@@ -1,4 +1,4 @@
-"""What every kind of task is described by: a loss as nodes, metrics, facts, and how it reads texts longer than the model.
+"""What every kind of task is described by: a loss as nodes, metrics, facts, and how it reads texts that are too long.
 
 These are cut, or read in windows that overlap.  Of what is ``chosen`` for a task, ``stride`` is how many tokens two
 windows share; without it texts are cut.  A kind that answers once for a text makes one answer of the logits of all its

@@ -32,8 +32,7 @@ from edgepeft.graph.training import DROPPED
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Generator
 from edgepeft.methods.vera import Drawn
-from edgepeft.training.exporting.external_data import outside_tensors, write_outside
-from edgepeft.training.exporting.tracing import mark, number_nodes, traced
+from edgepeft.training.exporting.tracing import mark, number_nodes, outside_tensors, traced, write_outside
 
 __all__ = ["export_delta"]
 
