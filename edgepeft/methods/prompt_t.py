@@ -1,13 +1,7 @@
-"""Prompt tuning (Lester et al., 2021, arXiv:2104.08691): p trained vectors in front of a text's word embeddings.
+"""Prompt tuning from tokens (Lester et al., 2021, arXiv:2104.08691): [v_1 ... v_p; E], v_i the vocabulary's row i.
 
-    E' = [v_1 ... v_p; E]        E the word embeddings, so that position embeddings and LayerNorm follow
-
-The row really has p tokens more, which attention sees as any other: they are placeholder tokens in front of the
-text's own, whose embeddings are overwritten here.  AdapterHub has E past position embeddings and LayerNorm
-instead, and leaves the text at the positions that it has without a prompt.
-
-The Compacter paper's Prompt Tuning-T starts from tokens, v_i the vocabulary's row i.  The rows are those of the
-pretrained table; the authors' code copies them before the pretrained weights are loaded, so starts from random ones.
+The Compacter paper's Prompt Tuning-T.  The rows are those of the pretrained table; the authors' code copies
+them before the pretrained weights are loaded, and so starts from random ones.
 """
 
 from __future__ import annotations
@@ -56,7 +50,12 @@ class MovedBack(nn.Module):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptTuning(Method):
-    """Base of both; a subclass says what the vectors start from."""
+    """Base of both: p trained vectors in front of a text's word embeddings; a subclass says what they start from.
+
+    The row really has p tokens more, which attention sees as any other: they are placeholder tokens in front of the
+    text's own, whose embeddings are overwritten here, so that position embeddings and LayerNorm follow.  AdapterHub has
+    them past both instead, and leaves the text at the positions that it has without a prompt.
+    """
 
     paper: ClassVar[str] = "Lester et al., 2021, arXiv:2104.08691"
     equation: ClassVar[str] = "[v_1 ... v_p; E] for the word embeddings E"

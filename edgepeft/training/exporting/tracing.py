@@ -1,4 +1,4 @@
-"""PyTorch's exporter as it is used here, the marks of a graph of ours, and which of its tensors lie beside it in a file.
+"""PyTorch's exporter as it is used here, the marks of a graph of ours, and which of its tensors lie beside it.
 
 Tensors lie outside since a protobuf ends at 2 GiB.
 """
