@@ -22,6 +22,8 @@ from edgepeft.backbones.config import checked
 from edgepeft.backbones.positions import LONGER, Disentangled
 from edgepeft.common.errors import UsageError
 
+__all__ = ["FAMILY", "DebertaV2", "norms_of", "shapes_of", "sizes_and_distances"]
+
 _ON_DISTANCES_TOO = (Role.QUERY, Role.KEY)
 
 

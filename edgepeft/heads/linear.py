@@ -12,6 +12,8 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
+__all__ = ["AlbertPooler", "BertPooler", "Linear", "Tokens"]
+
 
 class Linear(Head):
     """logits = W dropout(pooled) + b."""
