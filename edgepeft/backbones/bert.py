@@ -26,9 +26,9 @@ from edgepeft.backbones._bert import (
 from edgepeft.backbones._layouts import FURTHEST, LAYOUTS, ModelLayout
 from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.distances import distance_bias
 from edgepeft.backbones.emit import Emitter
 from edgepeft.backbones.packing import Packing
+from edgepeft.backbones.positions import distance_bias
 
 __all__ = ["FAMILY", "Bert", "BertBuilder"]
 

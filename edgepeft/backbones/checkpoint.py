@@ -1,7 +1,9 @@
-"""Where each tensor lies in a ``model.safetensors``: the header alone, no weight is read.
+"""A ``model.safetensors``: where each tensor lies in it, by the header alone, and one that is written tensor by tensor.
 
-Source: the safetensors format (8 bytes little-endian header length, JSON header, data).  The
-library hides the offsets, and ONNX external data needs them.
+Source: the safetensors format, https://huggingface.co/docs/safetensors (8 bytes little-endian header length, JSON
+header, data).  The library hides the offsets, and ONNX external data needs them.  What is written has the bytes of the
+library's own ``save_file``, tensors in the order of their alignment and then their names and a header that ends on 8
+bytes, with one of them at a time in memory.
 
 A tensor may be quantised: it is two of the file then, integers and their float32 scales (``Quantised``).
 """
@@ -14,14 +16,14 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import BundleError
 
-__all__ = ["NUMPY_TYPES", "Checkpoint", "Quantised", "StoredTensor"]
+__all__ = ["NUMPY_TYPES", "Checkpoint", "Layout", "Quantised", "StoredTensor", "write_safetensors"]
 
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 # Of bfloat16, which NumPy lacks, the bits.
@@ -234,3 +236,53 @@ def _stored(name: str, entry: Mapping[str, Any], data_start: int, file: str) -> 
     if begin < 0 or end < begin or min(shape, default=0) < 0 or not sized:
         raise ValueError(f"tensor {name} has impossible offsets {begin}..{end} for {dtype} {list(shape)}")
     return StoredTensor(name, dtype, shape, data_start + begin, end - begin, file)
+
+
+_ALIGNED = 8
+# The library's order, from the last: wide ones first.
+_ORDER = ("BOOL", "U8", "I8", "I16", "F16", "BF16", "I32", "F32", "F64", "I64")
+
+
+class Layout(NamedTuple):
+    """Type and shape of a tensor that is to be written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the stored values."""
+        return math.prod(self.shape) * np.dtype(NUMPY_TYPES[self.dtype]).itemsize
+
+
+def write_safetensors(
+    path: Path,
+    layout: Mapping[str, Layout],
+    values: Iterable[tuple[str, NDArray[Any]]],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write the file; ``values`` gives each tensor of ``layout`` once, in any order, and may make it when it is asked.
+
+    Raises:
+        ValueError: a tensor is not as its layout says, or one is missing.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in sorted(layout, key=lambda name: (-_ORDER.index(layout[name].dtype), name)):
+        dtype, shape = layout[name]
+        begin, end = end, end + layout[name].n_bytes
+        header[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNED)
+    left = set(layout)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name, tensor in values:
+            dtype, shape = layout[name]
+            if tensor.shape != shape or tensor.dtype != np.dtype(NUMPY_TYPES[dtype]) or name not in left:
+                raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; {dtype} {list(shape)} was expected")
+            left.remove(name)
+            file.seek(8 + len(text) + header[name]["data_offsets"][0])
+            file.write(np.ascontiguousarray(tensor).data)
+    if left:
+        raise ValueError(f"no values of {min(left)} came")

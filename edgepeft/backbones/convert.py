@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from edgepeft.backbones.byte_tokenizer import TOKENIZER_CLASS, byte_tokenizer
-from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, StoredTensor
+from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
-from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import BundleError, EdgepeftError, MissingPackage, UsageError
 from edgepeft.common.resources import cache_folder, private_folder, sha256_of
@@ -26,7 +25,7 @@ from edgepeft.common.resources import cache_folder, private_folder, sha256_of
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BUNDLE_FILES", "COMPANIONS", "PICKLED_FILE", "plain_folder"]
+__all__ = ["COMPANIONS", "byte_tokenizer", "plain_folder"]
 
 # Vocabularies of slow tokenizers, which tokenizer.json is made of where it is missing.
 _SLOW = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
@@ -228,3 +227,37 @@ def _write_float32(sources: Mapping[str, _Source], path: Path) -> None:
     plain = {name: np.dtype(NUMPY_TYPES[dtype]) for name, (dtype, _) in layout.items()}
     values = ((name, np.asarray(one.read(), plain[name])) for name, one in sources.items())
     write_safetensors(path, layout, values, {"format": "pt"})
+
+
+TOKENIZER_CLASS = "ByT5Tokenizer"  # in a ``tokenizer_config.json``
+_SPECIAL = ("<pad>", "</s>", "<unk>")
+_EXTRA = 125  # what pre-training puts in place of spans, behind the bytes
+_BYTES = 256
+
+
+def byte_tokenizer() -> Tokenizer:
+    """byT5's (Xue et al., 2022, arXiv:2105.13626): a text's UTF-8 bytes, each by a number 3 above its value.
+
+    transformers has it in Python alone.  Here it is a ``tokenizer.json``: bytes as characters, and pairs that never
+    merge.  Each text of a pair ends with ``</s>``.
+    """
+    first = len(_SPECIAL)
+    vocabulary = {token: i for i, token in enumerate(_SPECIAL)}
+    vocabulary |= {character: first + byte for byte, character in enumerate(_characters())}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    end = _SPECIAL[1]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, vocabulary[end])]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=True, rstrip=True) for token in _SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>") for i in range(_EXTRA)])
+    return tokenizer
+
+
+def _characters() -> list[str]:
+    """By byte, as GPT-2 and the library write bytes: those that can be seen as they are, the others from 256 on."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    unseen = [byte for byte in range(_BYTES) if byte not in seen]
+    return [chr(byte if byte in seen else _BYTES + unseen.index(byte)) for byte in range(_BYTES)]

@@ -1,7 +1,6 @@
 """DeBERTa, versions 2 and 3 (He et al., 2021, arXiv:2006.03654 and 2111.09543): BERT's layers without positions.
 
-How far tokens stand from each other enters attention instead: see ``disentangled.py``.  Shapes are in
-``_deberta_v2.py``.
+How far tokens stand from each other enters attention instead: see ``positions.py``.
 
 Letters: B batch, S padded length, T real tokens, R rows of distances, d hidden.
 """
@@ -14,21 +13,16 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 
-from edgepeft.backbones._bert import neighbours, sites_of
-from edgepeft.backbones._deberta_v2 import (
-    LAYOUT,
-    NORM,
-    TABLE,
-    norms_of,
-    shapes_of,
-    sizes_and_distances,
-)
-from edgepeft.backbones.base import Architecture, Family, Role, Site
+from edgepeft.backbones._bert import Sizes, modules_of, neighbours, sites_of, sizes_of, tensors_of
+from edgepeft.backbones._layouts import ModelLayout
+from edgepeft.backbones.base import Architecture, Distances, Family, Role, Site
 from edgepeft.backbones.bert import BertBuilder
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.disentangled import LONGER, Disentangled
+from edgepeft.backbones.config import checked
+from edgepeft.backbones.positions import LONGER, Disentangled
+from edgepeft.common.errors import UsageError
 
-__all__ = ["FAMILY", "DebertaV2"]
+__all__ = ["FAMILY", "DebertaV2", "norms_of", "shapes_of", "sizes_and_distances"]
 
 _ON_DISTANCES_TOO = (Role.QUERY, Role.KEY)
 
@@ -117,3 +111,79 @@ class _Builder(BertBuilder):
         key = linear(layer + layout.key, reads, f"{name}key{LONGER}")
         value = linear(layer + layout.value, hidden, name + "value")
         return self.disentangled.attend(self.emit.op("Mul", query, scale), key, value, name + "context")
+
+
+TABLE, NORM = "encoder.rel_embeddings.weight", "encoder.LayerNorm"
+LAYOUT = ModelLayout(
+    prefix="deberta.",
+    query="attention.self.query_proj",
+    key="attention.self.key_proj",
+    value="attention.self.value_proj",
+    positions=False,
+    token_types=False,
+    masked="",  # attention has a product for each distance
+    head="deberta",
+    defaults={"layer_norm_eps": 1e-7},
+)
+# What published models of versions 2 and 3 have: key -> (that value, what transformers takes where nothing is said).
+_PUBLISHED: Mapping[str, tuple[Any, Any]] = {
+    "relative_attention": (True, False),
+    "position_biased_input": (False, True),
+    "share_att_key": (True, False),
+    "norm_rel_ebd": ("layer_norm", "none"),
+    "pos_att_type": (["c2p", "p2c"], None),
+    "type_vocab_size": (0, 0),
+    "conv_kernel_size": (0, 0),  # v2-xlarge's convolution beside the first layer is the exception
+}
+
+
+def sizes_and_distances(config: Mapping[str, Any]) -> tuple[Sizes, Distances]:
+    """Raises UsageError where the config has what is not supported."""
+    for key, (published, silent) in _PUBLISHED.items():
+        found = config.get(key, silent)
+        if (_parts(found) if key == "pos_att_type" else found) != published:
+            raise UsageError(f"the config's {key} is {found!r}; supported: {published!r}, as published DeBERTas have.")
+    sizes = sizes_of(config, LAYOUT)
+    for key, expected in {
+        "embedding_size": sizes.hidden_size,
+        "attention_head_size": sizes.hidden_size // sizes.num_attention_heads,
+    }.items():
+        if config.get(key, expected) != expected:
+            raise UsageError(f"the config's {key} is {config[key]!r}; supported: {expected}, as its other sizes say.")
+    return sizes, _distances(config, sizes)
+
+
+def _parts(kinds: Any) -> Any:
+    """A config has a list or a text with bars."""
+    split = kinds.lower().split("|") if isinstance(kinds, str) else kinds
+    return sorted(part.strip() for part in split) if isinstance(split, list) and all(map(_is_text, split)) else kinds
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _distances(config: Mapping[str, Any], sizes: Sizes) -> Distances:
+    furthest, buckets = config.get("max_relative_positions", -1), config.get("position_buckets", -1)
+    furthest = sizes.max_position_embeddings if furthest == -1 else checked("max_relative_positions", furthest, "int")
+    if buckets == -1:
+        return Distances(furthest, furthest, by_powers=False)
+    buckets = checked("position_buckets", buckets, "int")
+    if buckets % 2 or not 4 <= buckets < 2 * (furthest - 1):
+        raise UsageError(
+            f"the config's position_buckets is {buckets}; supported: even numbers from 4 on, less than "
+            f"{2 * (furthest - 1)}, for distances up to max_relative_positions {furthest}."
+        )
+    return Distances(buckets, furthest, by_powers=True)
+
+
+def shapes_of(sizes: Sizes, distances: Distances) -> dict[str, tuple[int, ...]]:
+    """Every tensor's."""
+    d = sizes.hidden_size
+    of_distances = {TABLE: (2 * distances.span, d), f"{NORM}.weight": (d,), f"{NORM}.bias": (d,)}
+    return tensors_of(LAYOUT, sizes) | of_distances
+
+
+def norms_of(sizes: Sizes) -> tuple[str, ...]:
+    """Every LayerNorm's module, the table's first."""
+    return (NORM, *(module for module, shape in modules_of(LAYOUT, sizes) if len(shape) == 1))

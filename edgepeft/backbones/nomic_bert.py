@@ -20,11 +20,11 @@ from typing import Any, ClassVar
 
 from edgepeft.backbones._bert import ACTIVATION_NODES, SILU
 from edgepeft.backbones._layouts import ModelLayout
-from edgepeft.backbones._modernbert import mapping, refuse_scaling
 from edgepeft.backbones.base import Architecture, Attention, Role, Site
 from edgepeft.backbones.bert import BertBuilder
+from edgepeft.backbones.modernbert import mapping, refuse_scaling
+from edgepeft.backbones.positions import Rotary
 from edgepeft.backbones.roformer import RoFormer, RotaryBuilder
-from edgepeft.backbones.rotary import Rotary
 from edgepeft.common.errors import UsageError
 
 __all__ = ["FAMILY", "NomicBert"]

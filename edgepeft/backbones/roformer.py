@@ -13,7 +13,7 @@ from edgepeft.backbones._layouts import ModelLayout
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.bert import Bert, BertBuilder
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.rotary import Rotary
+from edgepeft.backbones.positions import Rotary
 from edgepeft.common.errors import BundleError, UsageError
 
 __all__ = ["FAMILY", "RoFormer", "RotaryBuilder"]

@@ -3,19 +3,26 @@
 Labels that are known are scored, not generated: the graph is the encoder on packed tokens, and one pass of the decoder
 over the trie of the labels' tokens (``trie.py``), which the task puts in.  Where nothing reads the decoder it is left
 out.  Text takes two graphs more (``text.py``): the encoder with the keys and values that the decoder's layers attend
-to, and one step of the decoder, which keeps its own.
+to, and one step of the decoder, which keeps its own; and one that text is taught by.
 Distances are seen in buckets, the same in all layers of a stack; norms divide by the root of the mean square.
+
+Letters: B batch, S padded length, T real tokens, n nodes of the trie, beams of a row or tokens of a target, e edges of
+the trie, d hidden, h heads, i all heads together, f intermediate, v vocabulary, L tokens that were written before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import onnx
+from onnx import TensorProto, helper
 
 from edgepeft.backbones._t5 import (
+    ACTIVATIONS,
     MODEL_TYPES,
+    OUTPUT,
     absent_biases,
     aliases_of,
     decoder_of,
@@ -27,13 +34,27 @@ from edgepeft.backbones._t5 import (
     sizes_of,
     tensors_of,
 )
-from edgepeft.backbones._t5_graph import Builder
-from edgepeft.backbones.base import Architecture, Family, Site
+from edgepeft.backbones.base import Architecture, Family, Role, Site
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.text import TextGraphs
-from edgepeft.backbones.trie import LABEL_VALUES
+from edgepeft.backbones.emit import Emitter
+from edgepeft.backbones.packing import Packing
+from edgepeft.backbones.positions import distance_bias
+from edgepeft.backbones.text import (
+    BEFORE,
+    CROSS,
+    CROSS_BIAS,
+    IDS,
+    LOGITS,
+    ORDER,
+    PAST,
+    PRESENT,
+    Steps,
+    TextGraphs,
+    caches,
+)
+from edgepeft.backbones.trie import EDGES, LABEL_VALUES, SEES, TOKENS
 
-__all__ = ["FAMILY", "T5"]
+__all__ = ["FAMILY", "T5", "Builder"]
 
 
 class T5(Family):
@@ -116,3 +137,222 @@ class T5(Family):
 
 
 FAMILY = T5()
+
+
+class Builder:
+    """Emits one model; the methods follow the data from token ids to the labels' edges, or to the next token."""
+
+    packing: Packing  # of the encoder's tokens
+
+    def __init__(self, architecture: Architecture, checkpoint: Checkpoint) -> None:
+        assert architecture.decoder is not None
+        self.arch, self.decoder = architecture, architecture.decoder
+        self.emit = Emitter(checkpoint, architecture.tensors)
+        self.inner = architecture.tensors["encoder.block.0.layer.0.SelfAttention.q.weight"][0]
+        self.gated = "encoder.block.0.layer.1.DenseReluDense.wi_0.weight" in architecture.tensors
+
+    def model(self) -> onnx.ModelProto:
+        """Of labels."""
+        encoded = self._encoder()
+        outputs = self.packing.outputs(encoded, self.arch.hidden_size)
+        self._labels_of(encoded)
+        shape = ("batch", "nodes", "edges")
+        outputs.append(helper.make_tensor_value_info(Role.POOLED_LABELS, TensorProto.FLOAT, shape))
+        return self.emit.model(self.arch.model_type, self.arch.inputs, outputs)
+
+    def teaching(self) -> onnx.ModelProto:
+        """(B, S) and what stands before each of B n target tokens, (B, n), -> (B, n, v)."""
+        encoded, (op, ints) = self._encoder(), (self.emit.op, self.emit.ints)
+        tokens, n = op("Reshape", BEFORE, ints(-1)), op("Shape", BEFORE, start=1)
+        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
+        places = op("Range", self.packing.zero, op("Squeeze", n), self.packing.one)
+        back = op("Sub", *(op("Unsqueeze", places, ints(axis)) for axis in (1, 0)))  # (n, n)
+        later = op("Where", op("Less", back, self.packing.zero), "lowest", "none")
+        hidden = self._at_once(hidden, encoded, n, op("Add", self._bias("decoder", back, both_ways=False), later))
+        logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
+        op("Reshape", logits, op("Concat", op("Shape", BEFORE), ints(-1), axis=0), output=LOGITS)
+        before = helper.make_tensor_value_info(BEFORE, TensorProto.INT64, ("batch", "target"))
+        shape = ("batch", "target", self.arch.vocab_size)
+        output = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape)
+        return self.emit.model(self.arch.model_type, [*self.arch.inputs, before], [output])
+
+    def text_encoder(self) -> onnx.ModelProto:
+        """(B, S) -> the keys and values of cross-attention in all layers, and what hides padding from it."""
+        encoded, op = self._encoder(), self.emit.op
+        for i in range(self._depth("decoder")):
+            for value, cache in zip(self._attended(i, encoded), caches(CROSS, i), strict=True):
+                op("Identity", value, output=cache)
+        op("Identity", self.packing.mask_bias, output=CROSS_BIAS)
+        return self.emit.model(self.arch.model_type, self.arch.inputs, self._steps().cross())
+
+    def text_decoder(self) -> onnx.ModelProto:
+        """One token more of each of N = B n texts: their last tokens, and whose caches they go on with, -> (N, v)."""
+        op, ints = self.emit.op, self.emit.ints
+        hidden = op("Gather", self.emit.weight("shared.weight"), IDS, output="decoder.embeddings")
+        beams = op("Div", op("Shape", IDS), op("Shape", CROSS_BIAS, start=0, end=1))  # [1], n
+        minus = self.emit.constant("minus_one", -1, np.int64)
+        length = op("Squeeze", op("Shape", caches(PAST, 0)[0], start=2, end=3))
+        back = op("Unsqueeze", op("Range", length, minus, minus), ints(0))  # (1, L + 1), from L to 0
+        bias = self._bias("decoder", back, both_ways=False)
+
+        def attend_itself(i: int, query: str, *new: str, output: str) -> str:
+            known = []
+            for value, past, present in zip(new, caches(PAST, i), caches(PRESENT, i), strict=True):
+                kept = op("Gather", past, ORDER)  # (N, h, L, i / h)
+                known.append(op("Concat", kept, self._heads(value, ints(1)), axis=2, output=present))
+            return self._attend(query, [*known, bias], ints(1), output)
+
+        attended = [[*caches(CROSS, i), CROSS_BIAS] for i in range(self._depth("decoder"))]
+        hidden = self._decoder(hidden, beams, attend_itself, lambda i: attended[i])
+        logits = op("Gemm", hidden, self._words(), transB=1, output=Role.POOLED_LABELS)
+        op("Identity", logits, output=LOGITS)  # a name of its own, for the site may be adapted
+        return self.emit.model(self.arch.model_type, self._steps().inputs(), self._steps().outputs())
+
+    def _steps(self) -> Steps:
+        heads = self.arch.n_heads
+        return Steps(self._depth("decoder"), heads, self.inner // heads, self.arch.vocab_size)
+
+    def _encoder(self) -> str:
+        """(T, d)."""
+        op, packing = self.emit.op, Packing(self.emit, self.arch.n_heads)
+        self.packing = packing
+        hidden = op("Gather", self.emit.weight("shared.weight"), packing.packed("input_ids"), output="word_embeddings")
+        bias = op("Add", self._bias("encoder", packing.distances(), both_ways=True), packing.mask_bias)  # (B, h, S, S)
+        for i in range(self._depth("encoder")):
+            block, name = f"encoder.block.{i}.", f"encoder.layer.{i}."
+            query, key, value = self._projected(block + "layer.0", name, hidden)
+            context = packing.attend(query, key, value, self.inner, name + "context", bias=bias)
+            hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
+            hidden = self._feed_forward(block + "layer.1", name, hidden)
+        return self._norm("encoder.final_layer_norm", hidden, "encoder.output")
+
+    def _labels_of(self, encoded: str) -> None:
+        """(T, d) -> pooled.labels (B, n, e)."""
+        op, ints = self.emit.op, self.emit.ints
+        hidden, bias = self._labels()
+        nodes = op("Shape", TOKENS)  # [1]
+        hidden = self._at_once(hidden, encoded, nodes, bias)
+        logits = op("Gemm", hidden, op("Gather", self._words(), EDGES), transB=1)  # (B n, e)
+        shape = op("Concat", ints(-1), nodes, op("Shape", EDGES), axis=0)
+        op("Reshape", logits, shape, output=Role.POOLED_LABELS)
+
+    def _at_once(self, hidden: str, encoded: str, n: str, bias: str) -> str:
+        """(B n, d) through all layers; ``bias`` (., n, n) is added to the decoder's attention to itself."""
+
+        def attend_itself(_: int, query: str, *known: str, output: str) -> str:
+            return self._attend(query, [*(self._heads(each, n) for each in known), bias], n, output)
+
+        def attended(i: int) -> list[str]:
+            return [*self._attended(i, encoded), self.packing.mask_bias]
+
+        return self._decoder(hidden, n, attend_itself, attended)
+
+    def _decoder(
+        self, hidden: str, n: str, attend_itself: Callable[..., str], attended: Callable[[int], list[str]]
+    ) -> str:
+        """(B n, d) through all layers, scaled for the table of words.
+
+        ``attend_itself`` is given a layer's number, query, key and value, (B n, i); ``attended`` gives the keys and
+        values (B, h, S, i / h) of a layer's attention to the encoder, and what hides padding.
+        """
+        for i in range(self._depth("decoder")):
+            block, name = f"decoder.block.{i}.", f"decoder.layer.{i}."
+            new = self._projected(block + "layer.0", name, hidden)
+            context = attend_itself(i, *new, output=name + "context")
+            hidden = self._added(block + "layer.0.SelfAttention.o", name, "attention_output", context, hidden)
+            normed = self._norm(block + "layer.1.layer_norm", hidden, name + "cross_attention_norm")
+            query = self._linear(block + "layer.1.EncDecAttention.q", normed, name + "cross_query")
+            context = self._attend(query, attended(i), n, name + "cross_context")
+            hidden = self._added(block + "layer.1.EncDecAttention.o", name, "cross_attention_output", context, hidden)
+            hidden = self._feed_forward(block + "layer.2", name, hidden)
+        scale = self.emit.constant("output_scale", self.decoder.scale, np.float32)
+        return self.emit.op("Mul", self._norm("decoder.final_layer_norm", hidden, "decoder.output"), scale)
+
+    def _words(self) -> str:
+        """The table that the output is multiplied by."""
+        return self.emit.weight(OUTPUT if OUTPUT in self.arch.tensors else "shared.weight")
+
+    def _attended(self, i: int, encoded: str) -> list[str]:
+        """(T, d) -> keys and values (B, h, S, i / h) of a decoder layer's attention to the encoder."""
+        module, name = f"decoder.block.{i}.layer.1.EncDecAttention.", f"decoder.layer.{i}.cross_"
+        of_tokens = [self._linear(module + part[0], encoded, name + part) for part in ("key", "value")]
+        return [self.packing.split_heads(each, self.inner) for each in of_tokens]
+
+    def _labels(self) -> tuple[str, str]:
+        """What the decoder starts from (B n, d), and what is added to its attention to itself (1, h, n, n).
+
+        Without a task there are no labels, and the trie is a single node.
+        """
+        op, ints = self.emit.op, self.emit.ints
+        root = {TOKENS: [self.decoder.start_token_id], SEES: [[1]], EDGES: [self.decoder.end_token_id]}
+        for name, value in root.items():
+            op("Identity", self.emit.constant(f"{name}.none", value, np.int64), output=name)
+        batch = op("Slice", self.packing.shape, ints(0), ints(1))
+        each = op("Concat", batch, op("Shape", TOKENS), axis=0)
+        tokens = op("Reshape", op("Expand", TOKENS, each), ints(-1))  # (B n)
+        hidden = op("Gather", self.emit.weight("shared.weight"), tokens, output="decoder.embeddings")
+        depth = op("ReduceSum", SEES, ints(1), keepdims=0)  # (n), from 1
+        back = op("Sub", *(op("Unsqueeze", depth, ints(axis)) for axis in (1, 0)))
+        bias = self._bias("decoder", back, both_ways=False)
+        hidden_from = op("Where", op("Cast", SEES, to=TensorProto.BOOL), "none", "lowest")  # (n, n)
+        return hidden, op("Add", bias, hidden_from)
+
+    def _depth(self, stack: str) -> int:
+        return sum(site.name.startswith(stack) for site in self.arch.sites_of(Role.LAYER_OUTPUT))
+
+    def _norm(self, module: str, value: str, output: str) -> str:
+        """x / sqrt(mean(x^2) + eps) w, in the operators that ONNX Runtime fuses."""
+        op, emit = self.emit.op, self.emit
+        two, epsilon = (
+            emit.constant(name, number, np.float32)
+            for name, number in (("two", 2), ("epsilon", self.arch.layer_norm_eps))
+        )
+        square = op("Add", op("ReduceMean", op("Pow", value, two), emit.ints(-1)), epsilon)
+        return op("Mul", op("Div", value, op("Sqrt", square)), emit.weight(f"{module}.weight"), output=output)
+
+    def _linear(self, module: str, value: str, output: str = "") -> str:
+        return self.emit.op("Gemm", value, self.emit.weight(f"{module}.weight"), transB=1, output=output)
+
+    def _projected(self, place: str, name: str, hidden: str) -> list[str]:
+        """Self-attention's query, key and value, (., i) each."""
+        normed = self._norm(f"{place}.layer_norm", hidden, f"{name}attention_norm")
+        roles = {"q": "query", "k": "key", "v": "value"}
+        return [self._linear(f"{place}.SelfAttention.{part}", normed, name + role) for part, role in roles.items()]
+
+    def _added(self, module: str, name: str, site: str, value: str, hidden: str) -> str:
+        """A sub-layer's last product, on the residual."""
+        return self.emit.op("Add", self._linear(module, value, name + site), hidden, output=f"{name}{site}.sum")
+
+    def _feed_forward(self, place: str, name: str, hidden: str) -> str:
+        module = f"{place}.DenseReluDense."
+        operator, attributes = ACTIVATIONS[self.arch.activation]
+        normed = self._norm(f"{place}.layer_norm", hidden, name + "ffn_norm")
+        site = name + "ffn_activation"
+        if self.gated:
+            gate = self.emit.op(operator, self._linear(module + "wi_0", normed, name + "ffn_gate"), **attributes)
+            self.emit.op("Mul", gate, self._linear(module + "wi_1", normed, name + "ffn_gated"), output=site)
+        else:
+            self.emit.op(operator, self._linear(module + "wi", normed, name + "ffn_up"), output=site, **attributes)
+        down = self._linear(module + "wo", site, name + "ffn_output")
+        return self.emit.op("Add", down, hidden, output=name + "layer_output")
+
+    def _bias(self, stack: str, distances: str, *, both_ways: bool) -> str:
+        """int64 (rows, columns) -> (h, rows, columns)."""
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        return distance_bias(self.emit, table, distances, self.decoder.max_distance, both_ways=both_ways)
+
+    def _heads(self, value: str, n: str) -> str:
+        """(B n, i) -> (B, h, n, i / h)."""
+        heads, op, width = self.arch.n_heads, self.emit.op, self.inner // self.arch.n_heads
+        if n == self.emit.ints(1):  # a single token changes no places
+            return op("Reshape", value, self.emit.ints(-1, heads, 1, width))
+        shape = op("Concat", self.emit.ints(-1), n, self.emit.ints(heads, width), axis=0)
+        return op("Transpose", op("Reshape", value, shape), perm=[0, 2, 1, 3])
+
+    def _attend(self, query: str, known: Sequence[str], n: str, output: str) -> str:
+        """(B n, i) -> (B n, i); known are keys and values (B, h, ., i / h), and what is added to the scores."""
+        op, (keys, values, bias) = self.emit.op, known
+        scores = op("MatMul", self._heads(query, n), op("Transpose", keys, perm=[0, 1, 3, 2]))
+        context = op("MatMul", op("Softmax", op("Add", scores, bias), axis=-1), values)  # (B, h, n, .)
+        merged = context if n == self.emit.ints(1) else op("Transpose", context, perm=[0, 2, 1, 3])
+        return op("Reshape", merged, self.emit.ints(-1, self.inner), output=output)

@@ -34,7 +34,7 @@ def use_threads(threads: int | None) -> None:
 
 def say_windows(result: TrainingLoopResult) -> None:
     """What reading long texts in windows cost, and how their logits are pooled."""
-    from edgepeft.data.windows import Spread
+    from edgepeft.data.row_grouping import Spread
 
     told = dict(result.training.get("windows", {}))
     if not told:

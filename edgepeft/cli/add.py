@@ -50,7 +50,7 @@ def command(
     from edgepeft.backbones.source import open_backbone
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.deploy.install import commit_tasks, prepare_exported, require_addable
-    from edgepeft.tasks._conformal import promise_of
+    from edgepeft.tasks._certainty import promise_of
     from edgepeft.tuning.from_page import prepare_tuned
 
     note_trainable(trainable)

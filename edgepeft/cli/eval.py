@@ -24,8 +24,7 @@ from edgepeft.cli._output import messages, print_json, show_errors
 from edgepeft.cli._progress import shown_steps
 from edgepeft.cli._text_generation import say_cuts
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.by_class import worst_of
-from edgepeft.data.grouped import Groups
+from edgepeft.data.by_class import Groups, worst_of
 from edgepeft.data.rows import Columns, Row, read_rows
 from edgepeft.data.text_template import of_source
 

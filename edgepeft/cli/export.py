@@ -95,7 +95,7 @@ def document(result: Manifest | Elsewhere) -> dict[str, Any]:
 def run(options: Mapping[str, Any]) -> Manifest | Elsewhere:
     """Export as the command's options say, with progress and notes on standard error."""
     with requiring("train", "export"):
-        from edgepeft.tasks._conformal import promise_of
+        from edgepeft.tasks._certainty import promise_of
         from edgepeft.training.exporting.bundle import export_bundle
 
     backbone, out, templates = options["backbone"], options["out"], options["template"] or []

@@ -114,8 +114,7 @@ def command(
 def run(options: Mapping[str, Any]) -> TrainResult:
     """Train as the command's options say, with progress and notes on standard error."""
     with requiring("train", "training"):
-        from edgepeft.training.loop import train
-        from edgepeft.training.output import prepare_output
+        from edgepeft.training.loop import prepare_output, train
         from edgepeft.training.request import METHOD, Request
 
     given = {name: options[name] for name in Request.model_fields}

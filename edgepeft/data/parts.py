@@ -3,13 +3,18 @@
 What no file is given for is held out of the training file, stratified, in the same way for every seed, so
 that runs of several seeds are scored on the same rows.  Files are taken as they are, but the rows reported may not
 all be among those that train or choose; how many rows two parts share is written down with where they are from.
+
+The parts are the same on every machine, Python and library version: the order of rows is that of SHA-256 over a salt
+and the row's content, no generator whose stream a release may change.  Equal rows are neighbours in it, so copies of a
+row hardly ever fall on both sides of a split.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -19,13 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.data.arrow import is_dataset, splits_of
+from edgepeft.data.readers import is_dataset, splits_of
 from edgepeft.data.rows import FORMATS, SENTENCES, Columns, Row, read_rows
-from edgepeft.data.sampling import part, row_digest
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked, listed, stated
 
-__all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "task_data"]
+__all__ = ["PARTS", "Division", "Given", "TaskData", "load_data", "part", "quotas", "row_digest", "task_data"]
 
 PARTS = ("train", "eval", "test")
 HELD_OUT = 0.1  # of the training file, for each part without a file or a share of its own
@@ -281,3 +285,49 @@ def _require_different(given: dict[str, Path], parts: dict[str, tuple[Row, ...]]
                 f"every row of {inner} {given[inner]} is in {outer} {given[outer]} too; a score on rows that trained "
                 f"or chose the checkpoint means nothing. Leave {other} out to have a part held out."
             )
+
+
+class DrawnRows(NamedTuple):
+    """Rows taken and rows left, each in the order of the file."""
+
+    taken: tuple[Row, ...]
+    left: tuple[Row, ...]
+
+
+def part(
+    rows: Sequence[Row], n: int, salt: str, *, strata: Sequence[str] | None, least: int = 0, spare: int = 0
+) -> DrawnRows:
+    """Take ``n`` rows, in proportion from the rows of every one of ``strata`` (each row's; None: all are of one).
+
+    Every stratum gives at least ``least`` rows and keeps at least ``spare``.
+    """
+    members_of: dict[str, list[int]] = {}
+    for index in sorted(range(len(rows)), key=lambda index: row_digest(rows[index], salt)):
+        members_of.setdefault("" if strata is None else strata[index], []).append(index)
+    wanted = quotas({label: len(members) for label, members in members_of.items()}, n, least=least, spare=spare)
+    taken = {index for label, members in members_of.items() for index in members[: wanted[label]]}
+    return DrawnRows(
+        tuple(row for index, row in enumerate(rows) if index in taken),
+        tuple(row for index, row in enumerate(rows) if index not in taken),
+    )
+
+
+def quotas(sizes: Mapping[str, int], n: int, *, least: int = 0, spare: int = 0) -> dict[str, int]:
+    """``n`` shared in proportion to ``sizes``: one by one to whom most is due; less if there are not so many."""
+    total = sum(sizes.values())
+    room = {label: max(0, size - spare) for label, size in sizes.items()}
+    given = {label: min(least, room[label]) for label in sizes}
+    due = [(given[label] - size * n / total, label) for label, size in sizes.items() if given[label] < room[label]]
+    heapq.heapify(due)
+    for _ in range(min(n, sum(room.values())) - sum(given.values())):
+        _, neediest = heapq.heappop(due)
+        given[neediest] += 1
+        if given[neediest] < room[neediest]:
+            heapq.heappush(due, (given[neediest] - sizes[neediest] * n / total, neediest))
+    return given
+
+
+def row_digest(row: Row, salt: str = "") -> bytes:
+    """SHA-256 of the salt and the row's content, not of where it stands."""
+    content = "\0".join((salt, row.sentence1, row.sentence2 or "", row.label or "", *row.candidates))
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()

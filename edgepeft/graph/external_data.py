@@ -16,9 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, StoredTensor
+from edgepeft.backbones.checkpoint import NUMPY_TYPES, Checkpoint, Layout, StoredTensor, write_safetensors
 from edgepeft.backbones.emit import DTYPES, external_tensor
-from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.common.errors import BundleError
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.derived_weights import made_tensor

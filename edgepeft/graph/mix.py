@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edgepeft.backbones.base import Helper, Role
-from edgepeft.backbones.disentangled import LONGER
+from edgepeft.backbones.positions import LONGER
 from edgepeft.backbones.trie import LABEL_VALUES
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import LOGITS, without_prefix

@@ -1,19 +1,22 @@
-"""The form of three families' heads: a fresh dense layer, an activation, and a linear layer."""
+"""Four families' heads, as transformers has them: a fresh dense layer, an activation, and a linear layer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["DenseHead"]
+__all__ = ["Deberta", "DenseHead", "DistilBert", "Electra", "Roberta"]
 
 
 class DenseHead(Head):
-    """logits = W dropout(act(W_d z + b_d)) + b: a fresh dense layer, then a linear one, called as ``places`` has them.
+    """logits = W dropout(act(W_d z + b_d)) + b: the two layers are called as ``places`` has them.
 
     z is the pooled value, past the dropout where ``drops_first``.
     """
@@ -37,3 +40,43 @@ class DenseHead(Head):
         """d d + d + d C + C."""
         d = architecture.hidden_size
         return d * d + d + d * outputs + outputs
+
+
+class Deberta(DenseHead):
+    """logits = W dropout(gelu(W_d pooled + b_d)) + b."""
+
+    kind: ClassVar[str] = "deberta"
+    source: ClassVar[str] = "DebertaV2ForSequenceClassification of transformers"
+    places: ClassVar[Mapping[str, str]] = {"dense": "pooler.dense", "out_proj": "classifier"}
+    drops_first: ClassVar[bool] = False
+    activation = staticmethod(functional.gelu)
+
+
+class DistilBert(DenseHead):
+    """logits = W dropout(relu(W_d pooled + b_d)) + b."""
+
+    kind: ClassVar[str] = "distilbert"
+    source: ClassVar[str] = "DistilBertForSequenceClassification of transformers"
+    places: ClassVar[Mapping[str, str]] = {"pre_classifier": "pre_classifier", "classifier": "classifier"}
+    drops_first: ClassVar[bool] = False
+    activation = staticmethod(functional.relu)
+
+
+class Electra(DenseHead):
+    """logits = W dropout(gelu(W_d dropout(pooled) + b_d)) + b."""
+
+    kind: ClassVar[str] = "electra"
+    source: ClassVar[str] = "ElectraForSequenceClassification of transformers"
+    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
+    drops_first: ClassVar[bool] = True
+    activation = staticmethod(functional.gelu)
+
+
+class Roberta(DenseHead):
+    """logits = W dropout(tanh(W_d dropout(pooled) + b_d)) + b."""
+
+    kind: ClassVar[str] = "roberta"
+    source: ClassVar[str] = "RobertaForSequenceClassification of transformers"
+    places: ClassVar[Mapping[str, str]] = {"dense": "classifier.dense", "out_proj": "classifier.out_proj"}
+    drops_first: ClassVar[bool] = True
+    activation = staticmethod(torch.tanh)

@@ -1,16 +1,18 @@
-"""One linear layer on the pooled value, after dropout (Devlin et al., 2019, section 4.1)."""
+"""One linear layer on what dropout leaves (Devlin et al., 2019): of a pooled value, a pooler's or each token's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.heads.base import Head, fresh_linear
 
-__all__ = ["Linear"]
+__all__ = ["AlbertPooler", "BertPooler", "Linear", "Tokens"]
 
 
 class Linear(Head):
@@ -33,3 +35,32 @@ class Linear(Head):
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
         """d C + C."""
         return architecture.hidden_size * outputs + outputs
+
+
+class BertPooler(Linear):
+    """logits = W dropout(tanh(W_p pooled + b_p)) + b; W_p and b_p are the backbone's."""
+
+    kind: ClassVar[str] = "bert-pooler"
+    source: ClassVar[str] = "BertForSequenceClassification of transformers"
+    reads: ClassVar[tuple[str, ...]] = ("pooler.dense.weight", "pooler.dense.bias")
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """[batch, d], pooler's [d, d] and [d] -> [batch, outputs]."""
+        weight, bias = weights
+        return super().forward(torch.tanh(functional.linear(pooled, weight, bias)))
+
+
+class AlbertPooler(BertPooler):
+    """logits = W dropout(tanh(W_p pooled + b_p)) + b; W_p and b_p are the backbone's."""
+
+    kind: ClassVar[str] = "albert-pooler"
+    source: ClassVar[str] = "AlbertForSequenceClassification of transformers"
+    reads: ClassVar[tuple[str, ...]] = ("pooler.weight", "pooler.bias")
+
+
+class Tokens(Linear):
+    """logits = W dropout(h) + b for the h of every token, [tokens, d] or [batch, length, d]."""
+
+    kind: ClassVar[str] = "tokens"
+    source: ClassVar[str] = "Devlin et al., 2019, for named entities; transformers' ForTokenClassification"
+    per_token: ClassVar[bool] = True

@@ -7,8 +7,7 @@ import math
 from typing import ClassVar
 
 from edgepeft.backbones.base import LINEAR_ROLES, Role
-from edgepeft.methods._cross_attention import CrossAttention, crossed
-from edgepeft.methods.base import ChoosesRoles, require
+from edgepeft.methods.base import ChoosesRoles, CrossAttention, crossed, require
 
 __all__ = ["LinearUpdates", "RankedUpdates"]
 

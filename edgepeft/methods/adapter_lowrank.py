@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from edgepeft.methods._factored_adapters import FactoredAdapters, FactoredLinear, xavier_uniform
+from edgepeft.methods._adapters import FactoredAdapters, FactoredLinear, xavier_uniform
 from edgepeft.methods.base import option, require
 
 __all__ = ["AdapterLowRank", "LowRankLinear"]

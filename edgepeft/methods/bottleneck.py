@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, Self
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._bottleneck_adapters import Activation, Bottleneck, BottleneckMethod, fresh_linears
+from edgepeft.methods._adapters import Activation, Bottleneck, BottleneckMethod, fresh_linears
 from edgepeft.methods.base import ChoosesRoles, option, require
 
 __all__ = ["BottleneckAdapter", "InSubLayer", "WithNorm", "WithResidual"]

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._bottleneck_adapters import Activation, BottleneckMethod, OnSubLayer, fresh_linears
+from edgepeft.methods._adapters import Activation, BottleneckMethod, OnSubLayer, fresh_linears
 from edgepeft.methods.base import option
 
 __all__ = ["Adapter", "Houlsby"]

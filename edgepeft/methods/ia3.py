@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgepeft.backbones.base import LINEAR_ROLES, Role, Site
-from edgepeft.methods._cross_attention import crossed
-from edgepeft.methods.base import ChoosesRoles, option
+from edgepeft.methods.base import ChoosesRoles, crossed, option
 
 __all__ = ["IA3", "ROLES", "Scale"]
 

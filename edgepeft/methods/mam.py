@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 from torch import nn
 
 from edgepeft.backbones.base import Architecture, Role, Site
-from edgepeft.methods._bottleneck_adapters import Activation
+from edgepeft.methods._adapters import Activation
 from edgepeft.methods.base import option
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.prefix import PrefixTuning

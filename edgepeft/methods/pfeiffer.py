@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, Self
 from torch import nn
 
 from edgepeft.backbones.base import Role, Site
-from edgepeft.methods._bottleneck_adapters import (
+from edgepeft.methods._adapters import (
     Activation,
     Bottleneck,
     BottleneckMethod,

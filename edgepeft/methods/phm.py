@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from edgepeft.methods._factored_adapters import (
+from edgepeft.methods._adapters import (
     FactoredLinear,
     KroneckerAdapters,
     fresh_rule,

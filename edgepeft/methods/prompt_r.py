@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Self
 
-from edgepeft.methods._prompt import PromptTuning
+from edgepeft.methods.prompt_t import PromptTuning
 
 __all__ = ["PromptR"]
 

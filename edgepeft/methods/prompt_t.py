@@ -7,16 +7,112 @@ them before the pretrained weights are loaded, and so starts from random ones.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
-from edgepeft.backbones.base import Architecture
-from edgepeft.methods._prompt import Prompt, PromptTuning
-from edgepeft.methods.base import require
+from edgepeft.backbones.base import Architecture, Role, Site
+from edgepeft.methods.base import Method, option, require
 
-__all__ = ["PromptT"]
+__all__ = ["PromptT", "PromptTuning"]
+
+_LEAST_TEXT = 3  # a token between two special ones
+
+
+class Prompt(nn.Module):
+    """The first p tokens' vectors replaced, [..., d] -> [..., d]."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.vectors = nn.Parameter(torch.empty(length, width).uniform_(-0.5, 0.5))
+
+    def forward(self, y: Tensor, position: Tensor) -> Tensor:
+        """``position`` [...] is each token's place within its row."""
+        last = len(self.vectors) - 1
+        return torch.where((position <= last).unsqueeze(-1), self.vectors[position.clamp(max=last)], y)
+
+
+class MovedBack(nn.Module):
+    """Each token's vector is that of the token p places before it, [..., d] -> [..., d]; the first p keep theirs."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, y: Tensor, position: Tensor) -> Tensor:
+        """``position`` [...] is each token's place within its row."""
+        place = torch.ones_like(position).cumsum(-1) - 1  # an arange makes torch.export take the rows for a constant
+        source = place - self.length * (position >= self.length)
+        return y.gather(-2, source.unsqueeze(-1).expand_as(y))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromptTuning(Method):
+    """Base of both: p trained vectors in front of a text's word embeddings; a subclass says what they start from.
+
+    The row really has p tokens more, which attention sees as any other: they are placeholder tokens in front of the
+    text's own, whose embeddings are overwritten here, so that position embeddings and LayerNorm follow.  AdapterHub has
+    them past both instead, and leaves the text at the positions that it has without a prompt.
+    """
+
+    paper: ClassVar[str] = "Lester et al., 2021, arXiv:2104.08691"
+    equation: ClassVar[str] = "[v_1 ... v_p; E] for the word embeddings E"
+    near_identity: ClassVar[bool] = False  # a fresh prompt moves the text and is attended to
+
+    length: int = option(100, "vectors p in front of a text")
+    place: Literal["words", "embeddings"] = option(
+        "words", "words: positions and LayerNorm follow (Lester et al., PEFT); embeddings: past both (AdapterHub)"
+    )
+
+    def __post_init__(self) -> None:
+        require(self.length >= 1, f"{self.name}'s length must be at least 1; found {self.length}.")
+
+    @property
+    def prompt_length(self) -> int:
+        """p."""
+        return self.length
+
+    def sites(self, architecture: Architecture) -> tuple[Site, ...]:
+        """The word embeddings; or all embeddings' sum, and the text's positions.
+
+        Raises:
+            UsageError: the prompt leaves no position for a text.
+        """
+        longest = architecture.max_length - _LEAST_TEXT
+        require(
+            self.length <= longest,
+            f"{self.name}'s length must be at most {longest}: this {architecture.model_type} has "
+            f"{architecture.max_length} positions for prompt and text; found {self.length}.",
+        )
+        roles = {
+            "words": (Role.WORD_EMBEDDINGS,),
+            "embeddings": (Role.EMBEDDINGS, Role.POSITION_EMBEDDINGS),
+        }[self.place]
+        sites = architecture.sites_of(*roles)
+        require(
+            len(sites) == len(roles), f"{self.name} attaches to {', '.join(roles)}; {architecture.model_type} has none."
+        )
+        return sites
+
+    def build(self, sites: Sequence[Site]) -> dict[str, nn.Module]:
+        """One prompt, and what leaves the text's positions as they were."""
+        made: dict[str, nn.Module] = {}
+        for site in sites:
+            moved = site.role is Role.POSITION_EMBEDDINGS
+            made[site.name] = MovedBack(self.length) if moved else Prompt(self.length, site.out_features)
+        return made
+
+    def n_parameters(self, architecture: Architecture) -> int:
+        """p d, d the embeddings' width."""
+        sites = (site for site in self.sites(architecture) if site.role is not Role.POSITION_EMBEDDINGS)
+        return sum(self.length * site.out_features for site in sites)
+
+    @classmethod
+    def examples(cls) -> tuple[Self, ...]:
+        """A short one, and a single vector."""
+        return (cls(length=4), cls(length=1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,20 +12,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from edgepeft.backbones.base import LINEAR_ROLES, Site
-from edgepeft.common.frozen_random import MOST_DRAWN, SEEDS
-from edgepeft.methods._frozen_random import Drawn
+from edgepeft.common.frozen_random import DRAWN_BY, MOST_DRAWN, SEEDS, drawn
 from edgepeft.methods._linear_updates import LinearUpdates
 from edgepeft.methods.base import option, require
 
-__all__ = ["VeRA", "VectorBased"]
+__all__ = ["Drawn", "VeRA", "VectorBased"]
+
+
+class Drawn(nn.Module):
+    """Frozen random matrices, buffers by name; one such module is all that a delta may have."""
+
+    A: Tensor
+    B: Tensor
+
+    def __init__(self, seed: int, shapes: Mapping[str, tuple[int, int]]) -> None:
+        super().__init__()
+        self.seed, self.shapes = seed, dict(shapes)
+        for name, values in drawn(seed, shapes).items():
+            self.register_buffer(name, torch.from_numpy(values), persistent=False)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """For ``edgepeft.graph.frozen_random``."""
+        return {"generator": DRAWN_BY, "seed": self.seed, "shapes": self.shapes}
 
 
 class VectorBased(nn.Module):

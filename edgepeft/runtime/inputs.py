@@ -14,8 +14,8 @@ from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.tokens import Text, TextEncoder, TokenBatch
 from edgepeft.common.errors import DataError
 from edgepeft.data.pattern import UnreadableRow, pattern
+from edgepeft.data.row_grouping import Spread
 from edgepeft.data.rows import SENTENCES
-from edgepeft.data.windows import Spread
 from edgepeft.tasks.base import TaskType
 
 __all__ = [

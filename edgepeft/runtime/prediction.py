@@ -14,8 +14,7 @@ from edgepeft.backbones.tokens import Text, TokenBatch
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.common.errors import BundleError
 from edgepeft.data.answers import Answer, Prediction
-from edgepeft.data.row_grouping import RowGrouping
-from edgepeft.data.windows import passage_of, readable, stitches_of
+from edgepeft.data.row_grouping import RowGrouping, passage_of, readable, stitches_of
 from edgepeft.data.words import read_words
 from edgepeft.runtime.inputs import ReadRows
 from edgepeft.tasks.base import TaskType

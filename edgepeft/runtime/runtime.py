@@ -16,7 +16,7 @@ from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.tokens import TextEncoder, TokenBatch
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.data.windows import Spread
+from edgepeft.data.row_grouping import Spread
 from edgepeft.graph.names import LOGITS
 from edgepeft.graph.one_row import for_one_row
 from edgepeft.runtime.decoding import GREEDY, Decoding

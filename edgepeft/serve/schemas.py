@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from edgepeft.common.task_name import TASK_NAME
-from edgepeft.data.candidates import CANDIDATES
-from edgepeft.data.rows import SENTENCES
+from edgepeft.data.rows import CANDIDATES, SENTENCES
 from edgepeft.data.words import Words
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 
-from edgepeft.data.candidates import CANDIDATES
+from edgepeft.data.rows import CANDIDATES
 from edgepeft.runtime.runtime import Readable
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import TuneRequest

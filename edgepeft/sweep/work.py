@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from edgepeft.common.atomic import disk_errors, replacing
 from edgepeft.common.locks import locked
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep
-from edgepeft.training.loop import TrainResult, train
-from edgepeft.training.output import prepare_output
+from edgepeft.training.loop import TrainResult, prepare_output, train
 from edgepeft.training.request import Request
 
 __all__ = ["Job", "compute"]

@@ -1,7 +1,7 @@
 """Probabilities of one label each: softmax(logits / temperature), and when the best of them is ``unsure``.
 
 Where a coverage is promised, an answer is sure if its conformal set holds one label, which then is the best; where a
-risk, if its probability is above the threshold.  Equations and sources are in ``_calibration``.
+risk, if its probability is above the threshold.  Equations and sources are in ``_certainty``.
 
 Letters: n rows, C labels.
 """
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks import _calibration as fit
-from edgepeft.tasks._conformal import Certainty, Promise
+from edgepeft.tasks import _certainty as fit
+from edgepeft.tasks._certainty import Certainty, Promise
 
 __all__ = ["OneOfSeveral", "Softmax"]
 

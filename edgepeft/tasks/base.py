@@ -25,9 +25,8 @@ from edgepeft.common.registry import classes_of
 from edgepeft.data.answers import Prediction
 from edgepeft.data.labels import label_text
 from edgepeft.data.rows import Columns, Row
-from edgepeft.tasks._conformal import Certainty
-from edgepeft.tasks._long import Long
-from edgepeft.tasks._parts import CLOSE, Agreement, LossGraph, Metric, Nodes, listed, same_best
+from edgepeft.tasks._certainty import Certainty
+from edgepeft.tasks._facts import CLOSE, Agreement, Long, LossGraph, Metric, Nodes, listed, same_best
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded

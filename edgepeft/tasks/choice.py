@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from edgepeft.common.errors import DataError
 from edgepeft.data.answers import Prediction
-from edgepeft.data.candidates import CANDIDATES, distinct_candidates
 from edgepeft.data.labels import label_text, shown
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.data.row_grouping import LOWEST, grouped, places_of
-from edgepeft.data.rows import SENTENCES, Columns, Row
+from edgepeft.data.rows import CANDIDATES, SENTENCES, Columns, Row, distinct_candidates
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import Agreement, LossGraph, Metric, Nodes, TaskType, same_best
 from edgepeft.tasks.classification import cross_entropy

@@ -5,7 +5,7 @@ matthews are scikit-learn's, imported when used.  Labels that are numbers may be
 
 Probabilities are softmax(logits / temperature), fitted on the evaluation rows; where a coverage or a risk is promised,
 an answer without a single label in its conformal set, or of too low a probability, is ``unsure``.  Neither changes
-which label is best.  ``_softmax`` and ``_calibration`` have the rules and the equations.
+which label is best.  ``_softmax`` and ``_certainty`` have the rules and the equations.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from edgepeft.common.errors import DataError, MissingPackage, UnknownName
 from edgepeft.data.answers import Prediction
 from edgepeft.data.by_class import by_class
 from edgepeft.data.rows import Row
-from edgepeft.tasks._correlations import CORRELATIONS
 from edgepeft.tasks._softmax import OneOfSeveral
 from edgepeft.tasks.base import LossGraph, Metric, Nodes, TaskType, listed
+from edgepeft.tasks.regression import CORRELATIONS
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded

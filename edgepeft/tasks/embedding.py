@@ -27,9 +27,9 @@ from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.answers import Prediction, VectorPrediction
 from edgepeft.data.row_grouping import LOWEST
 from edgepeft.data.rows import SENTENCES, Row
-from edgepeft.tasks._correlations import CORRELATIONS, ranks
 from edgepeft.tasks._pairs import SCALE, cosent, cosines, negatives, ranks_of_right, row_losses, unit
 from edgepeft.tasks.base import Agreement, LossGraph, Metric, TaskType
+from edgepeft.tasks.regression import CORRELATIONS, ranks
 
 if TYPE_CHECKING:
     from edgepeft.data.batches import Encoded

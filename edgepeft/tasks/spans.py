@@ -22,11 +22,19 @@ from numpy.typing import NDArray
 
 from edgepeft.data.answers import Prediction
 from edgepeft.data.pattern import UnreadableRow
-from edgepeft.data.row_grouping import LOWEST
+from edgepeft.data.row_grouping import LOWEST, Asked, Passage, passage_of
 from edgepeft.data.rows import SENTENCES, Columns, Row
-from edgepeft.data.windows import Asked, Passage, passage_of
-from edgepeft.tasks._answers import answers_label, answers_of, best_score, right_texts
-from edgepeft.tasks._search import SpansPrediction, best_spans, best_threshold, wanted_of, windows_of
+from edgepeft.tasks._span_answers import (
+    SpansPrediction,
+    answers_label,
+    answers_of,
+    best_score,
+    best_spans,
+    best_threshold,
+    right_texts,
+    wanted_of,
+    windows_of,
+)
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, Nodes, TaskType
 from edgepeft.tasks.classification import cross_entropy
 

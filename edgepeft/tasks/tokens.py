@@ -29,9 +29,17 @@ from edgepeft.data.by_class import by_class
 from edgepeft.data.labels import NO_TARGET
 from edgepeft.data.rows import Row
 from edgepeft.data.words import NOWHERE, Words, at_tokens, places_of, spread, words_of
-from edgepeft.tasks._entity_scores import ENTITY_SCORES, counts_of
-from edgepeft.tasks._tagged import tagged_label, tagged_row
-from edgepeft.tasks._tags import OUTSIDE, Entity, complete, entities, type_of
+from edgepeft.tasks._tags import (
+    ENTITY_SCORES,
+    OUTSIDE,
+    Entity,
+    complete,
+    counts_of,
+    entities,
+    tagged_label,
+    tagged_row,
+    type_of,
+)
 from edgepeft.tasks.base import CLOSE, Agreement, LossGraph, Metric, TaskType
 from edgepeft.tasks.classification import cross_entropy, require_few, say_what_is_odd
 

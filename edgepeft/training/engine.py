@@ -1,11 +1,22 @@
-"""The training loop's engine in PyTorch: the backbone is frozen and in eval mode, only the head has dropout."""
+"""The training loop's engine in PyTorch: the backbone is frozen and in eval mode, only the head has dropout.
+
+A bare backbone's states are the same for every method, rate and seed on the same rows: runs share them in a folder.
+A file is named by the hash of all that its values depend on, tokens included, so no run can take another's, and a run
+has the same bits whether it computes or reads.  Two that need a file at once both compute it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +27,14 @@ from torch import Tensor, nn
 from edgepeft.backbones.base import Pooling
 from edgepeft.backbones.hooks import pool, states_of
 from edgepeft.bundle.delta import Delta
+from edgepeft.common.atomic import write_atomically
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.metrics import SCORED_ROWS
 from edgepeft.data.row_grouping import LOWEST
-from edgepeft.data.training_loop.engine import Arrays, Masks, StepOutcome, TrainingEngine
-from edgepeft.heads.text import decoder_inputs
+from edgepeft.data.training_loop.engine import SCORED_ROWS, Arrays, Masks, StepOutcome, TrainingEngine
+from edgepeft.heads.decoder import decoder_inputs
 from edgepeft.tasks.base import TaskType
-from edgepeft.training.shared import SharedStates
 
-__all__ = ["PyTorchEngine", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
+__all__ = ["CPU", "PyTorchEngine", "SharedStates", "logits_of", "loss_of", "replaced_dropout", "torch_batch"]
 
 CPU = torch.device("cpu")
 
@@ -255,3 +265,35 @@ def _adamw(delta: Delta, rates: tuple[float, float], *, fused: bool) -> torch.op
         if tensors
     ]
     return torch.optim.AdamW(groups, weight_decay=0.0, fused=fused)
+
+
+@dataclass(frozen=True)
+class SharedStates:
+    """The states of one backbone, by the digest of its weights, in ``folder``; ``attention`` is that of its model."""
+
+    folder: Path
+    backbone: str
+    attention: str | None = None
+
+    def of(
+        self, inputs: Mapping[str, Tensor], pooling: str, compute: Callable[[], NDArray[np.float32]]
+    ) -> NDArray[np.float32]:
+        """[token rows, d] for these inputs of the model, read where they are there and left there where not."""
+        path = self.folder / f"{self._name(inputs, pooling)}.npy"
+        try:
+            found: NDArray[np.float32] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):  # not there, or damaged
+            np.save(file := io.BytesIO(), found := compute())
+            write_atomically(path, file.getvalue())
+        return found
+
+    def _name(self, inputs: Mapping[str, Tensor], pooling: str) -> str:
+        # The last bits follow from the device, the number of threads, the attention and who computes.
+        how = [next(iter(inputs.values())).device.type, torch.get_num_threads(), self.attention]
+        digest = hashlib.sha256(
+            json.dumps([self.backbone, pooling, *how, *map(version, ("torch", "transformers"))]).encode()
+        )
+        for name, values in sorted(inputs.items()):
+            digest.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
+            digest.update(values.cpu().numpy().tobytes())
+        return digest.hexdigest()

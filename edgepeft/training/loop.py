@@ -15,25 +15,23 @@ from torch import Tensor, nn
 from edgepeft import __version__
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.bundle.card import ERRORS, EVALUATION_FILE
+from edgepeft.bundle.card import CARD_FILE, ERRORS, EVALUATION_FILE, TENSORS_FILE
 from edgepeft.bundle.delta import Delta, new_delta, write_tensors
-from edgepeft.common.atomic import new_folder
+from edgepeft.common.atomic import new_folder, refuse_mount_point
+from edgepeft.common.errors import UsageError
 from edgepeft.data.batches import Writing, encode_parts
 from edgepeft.data.parts import PARTS, TaskData, load_data
-from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.run import Progress, TrainingLoop, TrainingLoopResult
 from edgepeft.methods.base import Method, method_of
 from edgepeft.training.curve import CURVE, curve_of, draw_curve
 from edgepeft.training.devices import check_memory, device_named, device_of, fitting
-from edgepeft.training.engine import PyTorchEngine
+from edgepeft.training.engine import PyTorchEngine, SharedStates
 from edgepeft.training.options import TrainOptions
-from edgepeft.training.output import FOLDER, prepare_output
 from edgepeft.training.products import attention_for, float32_by_onednn
-from edgepeft.training.shared import SharedStates
 from edgepeft.training.text_engine import TextEngine
 
-__all__ = ["TrainResult", "asked", "settled", "train"]
+__all__ = ["TrainResult", "asked", "prepare_output", "settled", "train"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,3 +261,37 @@ def _best(result: TrainingLoopResult) -> str:
 def _versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("torch", "transformers")}
     return {"edgepeft": __version__, "python": platform.python_version(), **packages}
+
+
+FOLDER = "checkpoint"
+PICTURES = {"curve.png", "curve.svg"}  # of a learning curve
+OURS = {CARD_FILE, TENSORS_FILE, EVALUATION_FILE, FOLDER, *PICTURES}
+
+
+def prepare_output(out: Path, *, resume: bool, force: bool) -> Path | None:
+    """The checkpoint to continue from, or None for a new run; touches nothing.
+
+    Raises:
+        UsageError: the folder holds something, and neither flag fits it; the message says which would. Or it is a
+            mount point.
+    """
+    if resume and force:
+        raise UsageError("--resume and --force exclude each other: continue what is there, or replace it.")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; an output folder is needed. Choose another name.")
+    refuse_mount_point(out)
+    names = sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) if out.exists() else []
+    checkpoint = latest(out / FOLDER)
+    if resume:
+        if checkpoint is None:
+            holds = "a finished delta" if CARD_FILE in names else "no checkpoint"
+            raise UsageError(f"there is nothing to resume: {out} holds {holds}. Leave --resume out to start a run.")
+        return checkpoint
+    foreign = [name for name in names if name not in OURS]
+    if foreign:
+        raise UsageError(f"{out} holds {foreign[0]}, which is no part of a delta; choose another folder.")
+    if checkpoint is not None and not force:
+        raise UsageError(f"{out} holds an interrupted run. Give --resume to continue it, or --force to start anew.")
+    if set(names) - {FOLDER} and not force:  # an empty one: the disk was full before the first checkpoint
+        raise UsageError(f"{out} exists already. Give --force to replace it, or choose another folder.")
+    return None

@@ -16,7 +16,7 @@ from torch.nn import functional
 from edgepeft.backbones.base import Architecture
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.metrics import Scored
+from edgepeft.data.training_loop.engine import Scored
 from edgepeft.tasks.base import TaskType
 from edgepeft.training.engine import PyTorchEngine, torch_batch
 

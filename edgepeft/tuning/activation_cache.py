@@ -19,11 +19,11 @@ import onnx
 from numpy.typing import NDArray
 
 from edgepeft.backbones.checkpoint import Checkpoint
-from edgepeft.backbones.disentangled import LONGER
+from edgepeft.backbones.positions import LONGER
 from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.graph.cut import above, below
 from edgepeft.graph.frozen import frozen_states, live_values, lowest_states
 from edgepeft.graph.gradient.rule import Backward

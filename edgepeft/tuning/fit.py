@@ -27,7 +27,7 @@ from edgepeft.graph.stored import matrices_read, packed_bytes, stored_bytes
 from edgepeft.runtime.decoding import GREEDY, Decoding
 from edgepeft.runtime.generation import row_bytes, rows_at_once
 from edgepeft.runtime.passes import PASS_TOKENS
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType
 from edgepeft.tuning.memory import demand_of, most_within
 from edgepeft.tuning.options import TuneOptions

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
-from edgepeft.data.metrics import Scored
 from edgepeft.data.training_loop.checkpoint import Position
-from edgepeft.data.training_loop.engine import Arrays
+from edgepeft.data.training_loop.engine import Arrays, Scored
 from edgepeft.tuning.claim import claim
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.run import TuningRun

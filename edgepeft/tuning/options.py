@@ -9,7 +9,7 @@ from typing import Any, get_args
 from edgepeft.common.errors import UsageError
 from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.graph.gradient.rule import Backward
-from edgepeft.tasks._conformal import Promise, promise_of
+from edgepeft.tasks._certainty import Promise, promise_of
 
 __all__ = ["TuneOptions"]
 

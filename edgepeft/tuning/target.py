@@ -43,7 +43,7 @@ from edgepeft.graph.splice import splice
 from edgepeft.graph.template import with_labels
 from edgepeft.graph.training import TrainingFacts, training_facts
 from edgepeft.runtime.decoding import GREEDY
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
 from edgepeft.tasks.base import TaskType, kind_asked
 from edgepeft.tuning.options import TuneOptions
 

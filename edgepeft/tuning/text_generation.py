@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgepeft.backbones.text import BEFORE
 from edgepeft.data.batches import Encoded, Writing, sorted_batches
-from edgepeft.data.metrics import Scored
+from edgepeft.data.training_loop.engine import Scored
 from edgepeft.deploy.text_check import CANDIDATES, STEPS, TextCheck
 from edgepeft.deploy.verify import in_groups
 from edgepeft.graph.names import LOGITS

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer
 
-from edgepeft.backbones.byte_tokenizer import byte_tokenizer
+from edgepeft.backbones.convert import byte_tokenizer
 from edgepeft.backbones.source import open_backbone
 from edgepeft.backbones.tokens import Text
 

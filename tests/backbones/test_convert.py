@@ -19,8 +19,8 @@ from tiny import SIZES, known, ragged, write_model
 from transformers import AutoModel, AutoModelForSeq2SeqLM
 
 from edgepeft.backbones.base import families
+from edgepeft.backbones.checkpoint import Layout, write_safetensors
 from edgepeft.backbones.source import open_backbone
-from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.common.errors import BundleError, UsageError
 
 PICKLES = transformers.__version__ < "5"  # which writes safetensors alone

@@ -12,7 +12,7 @@ import suite
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.graph.validate import OPERATORS
-from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
+from edgepeft.methods._adapters import ACTIVATIONS
 from edgepeft.methods.base import Method, methods
 from edgepeft.training.exporting.bundle import write_backbone
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgepeft.common.errors import DataError, UnknownName
-from edgepeft.data.cleaning import nearest
-from edgepeft.data.formats import FORMATS, format_named
-from edgepeft.data.pattern import pattern
+from edgepeft.data.pattern import nearest, pattern
+from edgepeft.data.text_template import FORMATS, format_named
 
 # Rows as the data sets have them: under the names of their columns.
 ROWS = {

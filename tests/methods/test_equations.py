@@ -14,7 +14,7 @@ from torch import nn
 
 from edgepeft.backbones.hooks import needs
 from edgepeft.common.errors import UsageError
-from edgepeft.methods._bottleneck_adapters import ACTIVATIONS, Activation
+from edgepeft.methods._adapters import ACTIVATIONS, Activation
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.houlsby import Adapter
 from edgepeft.methods.lora import LoRA, LowRank

@@ -24,8 +24,7 @@ from edgepeft.graph.mix import mix
 from edgepeft.graph.parameters import computed_values, make_inputs
 from edgepeft.graph.splice import splice
 from edgepeft.graph.training import training_facts
-from edgepeft.methods._frozen_random import Drawn
-from edgepeft.methods.vera import VectorBased, VeRA
+from edgepeft.methods.vera import Drawn, VectorBased, VeRA
 from edgepeft.training.exporting.delta import export_delta
 
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}

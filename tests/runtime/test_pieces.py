@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from edgepeft.backbones.byte_tokenizer import byte_tokenizer
+from edgepeft.backbones.convert import byte_tokenizer
 from edgepeft.backbones.tokens import Text, TextEncoder
 from edgepeft.runtime.decoding import GREEDY, Row
 from edgepeft.runtime.text_generation import Draft, TextBatch

@@ -18,8 +18,8 @@ from tiny import REFERENCES
 from tolerance import Exact, exactly
 
 from edgepeft.backbones.base import Architecture, Site, family_of
-from edgepeft.backbones.disentangled import LONGER
 from edgepeft.backbones.hooks import load_model
+from edgepeft.backbones.positions import LONGER
 from edgepeft.backbones.source import Backbone, open_backbone
 
 

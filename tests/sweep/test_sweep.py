@@ -24,9 +24,9 @@ from edgepeft.sweep.run import estimate, fold, run_sweep
 from edgepeft.sweep.table import columns, document, entries, not_worse
 from edgepeft.sweep.work import Job, compute
 from edgepeft.training import engine
+from edgepeft.training.engine import SharedStates
 from edgepeft.training.loop import train
 from edgepeft.training.request import Request
-from edgepeft.training.shared import SharedStates
 
 
 def run(sweep, **how):

@@ -12,7 +12,7 @@ from scipy.special import log_softmax, softmax
 from scipy.stats import binom
 
 from edgepeft.common.errors import UsageError
-from edgepeft.tasks._calibration import (
+from edgepeft.tasks._certainty import (
     COLDEST,
     DOUBT,
     HOTTEST,
@@ -22,9 +22,9 @@ from edgepeft.tasks._calibration import (
     fitted_temperature,
     needed_for_coverage,
     needed_for_risk,
+    promise_of,
     risk_threshold,
 )
-from edgepeft.tasks._conformal import promise_of
 from edgepeft.tasks.base import kind_named
 
 CLASSIFICATION = kind_named("classification")

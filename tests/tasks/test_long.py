@@ -18,8 +18,7 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import DataError
-from edgepeft.data.row_grouping import LOWEST, RowGrouping, mean_matrix, pooled
-from edgepeft.data.windows import stitches_of
+from edgepeft.data.row_grouping import LOWEST, RowGrouping, mean_matrix, pooled, stitches_of
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.tasks.base import stated
 from edgepeft.training.exporting.bundle import export_bundle

@@ -17,10 +17,9 @@ from edgepeft.backbones.tokens import Text
 from edgepeft.common.errors import DataError
 from edgepeft.data.batches import encode
 from edgepeft.data.parts import load_data
-from edgepeft.data.row_grouping import LOWEST
+from edgepeft.data.row_grouping import LOWEST, Asked, Passage
 from edgepeft.data.rows import Columns, Row, read_rows
-from edgepeft.data.windows import Asked, Passage
-from edgepeft.tasks._answers import best_score, right_texts
+from edgepeft.tasks._span_answers import best_score, right_texts
 from edgepeft.tasks.spans import Spans
 
 NO_ANSWER = {"text": [], "answer_start": []}

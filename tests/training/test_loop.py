@@ -19,10 +19,10 @@ from edgepeft.backbones.hooks import load_model
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.batches import encode
-from edgepeft.data.metrics import Scored, score_rows
 from edgepeft.data.parts import task_data
 from edgepeft.data.rows import Row
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged
+from edgepeft.data.training_loop.engine import Scored, score_rows
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.methods.base import method_named
 from edgepeft.tasks.classification import Classification

@@ -14,7 +14,7 @@ from verbs import edgepeft
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError
 from edgepeft.common.resources import sha256_of
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged
 from edgepeft.graph.gradient import build
 from edgepeft.graph.gradient.rule import rules
 from edgepeft.tuning.options import TuneOptions

@@ -23,8 +23,7 @@ def prepare(job: Job, wrap: Callable[[Logits], Logits] = lambda logits: logits) 
 
     from edgepeft.bench.workloads._torch import FRESH_DELTA, batch_tensors, load
     from edgepeft.bench.workloads.finetune_onnxruntime import LEARNING_RATE, targets_of
-    from edgepeft.data.row_grouping import places_of
-    from edgepeft.data.windows import token_places
+    from edgepeft.data.row_grouping import places_of, token_places
     from edgepeft.methods.base import method_named
     from edgepeft.training.engine import loss_of
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.data.batches import Encoded, sorted_batches
-from edgepeft.data.metrics import SCORED_ROWS, Scored
-from edgepeft.data.training_loop.engine import TrainingEngine
+from edgepeft.data.training_loop.engine import SCORED_ROWS, Scored, TrainingEngine
 from edgepeft.tasks.base import TaskType
 
 __all__ = [

@@ -2,14 +2,19 @@
 
 ``<folder>/<step>.safetensors``.  A file is whole or not there, and older ones go only when the new one is on the
 disk, so whenever the power goes, the newest file is a whole checkpoint.
+
+A loop has diverged when its losses stay far above where they began, and above what knowing nothing costs.  The median
+of the last steps decides, so that no single batch of outliers does.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -19,7 +24,17 @@ from edgepeft.common.atomic import replacing
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.training_loop.engine import Arrays
 
-__all__ = ["Position", "best_score", "latest", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Diverged",
+    "Position",
+    "best_score",
+    "latest",
+    "load_checkpoint",
+    "most_loss",
+    "record_loss",
+    "risen",
+    "save_checkpoint",
+]
 
 FORMAT = "edgepeft.course/1"
 _SUFFIX = ".safetensors"
@@ -134,3 +149,32 @@ def _require_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any])
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 24 else f"{text[:20]}...{text[-1]}"
+
+
+FIRST = 5  # steps whose median loss is where a run began: the rate is still warming up
+RECENT = 20  # steps whose median is where it stands
+FAR = 3.0  # times: of two labels, 2.1 and more
+
+
+class Diverged(EdgepeftError):
+    """The loss or a gradient is not finite, or the losses are far above their start."""
+
+
+def record_loss(position: Position, loss: float) -> None:
+    """Keep what ``risen`` needs; it is in the checkpoint, so a resumed run ends where an uninterrupted one does."""
+    if len(position.first_losses) < FIRST:
+        position.first_losses.append(loss)
+    position.recent_losses = [*position.recent_losses, loss][-RECENT:]
+
+
+def most_loss(position: Position, ignorant: float) -> float:
+    """What is far above the start."""
+    return FAR * max(ignorant, median(position.first_losses or [math.inf]))
+
+
+def risen(position: Position, ignorant: float) -> str | None:
+    """Says how far the losses are above their start, where they are."""
+    now = median(position.recent_losses or [0.0])
+    if len(position.recent_losses) < RECENT or now <= most_loss(position, ignorant):
+        return None
+    return f"the loss rose from {median(position.first_losses):.3g} to {now:.3g} (median of {RECENT} steps)"

@@ -16,14 +16,20 @@ from typing import Any, NamedTuple
 
 from edgepeft.data.batches import Encoded, epoch_batches
 from edgepeft.data.by_class import worst_of
-from edgepeft.data.metrics import Scored
 from edgepeft.data.parts import TaskData
+from edgepeft.data.row_grouping import Spread
 from edgepeft.data.training_loop.baselines import compared_with
-from edgepeft.data.training_loop.checkpoint import Position, load_checkpoint, save_checkpoint
-from edgepeft.data.training_loop.divergence import Diverged, most_loss, record_loss, risen
-from edgepeft.data.training_loop.engine import Arrays, TrainingEngine, dropout_mask
+from edgepeft.data.training_loop.checkpoint import (
+    Diverged,
+    Position,
+    load_checkpoint,
+    most_loss,
+    record_loss,
+    risen,
+    save_checkpoint,
+)
+from edgepeft.data.training_loop.engine import Arrays, Scored, TrainingEngine, dropout_mask
 from edgepeft.data.training_loop.options import TrainingLoopOptions
-from edgepeft.data.windows import Spread
 
 __all__ = [
     "Interrupted",

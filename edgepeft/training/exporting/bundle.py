@@ -12,16 +12,22 @@ from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from edgepeft import __version__
+from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
-from edgepeft.backbones.emit import BUNDLE_FILES
+from edgepeft.backbones.emit import BUNDLE_FILES, INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.backbones.hooks import load_model
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, Bundle
-from edgepeft.bundle.card import DeltaCard, read_card
+from edgepeft.bundle.card import EVALUATION_FILE, DeltaCard, read_card
 from edgepeft.bundle.delta import Delta
 from edgepeft.bundle.manifest import (
     BackboneEntry,
@@ -37,16 +43,16 @@ from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import WEIGHTS
 from edgepeft.data.rows import SENTENCES, Columns
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_exported, prepare_task, require_addable
+from edgepeft.graph.quantise import quantise, quantised_tensors
 from edgepeft.graph.validate import check_standard
 from edgepeft.methods.base import Method, method_of
-from edgepeft.tasks._conformal import Promise
+from edgepeft.tasks._certainty import Promise
+from edgepeft.tasks.base import TaskType
 from edgepeft.training.exporting.check import CheckTexts, check_content, data_check
-from edgepeft.training.exporting.conformal import promising_cards
 from edgepeft.training.exporting.delta import export_delta
 from edgepeft.training.exporting.template import write_template
-from edgepeft.training.exporting.weights import write_weights
 
-__all__ = ["add_deltas", "export_bundle", "write_backbone"]
+__all__ = ["add_deltas", "export_bundle", "write_backbone", "write_weights"]
 
 Stage = Callable[[str], AbstractContextManager[object]]
 
@@ -257,3 +263,72 @@ class _Exporter:
 def _versions() -> dict[str, str]:
     packages = ("torch", "transformers", "onnx", "onnxruntime")
     return {"edgepeft": __version__, **{name: metadata.version(name) for name in packages}}
+
+
+def promising_cards(deltas: Sequence[Path], promise: Promise) -> Mapping[Path, DeltaCard]:
+    """The card of each delta with this promise and its threshold; none where nothing is promised.
+
+    Raises:
+        UsageError: a delta's answers cannot have it, its rows are too few, or it keeps none.
+        BundleError: what it keeps is damaged.
+    """
+    return {path: _promising(path, promise) for path in deltas} if promise else {}
+
+
+def _promising(folder: Path, promise: Promise) -> DeltaCard:
+    option = f"--{next(iter(promise))}"
+    if folder.suffix == ".onnx":
+        raise UsageError(
+            f"{option} is chosen by evaluation rows, which {folder} does not keep; give the delta's folder."
+        )
+    card = read_card(folder)
+    kind, path = card.task_kind, folder / EVALUATION_FILE
+    if not kind.calibrates:
+        kind.promising(promise, 0)
+    if not path.is_file():
+        raise UsageError(
+            f"{option} is chosen by evaluation rows, and {folder} keeps none: it has no {EVALUATION_FILE}, for it was "
+            "imported, or trained by an earlier version. Train it with this one, or give the option to edgepeft tune."
+        )
+    logits, targets = _read(path, kind)
+    found = kind.promising(promise, len(targets)).calibrated(targets, logits)
+    return card.model_copy(update={"chosen": dict(found.chosen)})
+
+
+def _read(path: Path, kind: TaskType) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    try:
+        found = load_file(path)
+        logits, targets = found["logits"], found["targets"]
+        right, each = kind.right_of(targets, logits)
+    except (SafetensorError, OSError, KeyError, IndexError) as error:
+        raise BundleError(f"{path} is damaged ({error}); train the delta again.") from error
+    sound = (right.ndim, each.ndim) == (1, 2) and len(right) == len(each) and logits.shape[-1] == kind.n_outputs
+    if not sound or not np.isfinite(logits).all() or targets.dtype.kind != "i" or not _are_columns(right, each):
+        raise BundleError(
+            f"{path} does not hold logits of {kind.described} and which is right in each row; train it again."
+        )
+    return logits, targets
+
+
+def _are_columns(right: NDArray[np.int64], each: NDArray[np.float32]) -> bool:
+    return bool(((right >= 0) & (right < each.shape[1])).all())
+
+
+def write_weights(graphs: Sequence[onnx.ModelProto], backbone: Backbone, folder: Path, dtype: WeightsDtype) -> str:
+    """The weights file, whose SHA-256 is returned; ``graphs``, the backbone's own first, are changed to read it.
+
+    Raises:
+        BundleError: weights that cannot be quantised.
+    """
+    if dtype == "fp32":
+        shutil.copyfile(backbone.weights, folder / WEIGHTS_FILE)
+        return backbone.sha256
+    tensors = quantised_tensors(graphs[0].graph, backbone.checkpoint)
+    for name in backbone.architecture.pooler:  # no part of the graph, but read by heads
+        if backbone.checkpoint.has(name):
+            tensors[backbone.checkpoint.stored_name(name)] = backbone.checkpoint.read(name)
+    path = folder / INT8_WEIGHTS_FILE
+    save_file(tensors, path, metadata={"format": "edgepeft.int8/1"})
+    for graph in graphs:
+        quantise(graph, Checkpoint.open(path))
+    return sha256_of(path)

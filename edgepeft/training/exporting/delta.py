@@ -30,10 +30,9 @@ from edgepeft.graph.protos import replace
 from edgepeft.graph.rename import rename_values
 from edgepeft.graph.training import DROPPED
 from edgepeft.graph.validate import check_standard
-from edgepeft.methods._frozen_random import Drawn
 from edgepeft.methods.base import Generator
-from edgepeft.training.exporting.external_data import outside_tensors, write_outside
-from edgepeft.training.exporting.tracing import mark, number_nodes, traced
+from edgepeft.methods.vera import Drawn
+from edgepeft.training.exporting.tracing import mark, number_nodes, outside_tensors, traced, write_outside
 
 __all__ = ["export_delta"]
 

@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from rich.table import Column, Table
 
 from edgepeft.bundle.delta import Delta
-from edgepeft.data.metrics import score_rows
+from edgepeft.data.training_loop.engine import score_rows
 from edgepeft.training.engine import logits_of
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionSubject
 

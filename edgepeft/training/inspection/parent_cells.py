@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from edgepeft.backbones.hooks import pool
 from edgepeft.bundle.delta import Delta
 from edgepeft.data.batches import sorted_batches
-from edgepeft.data.metrics import SCORED_ROWS
+from edgepeft.data.training_loop.engine import SCORED_ROWS
 from edgepeft.methods.spartan import Memory
 from edgepeft.training.engine import torch_batch
 from edgepeft.training.inspection.base import Advance, Inspection, InspectionSubject

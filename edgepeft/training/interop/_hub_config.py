@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from edgepeft.backbones.base import Architecture, Role, Site
 from edgepeft.common.errors import BundleError
-from edgepeft.methods._bottleneck_adapters import Activation
+from edgepeft.methods._adapters import Activation
 from edgepeft.training.interop.conversion import ForeignConfig, left_out
 
 __all__ = [

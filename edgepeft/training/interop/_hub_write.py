@@ -16,7 +16,7 @@ from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta, write_tensors
 from edgepeft.common.atomic import new_folder, write_json
 from edgepeft.common.errors import UsageError
-from edgepeft.methods._factored_adapters import KroneckerAdapters
+from edgepeft.methods._adapters import KroneckerAdapters
 from edgepeft.methods.base import Method, PerLayer, method_named, methods
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.compacter import Compacter

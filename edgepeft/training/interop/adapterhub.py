@@ -19,7 +19,7 @@ from edgepeft.backbones.config import read_config
 from edgepeft.backbones.source import Backbone
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, EdgepeftError
-from edgepeft.methods._bottleneck_adapters import ACTIVATIONS
+from edgepeft.methods._adapters import ACTIVATIONS
 from edgepeft.methods.bottleneck import BottleneckAdapter
 from edgepeft.methods.lora import LoRA
 from edgepeft.methods.mam import MAM

@@ -12,8 +12,7 @@ from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
 from edgepeft.data.batches import Encoded
 from edgepeft.data.parts import PARTS, task_data
 from edgepeft.data.rows import Row
-from edgepeft.data.training_loop.checkpoint import latest
-from edgepeft.data.training_loop.divergence import Diverged
+from edgepeft.data.training_loop.checkpoint import Diverged, latest
 from edgepeft.data.training_loop.engine import StepOutcome, TrainingEngine, dropout_mask
 from edgepeft.data.training_loop.options import TrainingLoopOptions
 from edgepeft.data.training_loop.run import Interrupted, TrainingLoop
@@ -128,7 +127,7 @@ def test_evaluations_come_after_each_epoch_and_at_the_end_and_the_start_where_it
 
 
 def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(loop, monkeypatch):
-    from edgepeft.data.metrics import Scored
+    from edgepeft.data.training_loop.engine import Scored
 
     scores = iter([(0.5, 1.0), (0.7, 1.0), (0.7, 1.0), (0.6, 0.1), (0.0, 0.0)])
     monkeypatch.setattr(
@@ -142,7 +141,7 @@ def test_patience_ends_a_course_after_so_many_evaluations_that_brought_nothing(l
 
 
 def test_of_equal_scores_the_lower_loss_is_kept(loop, monkeypatch):
-    from edgepeft.data.metrics import Scored
+    from edgepeft.data.training_loop.engine import Scored
 
     scores = iter([(0.5, 1.0), (0.5, 0.8), (0.5, 0.9), (0.0, 0.0)])
     monkeypatch.setattr(

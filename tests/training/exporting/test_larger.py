@@ -19,8 +19,8 @@ import torch
 from tiny import write_tokenizer
 
 from edgepeft.backbones.base import family_of
+from edgepeft.backbones.checkpoint import Layout, write_safetensors
 from edgepeft.backbones.source import Backbone, open_backbone
-from edgepeft.backbones.streamed import Layout, write_safetensors
 from edgepeft.bundle.delta import new_delta
 from edgepeft.methods.base import method_of
 

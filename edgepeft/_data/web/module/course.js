@@ -58,7 +58,7 @@ export async function parted(examples, share) {
 }
 
 /**
- * `edgepeft/data/sampling.py: part`, with one row of each label to spare.
+ * `edgepeft/data/parts.py: part`, with one row of each label to spare.
  * @param {Example[]} rows
  * @param {number} n
  * @param {string} salt

@@ -79,7 +79,7 @@ export function placesOf(words, row) {
 
 /**
  * By the place of each token of a text: the window in which it has most context, and its place there, as `most_context`
- * of `edgepeft/data/windows.py` has it (Devlin et al., 2019).
+ * of `edgepeft/data/row_grouping.py` has it (Devlin et al., 2019).
  * @param {Row} whole
  * @param {Row[]} windows
  * @param {number} overlap

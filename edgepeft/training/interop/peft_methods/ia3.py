@@ -19,7 +19,7 @@ from torch import Tensor
 from edgepeft.backbones.base import Role
 from edgepeft.bundle.delta import Delta
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.methods._cross_attention import crossed
+from edgepeft.methods.base import crossed
 from edgepeft.methods.ia3 import IA3, ROLES
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict

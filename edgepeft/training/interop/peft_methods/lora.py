@@ -24,8 +24,7 @@ from edgepeft.methods.dora import DoRA
 from edgepeft.methods.lora import LoRA
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
-from edgepeft.training.interop.peft_methods._layered import RankedConfig
-from edgepeft.training.interop.peft_methods.base import PeftConfig
+from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
 __all__ = ["LoraConfig"]
 

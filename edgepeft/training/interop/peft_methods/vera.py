@@ -23,8 +23,7 @@ from edgepeft.methods.base import method_named
 from edgepeft.methods.vera import VeRA
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
-from edgepeft.training.interop.peft_methods._layered import LayeredConfig
-from edgepeft.training.interop.peft_methods.base import PeftConfig
+from edgepeft.training.interop.peft_methods.base import LayeredConfig, PeftConfig
 
 __all__ = ["VeraConfig"]
 

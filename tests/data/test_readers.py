@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from edgepeft.common.errors import UsageError
-from edgepeft.data.arrow import read_dataset
+from edgepeft.data.readers import read_dataset
 
 
 def test_a_name_without_a_network_is_one_sentence_and_no_retry_is_logged(monkeypatch, caplog):

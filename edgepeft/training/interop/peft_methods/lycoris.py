@@ -1,9 +1,9 @@
-"""What PEFT's LoHa and LoKr have in common: matrices, or pairs of factors, that are of a rank.
+"""PEFT's LoHa (``LOHA``) and LoKr (``LOKR``): matrices, or pairs of factors, that are of a rank.
 
 Where ranks differ, zeros fill factors up to the largest, and a matrix that has factors there alone takes their product;
 where scales differ, the first tensor takes the difference.
 
-Source: peft 0.21.2, ``tuners/lycoris_utils.py``.
+Source: peft 0.21.2, ``tuners/lycoris_utils.py``, ``tuners/loha/layer.py``, ``tuners/lokr/layer.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,12 +23,13 @@ from edgepeft.backbones.base import Site
 from edgepeft.bundle.delta import Delta
 from edgepeft.methods._linear_updates import RankedUpdates
 from edgepeft.methods.base import method_named
+from edgepeft.methods.loha import LoHa
+from edgepeft.methods.lokr import LoKr
 from edgepeft.training.interop.classifier import Classifier
 from edgepeft.training.interop.conversion import ConversionPlan, StateDict
-from edgepeft.training.interop.peft_methods._layered import RankedConfig
-from edgepeft.training.interop.peft_methods.base import PeftConfig
+from edgepeft.training.interop.peft_methods.base import PeftConfig, RankedConfig
 
-__all__ = ["LycorisConfig"]
+__all__ = ["LohaConfig", "LokrConfig", "LycorisConfig"]
 
 
 class LycorisConfig(RankedConfig):
@@ -114,3 +115,41 @@ def _fitted(found: Mapping[str, Tensor], part: str, shape: tuple[int, ...]) -> T
         return found[f"{part}_a"] @ found[f"{part}_b"]
     rows, columns = found[part].shape
     return functional.pad(found[part], (0, shape[1] - columns, 0, shape[0] - rows))
+
+
+class LohaConfig(LycorisConfig):
+    """Four factors."""
+
+    kind: ClassVar[str] = "LOHA"
+    ours: ClassVar[tuple[str, ...]] = (LoHa.name,)
+    stem: ClassVar[str] = "hada_"
+
+    def method(self, **settings: Any) -> LoHa:
+        """Ours."""
+        return LoHa(**settings)
+
+
+class LokrConfig(LycorisConfig):
+    """Which matrices are products is not said, but follows from ranks and widths."""
+
+    kind: ClassVar[str] = "LOKR"
+    ours: ClassVar[tuple[str, ...]] = (LoKr.name,)
+    stem: ClassVar[str] = "lokr_"
+    ignored: ClassVar[frozenset[str]] = LycorisConfig.ignored | {"rank_dropout_scale"}
+
+    decompose_both: bool = False
+    decompose_factor: int = Field(-1, ge=-1, strict=True)
+
+    def method(self, **settings: Any) -> LoKr:
+        """Ours."""
+        return LoKr(both=self.decompose_both, factor=self.decompose_factor, **settings)
+
+    @classmethod
+    def more_settings(cls, method: RankedUpdates) -> dict[str, Any]:
+        """What says how widths are parted."""
+        assert isinstance(method, LoKr)
+        return {
+            "decompose_both": method.both,
+            "decompose_factor": method.factor,
+            "rank_dropout_scale": False,
+        }

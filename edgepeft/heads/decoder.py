@@ -1,10 +1,12 @@
-"""Labels scored by the model's own decoder (Raffel et al., 2020): nothing to train, for labels are words it knows.
+"""Heads of a model with a decoder (Raffel et al., 2020): nothing to train, for the table of words is its own.
 
-    log p(label) = sum over the edges of its way of log softmax(logits of the edge and its siblings)
+    Labels: log p(label) = sum over the edges of its way of log softmax(logits of the edge and its siblings)
+    Text:   loss = mean over the target tokens of -log softmax(logits)[token]
 
-Never an answer that is no label.  Where a greedy decoder would write a label, that is the best one along the trie.
+Among labels, never an answer that is none: where a greedy decoder would write a label, that is the best one along the
+trie.  A target's tokens end with the one that ends a text; the decoder reads the start and all of them but the last.
 
-Letters: B rows, n nodes of the trie of the labels' tokens, e its edges.
+Letters: B rows, n nodes of the trie of the labels' tokens, e its edges, T tokens of the longest target, v vocabulary.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from edgepeft.backbones.base import Architecture
 from edgepeft.backbones.trie import Trie
+from edgepeft.data.labels import NO_TARGET
 from edgepeft.heads.base import Head
 
-__all__ = ["Labels"]
+__all__ = ["Labels", "decoder_inputs"]
 
 
 class Labels(Head):
@@ -55,3 +59,28 @@ class Labels(Head):
     def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
         """None."""
         return 0
+
+
+class Text(Head):
+    """What the decoder gives every word, at each of the tokens that it reads."""
+
+    kind: ClassVar[str] = "text"
+    source: ClassVar[str] = "Raffel et al., 2020, whose targets are text"
+    places: ClassVar[Mapping[str, str]] = {}
+    decodes: ClassVar[bool] = True
+    writes: ClassVar[bool] = True
+
+    def forward(self, pooled: Tensor, *weights: Tensor) -> Tensor:
+        """(B, T, v) as they are."""
+        return pooled
+
+    @classmethod
+    def n_parameters(cls, architecture: Architecture, outputs: int) -> int:
+        """None."""
+        return 0
+
+
+def decoder_inputs(targets: Tensor, start_token_id: int, pad_token_id: int) -> Tensor:
+    """int64 [B, T], NO_TARGET past a row's end -> what the decoder reads to write them, [B, T]."""
+    read = functional.pad(targets[:, :-1], (1, 0), value=start_token_id)
+    return read.masked_fill(read == NO_TARGET, pad_token_id)
