@@ -42,8 +42,7 @@ def command(
     """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
     with requiring("fleet", "pulling"):
         from edgepeft.fleet.hub import hub_address
-        from edgepeft.fleet.poll_interval import moments, seconds_of
-        from edgepeft.fleet.pull import pull
+        from edgepeft.fleet.pull import moments, pull, seconds_of
 
     address = hub_address(repository) if from_hub else repository
 
