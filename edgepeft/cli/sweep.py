@@ -53,9 +53,9 @@ def command(
     """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
     with requiring("train", "a sweep"):
         from edgepeft.sweep.cells import sweep_of
+        from edgepeft.sweep.local import Job
         from edgepeft.sweep.plan import read_plan
         from edgepeft.sweep.run import fold, require_halvable, run_sweep
-        from edgepeft.sweep.work import Job
 
     asked = read_plan(plan)
     with _checking() as watch:
