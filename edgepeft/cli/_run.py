@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from edgepeft.cli._output import INTERRUPTED, messages
-from edgepeft.cli._progress import bars, say
+from edgepeft.cli._output import INTERRUPTED, bars, messages, say
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress, TrainingLoopResult

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._bench_options import MaxSeconds
-from edgepeft.cli._bench_options import Mode as BenchMode
-from edgepeft.cli._options import LabelColumn, PairColumn, TaskKind, TextColumn, Variant
-from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._progress import say, shown_steps, stages
+from edgepeft.cli._options import LabelColumn, MaxSeconds, PairColumn, TaskKind, TextColumn, Variant
+from edgepeft.cli._options import Mode as BenchMode
+from edgepeft.cli._output import messages, plain_table, print_json, say, shown_steps, stages, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
 
 if TYPE_CHECKING:

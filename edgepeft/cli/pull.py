@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import json_text, messages
-from edgepeft.cli._progress import no_longer, stages
+from edgepeft.cli._output import json_text, messages, no_longer, stages
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed, requiring
 
 if TYPE_CHECKING:

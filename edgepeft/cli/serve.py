@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder, NoCache, Threads
-from edgepeft.cli._progress import no_longer, say
+from edgepeft.cli._output import no_longer, say
 from edgepeft.common.errors import requiring
 
 __all__ = ["command"]

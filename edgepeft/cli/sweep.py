@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgepeft.cli._output import INTERRUPTED, messages, plain_table, print_json, table_console
-from edgepeft.cli._progress import bars, say
+from edgepeft.cli._output import INTERRUPTED, bars, messages, plain_table, print_json, say, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
 
 if TYPE_CHECKING:
