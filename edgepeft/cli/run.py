@@ -218,11 +218,8 @@ def _answers(
             kind.token_rows(row.readable, row.where)  # refused by the row's place in the file
     by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
     for i, row in enumerate(rows):
-        yield {**_shown(row), "predictions": [_cut(by_task[name][i], dims).as_json() for name in tasks]}
-
-
-def _cut(answer: Answer, dims: int | None) -> Answer:
-    return answer if dims is None else _vector(answer, dims)
+        answers = [by_task[name][i] if dims is None else _vector(by_task[name][i], dims) for name in tasks]
+        yield {**_shown(row), "predictions": [answer.as_json() for answer in answers]}
 
 
 def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:

@@ -89,7 +89,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
             UsageError: the keys' folder has too few of the role's keys.
         """
         md.signed.version += 1
-        days = self.days[role if role in ROLES else "targets"]
+        days = self.days[_kind(role)]
         md.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
         before = self.open(role).signed if role == "root" and self.found(role) else None
         root = md.signed if isinstance(md.signed, Root) else self.root()
@@ -104,22 +104,18 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
     def _sign(self, md: Metadata[Any], role: str, roots: list[Root]) -> None:
         """Sign by every key at hand of those that each of ``roots`` asks for; a new root also by the old one's."""
         md.signatures.clear()
+        kind = _kind(role)
         for root in roots:
-            asked = self._asked(role, root)
-            held = self.keys.signers(role if role in ROLES else "targets")
-            by_id = {signer.public_key.keyid: signer for signer in held}
+            asked = root.roles[kind]
+            by_id = {signer.public_key.keyid: signer for signer in self.keys.signers(kind)}
             signers = [by_id[key] for key in asked.keyids if key in by_id]
             if len(signers) < asked.threshold:
                 raise UsageError(
                     f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
-                    f"{len(signers)} of them. Put {role if role in ROLES else 'targets'}.pem there."
+                    f"{len(signers)} of them. Put {kind}.pem there."
                 )
             for signer in signers:
                 md.sign(signer, append=True)
-
-    def _asked(self, role: str, root: Root) -> Any:
-        """The keys and the threshold of a role: of a channel, those that signed ``targets``."""
-        return root.roles[role if role in ROLES else "targets"]
 
     def _path(self, role: str) -> Path | None:
         """Where the role's version lies that was last signed here, or else is in force."""
@@ -163,7 +159,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
 
     def is_due(self, role: str) -> bool:
         """Whether half of a role's days are over, and its key is at hand."""
-        kind = role if role in ROLES else "targets"
+        kind = _kind(role)
         left = self.open(role).signed.expires - datetime.now(UTC)
         return bool(left < timedelta(days=self.days[kind] / 2) and self.keys.paths(kind))
 
@@ -177,6 +173,11 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         except RepositoryError:
             return False
         return True
+
+
+def _kind(role: str) -> str:
+    """The role whose keys and days hold: a channel is signed as ``targets`` is."""
+    return role if role in ROLES else "targets"
 
 
 class Keys:
