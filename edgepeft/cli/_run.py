@@ -17,7 +17,7 @@ from edgepeft.cli._output import INTERRUPTED, bars, messages, say
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress, TrainingLoopResult
 
-__all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "say_windows", "stopping", "use_threads"]
+__all__ = ["interruptible", "say_temperature", "say_unbeaten", "say_windows", "use_threads"]
 
 _HIGHER = 3  # times the rate: at ten times it LoRA and Compacter lose 5 to 78 points (docs/methods.md)
 

@@ -29,7 +29,7 @@ from edgepeft.common.resources import package_data, sha256_of
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
 from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, share_layers, write_task
 
-__all__ = ["FORMAT", "SITE_FILE", "Site", "write_service_worker", "write_site"]
+__all__ = ["ODD_TEXTS", "SITE_FILE", "Site", "write_service_worker", "write_site"]
 
 FORMAT, SITE_FILE = "edgepeft.site/1", "site.json"
 CHECK_LENGTH = 64  # of tokens that are compared: some texts are longer
