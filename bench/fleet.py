@@ -30,8 +30,8 @@ from edgepeft.bundle.manifest import Manifest
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.host.machine import host_facts
-from edgepeft.fleet.poll_interval import moments
 from edgepeft.fleet.publish import publish, refresh, withdraw
+from edgepeft.fleet.pull import moments
 from edgepeft.fleet.remote import Remote
 
 __all__ = ["Board", "Round", "main", "play"]

@@ -15,8 +15,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import typer
 
 from edgepeft import __version__
-from edgepeft.cli._output import INTERRUPTED
-from edgepeft.cli._progress import signs_of_life
+from edgepeft.cli._output import INTERRUPTED, signs_of_life
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.escaping import printable
 from edgepeft.common.registry import modules_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,10 @@ from edgepeft.cli._output import messages
 from edgepeft.common.errors import UsageError
 from edgepeft.common.registry import names_of
 from edgepeft.data.rows import SENTENCES, Columns
+
+if TYPE_CHECKING:
+    from edgepeft.bundle.bundle import Bundle
+    from edgepeft.runtime.decoding import Decoding
 
 SETTINGS_HELP = "A hyperparameter of the method: name=value; may repeat."
 
@@ -25,6 +29,19 @@ NoCache = Annotated[
 MethodSettings = Annotated[list[str] | None, typer.Option("--set", help=SETTINGS_HELP, metavar="NAME=VALUE")]
 Variant = Annotated[
     list[str] | None, typer.Option("--set", help="A variant of the device: memory=2GB.", metavar="NAME=VALUE")
+]
+
+# What is measured, or predicted.
+Mode = Annotated[
+    str,
+    typer.Option(
+        help="limits: the device's cores and memory at this host's speed; calibrated: its speed too; "
+        "predicted: nothing runs. On the device itself the first two measure."
+    ),
+]
+MaxSeconds = Annotated[
+    float | None,
+    typer.Option(help="For all; what does not fit is left out. Default: 600 of rounds, a workload."),
 ]
 
 # What goes into a bundle.
@@ -129,6 +146,30 @@ def columns_of(data: Path | None, text: str | None, pair: str | None, label: str
     if data is None and columns != SENTENCES:
         raise UsageError("--text-column, --pair-column and --label-column are about --verify-data; give it too.")
     return columns
+
+
+def decoding_of(bundle: Bundle, task: str | None, beams: int | None, max_new_tokens: int | None) -> Decoding:
+    """How a task's texts are written, greedily if nothing is given.
+
+    Raises:
+        UsageError: something is given, and the task writes none.
+    """
+    from edgepeft.runtime.decoding import Decoding
+
+    asked = {"beams": beams, "max_new_tokens": max_new_tokens}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if given and (task is None or not bundle.entry(task).writes):
+        option = next(iter(given)).replace("_", "-")
+        raise UsageError(f"--{option} is for a task that writes text; --task names one that does.")
+    return Decoding(**given)
+
+
+def written(decoding: Decoding | None) -> str:
+    """Behind the sizes of what is read."""
+    if decoding is None:
+        return ""
+    beams = "" if decoding.beams == 1 else f" by {decoding.beams} beams"
+    return f" and {decoding.max_new_tokens} written{beams}"
 
 
 def rows_or_share(option: str, given: Path | None) -> Path | float | None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import typer
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from edgepeft.cli._output import INTERRUPTED, messages
-from edgepeft.cli._progress import bars, say
+from edgepeft.cli._output import INTERRUPTED, bars, messages, say
 
 if TYPE_CHECKING:
     from edgepeft.data.training_loop.run import Progress, TrainingLoopResult
 
-__all__ = ["interruptible", "progress_bar", "say_temperature", "say_unbeaten", "say_windows", "stopping", "use_threads"]
+__all__ = ["interruptible", "say_temperature", "say_unbeaten", "say_windows", "use_threads"]
 
 _HIGHER = 3  # times the rate: at ten times it LoRA and Compacter lose 5 to 78 points (docs/methods.md)
 

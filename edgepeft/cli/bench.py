@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli import _bench_options as options
-from edgepeft.cli._options import NoCache, settings_of, share_of
-from edgepeft.cli._output import INTERRUPTED, messages, result_file, show_bench_result
-from edgepeft.cli._progress import say, shown_steps
+from edgepeft.cli._options import MaxSeconds, Mode, NoCache, settings_of, share_of
+from edgepeft.cli._output import INTERRUPTED, messages, result_file, say, show_bench_result, shown_steps
 from edgepeft.common.errors import DoesNotFit, ThroughputRegression, UsageError
 
 if TYPE_CHECKING:
@@ -42,34 +41,63 @@ class _OtherVersion:
 
 
 def command(
-    bundle: options.BundleArgument = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="A bundle; without one, random weights of --backbone.", show_default=False)
+    ] = None,
     *,
-    profile: options.ProfileName,
-    mode: options.Mode = "limits",
-    engine: options.Engines = None,
-    workload: options.Workloads = None,
-    task: options.TaskNames = None,
-    method: options.Methods = None,
-    set_: options.SettingsOption = None,
-    backbone: options.BackboneName = None,
-    batch_size: options.BatchSize = None,
-    length: options.Length = None,
-    new_tokens: options.NewTokens = None,
-    lengths: options.LengthsSource = None,
-    peer: options.Peers = None,
-    scenario: options.Scenarios = None,
-    resume: options.Resume = False,
-    rounds: options.Rounds = None,
-    max_seconds: options.MaxSeconds = None,
-    seed: options.Seed = 0,
+    profile: Annotated[str, typer.Option(help="The device whose cores and memory are in force.")],
+    mode: Mode = "limits",
+    engine: Annotated[list[str] | None, typer.Option(help="onnxruntime or pytorch; may repeat. Default: both.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="infer or finetune; may repeat. Default: both.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="A task of the bundle; may repeat. Default: all.")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Tasks of that method; without a bundle, a fresh delta of it.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="memory=2GB of the profile, or --method's name=value; may repeat.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="A named architecture, with random weights. Default: roberta-base.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts in a batch. Default: the scenario's 32.")] = None,
+    length: Annotated[int | None, typer.Option(help="Every text has this many tokens. Default: 128.")] = None,
+    new_tokens: Annotated[int | None, typer.Option(help="Tokens that tasks write of each text. Default: 32.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Real lengths: sst2, mrpc, rte, or a file (an integer a line, or TOML).")
+    ] = None,
+    peer: Annotated[
+        list[Path] | None, typer.Option(help="Another encoder as ONNX, measured in the same rounds; may repeat.")
+    ] = None,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="How work arrives, or a TOML file; may repeat. Default: offline.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what an interrupted run wrote to --json, measure the rest.")
+    ] = False,
+    rounds: Annotated[int | None, typer.Option(help="Samples of each. Default: 30.")] = None,
+    max_seconds: MaxSeconds = None,
+    seed: Annotated[int, typer.Option(help="Of token ids, weights and the order within rounds.")] = 0,
     no_cache: NoCache = False,
-    against: options.Against = None,
-    max_regression: options.MaxRegression = None,
-    launches: options.Launches = None,
-    deterministic: options.Deterministic = False,
-    instructions: options.Instructions = False,
-    profile_ops: options.ProfileOps = False,
-    json: options.JsonFile = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="A git revision, a release, or a folder with edgepeft: measured in the same rounds."),
+    ] = None,
+    max_regression: Annotated[
+        str | None, typer.Option(help="With --against: the smallest loss that matters. Default: 5%.")
+    ] = None,
+    launches: Annotated[
+        int | None, typer.Option(help="With --against: how often every process is started anew. Default: 2.")
+    ] = None,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Count nodes, operations and bytes only; nothing is timed.")
+    ] = False,
+    instructions: Annotated[
+        bool, typer.Option("--instructions", help="Also count instructions on an emulated Cortex-A72 (needs QEMU).")
+    ] = False,
+    profile_ops: Annotated[
+        bool, typer.Option("--profile-ops", help="Also say where inference's time goes, by operator and layer.")
+    ] = False,
+    json: Annotated[str | None, typer.Option(help="Write the result there; - is standard output.")] = None,
 ) -> None:
     """Measure inference and fine-tuning throughput, interleaved, in processes under the profile's limits."""
     from edgepeft.bench.run import BenchRequest

@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgepeft.cli._bench_options import MaxSeconds
-from edgepeft.cli._bench_options import Mode as BenchMode
-from edgepeft.cli._options import LabelColumn, PairColumn, TaskKind, TextColumn, Variant
-from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._progress import say, shown_steps, stages
+from edgepeft.cli._options import LabelColumn, MaxSeconds, PairColumn, TaskKind, TextColumn, Variant
+from edgepeft.cli._options import Mode as BenchMode
+from edgepeft.cli._output import messages, plain_table, print_json, say, shown_steps, stages, table_console
 from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requiring
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.device.profiles.schema import Profile
-    from edgepeft.sweep.choice import Budget, Candidate, Choice
-    from edgepeft.sweep.costs import Seconds
+    from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
     from edgepeft.sweep.folder import Sweep
 
 __all__ = ["command"]
@@ -72,8 +69,7 @@ def command(
 ) -> None:
     """Name the cheapest method that fits a budget and is not worse than the best beyond chance."""
     with requiring("train", "choosing a method"):
-        from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
-        from edgepeft.sweep.costs import costs_of, exported
+        from edgepeft.sweep.choice import Budget, Candidate, candidates, choose, costs_of, exported
         from edgepeft.sweep.folder import open_sweep
     from edgepeft.device.profiles.loader import load_profile, with_settings
     from edgepeft.tuning.budget import amount_of
@@ -137,7 +133,7 @@ def _measured(
     """
     from edgepeft.bench.run import BenchRequest, run_benchmark
     from edgepeft.deploy.cost import checked_length
-    from edgepeft.sweep.costs import Seconds
+    from edgepeft.sweep.choice import Seconds
 
     tasks = bundle.manifest.tasks.items()
     length = min(checked_length(bundle, name, 1, length, entry.max_length) for name, entry in tasks)
@@ -170,9 +166,9 @@ def _small_sweep(
     """One run of each method, until the time is over; runs that are done in ``out`` stay done."""
     from edgepeft.cli.sweep import local, showing
     from edgepeft.sweep.cells import sweep_of
+    from edgepeft.sweep.local import Job
     from edgepeft.sweep.plan import Plan
     from edgepeft.sweep.run import run_sweep
-    from edgepeft.sweep.work import Job
 
     if data is None or backbone is None or out is None:
         raise UsageError("give SWEEP, or what a small one is made of: --data ROWS --backbone FOLDER --out SWEEP.")

@@ -9,9 +9,8 @@ import typer
 from rich.table import Column
 from rich.text import Text
 
-from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens
+from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, decoding_of, written
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._text_generation import decoding_of, written
 
 if TYPE_CHECKING:
     from edgepeft.deploy.cost import Cost

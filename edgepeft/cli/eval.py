@@ -20,9 +20,7 @@ from edgepeft.cli._options import (
     TextColumn,
     Threads,
 )
-from edgepeft.cli._output import messages, print_json, show_errors
-from edgepeft.cli._progress import shown_steps
-from edgepeft.cli._text_generation import say_cuts
+from edgepeft.cli._output import messages, print_json, say_cuts, show_errors, shown_steps
 from edgepeft.common.errors import DataError, UsageError
 from edgepeft.data.by_class import Groups, worst_of
 from edgepeft.data.rows import Columns, Row, read_rows

@@ -21,8 +21,7 @@ from edgepeft.cli._options import (
     columns_of,
     note_trainable,
 )
-from edgepeft.cli._output import messages, print_json
-from edgepeft.cli._progress import stages
+from edgepeft.cli._output import messages, print_json, stages
 from edgepeft.common.errors import UsageError, requiring
 
 if TYPE_CHECKING:

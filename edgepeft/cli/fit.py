@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 
-from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant
+from edgepeft.cli._options import Beams, BundleFolder, MaxNewTokens, Variant, decoding_of, written
 from edgepeft.cli._output import messages, plain_table, print_json, table_console
-from edgepeft.cli._text_generation import decoding_of, written
 from edgepeft.common.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:

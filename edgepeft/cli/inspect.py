@@ -11,8 +11,7 @@ import typer
 from rich import progress as rich_progress
 
 from edgepeft.cli._options import ROWS_HELP, LabelColumn, LabelSeparator, PairColumn, TextColumn, TorchThreads
-from edgepeft.cli._output import print_json, table_console
-from edgepeft.cli._progress import bars
+from edgepeft.cli._output import bars, print_json, table_console
 from edgepeft.cli._run import use_threads
 from edgepeft.common.errors import requiring
 

@@ -85,7 +85,7 @@ def _say(channel: str, what: str, places: Iterable[str]) -> None:
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, int]:
     """``ROLE=NUMBER`` as a dictionary."""
-    from edgepeft.fleet.keys import ROLES
+    from edgepeft.fleet.repository import ROLES
 
     found = {}
     for each in given or ():

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgepeft.cli._output import json_text, messages
-from edgepeft.cli._progress import no_longer, stages
+from edgepeft.cli._output import json_text, messages, no_longer, stages
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed, requiring
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ def command(
     """Bring a bundle to what is published: verified, replayed on this processor, put in force in one step."""
     with requiring("fleet", "pulling"):
         from edgepeft.fleet.hub import hub_address
-        from edgepeft.fleet.poll_interval import moments, seconds_of
-        from edgepeft.fleet.pull import pull
+        from edgepeft.fleet.pull import moments, pull, seconds_of
 
     address = hub_address(repository) if from_hub else repository
 

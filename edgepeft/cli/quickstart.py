@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import TimeRemainingColumn
 
-from edgepeft.cli._output import messages, table_console
-from edgepeft.cli._progress import bars, say, shown_steps, stages
+from edgepeft.cli._output import bars, messages, say, shown_steps, stages, table_console
 from edgepeft.cli._run import use_threads
 from edgepeft.common.errors import UsageError, requiring
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,17 +24,14 @@ from edgepeft.cli._options import (
     TextColumn,
     Threads,
 )
-from edgepeft.cli._output import json_text, messages, print_json
-from edgepeft.cli._progress import no_longer
-from edgepeft.cli._text_generation import print_as_written, say_cuts
-from edgepeft.cli._vectors import check_vectors, cut, write_vectors
+from edgepeft.cli._output import json_text, messages, no_longer, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
 from edgepeft.common.escaping import printable
+from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 
 if TYPE_CHECKING:
-    from edgepeft.data.answers import Answer
     from edgepeft.runtime.decoding import Decoding
     from edgepeft.runtime.runtime import RowResult, Runtime
 
@@ -92,14 +90,14 @@ def command(
     if out is not None or dims is not None:
         if task_column is not None:
             raise UsageError("--out and --dims go with --task, not with --task-column.")
-        check_vectors(runtime, _tasks(runtime, task), out, dims)
+        _check_vectors(runtime, _tasks(runtime, task), out, dims)
     if out is not None:
-        n = write_vectors(runtime, _tasks(runtime, task)[0], in_batches(source.rows(), batch_size), out, dims)
+        n = _write_vectors(runtime, _tasks(runtime, task)[0], in_batches(source.rows(), batch_size), out, dims)
         messages().print(f"{n} vectors written to {out}", markup=False)
         say_cuts(runtime, manner)
         return
     if stream:
-        print_as_written(runtime, _tasks(runtime, task), source.rows(), manner)
+        _print_as_written(runtime, _tasks(runtime, task), source.rows(), manner)
         say_cuts(runtime, manner)
         return
     if task_column is not None:
@@ -220,11 +218,53 @@ def _answers(
             kind.token_rows(row.readable, row.where)  # refused by the row's place in the file
     by_task = runtime.predict_all(tasks, [row.readable for row in rows], manner)
     for i, row in enumerate(rows):
-        yield {**_shown(row), "predictions": [_cut(by_task[name][i], dims).as_json() for name in tasks]}
+        answers = [by_task[name][i] if dims is None else _vector(by_task[name][i], dims) for name in tasks]
+        yield {**_shown(row), "predictions": [answer.as_json() for answer in answers]}
 
 
-def _cut(answer: Answer, dims: int | None) -> Answer:
-    return answer if dims is None else cut(answer, dims)
+def _check_vectors(runtime: Runtime, tasks: Sequence[str], out: Path | None, dims: int | None) -> None:
+    """See that vectors are what is answered, and can be written, before anything runs.
+
+    Raises:
+        UsageError: they are not.
+    """
+    from edgepeft.common.atomic import check_target
+
+    kinds = {name: runtime.bundle.entry(name).task_kind for name in tasks}
+    if out is not None:
+        if out.suffix != ".npy":
+            raise UsageError(f"--out {out}: vectors are written as NumPy's .npy; name a file that ends so.")
+        if len(tasks) != 1:
+            raise UsageError(f"--out takes one task's vectors, and these are {len(tasks)} tasks; name one by --task.")
+        check_target(out)
+    for name, kind in kinds.items():
+        if not kind.gives_vectors:
+            option = "--dims" if out is None else "--out"
+            raise UsageError(f"{option} is of vectors, and task {name} answers {kind.answers}; leave {option} out.")
+        if dims is not None and dims > kind.n_outputs:
+            raise UsageError(f"--dims {dims}: the vectors of task {name} have {kind.n_outputs}; give at most as many.")
+
+
+def _vector(answer: Answer, dims: int | None) -> VectorPrediction:
+    """A task's vector, or the first ``dims`` of it."""
+    assert isinstance(answer, VectorPrediction), "``_check_vectors`` saw to it"
+    return answer.cut(dims)
+
+
+def _write_vectors(runtime: Runtime, task: str, batches: Iterable[Sequence[Row]], out: Path, dims: int | None) -> int:
+    """Write them in the order of the rows; the number of rows."""
+    import numpy as np
+
+    from edgepeft.common.atomic import write_atomically
+
+    found = [
+        np.stack([_vector(answer, dims).vector for answer in runtime.predict(task, [row.readable for row in rows])])
+        for rows in batches
+    ]
+    content = io.BytesIO()
+    np.save(content, np.concatenate(found), allow_pickle=False)
+    write_atomically(out, content.getvalue())
+    return sum(map(len, found))
 
 
 def _check_tasks(runtime: Runtime, source: _Source) -> None:
@@ -273,6 +313,20 @@ def _shown(row: Row) -> dict[str, Any]:
         return dict(row.others or {})
     second = {} if row.sentence2 is None else {"second": row.sentence2}
     return {**(row.others or {}), "text": row.sentence1, **second}
+
+
+def _print_as_written(runtime: Runtime, tasks: list[str], rows: Iterable[Row], decoding: Decoding) -> None:
+    """Print the text of each row piece by piece, as its tokens come, and a line's end.
+
+    Raises:
+        UsageError: not one task that writes text, or several beams.
+    """
+    if len(tasks) != 1 or not runtime.bundle.entry(tasks[0]).writes:
+        raise UsageError(f"--stream shows what one task writes, found {', '.join(tasks)}; --task names one that does.")
+    for row in rows:
+        for piece in runtime.stream(tasks[0], row.readable, decoding):
+            typer.echo(printable(piece), nl=False)  # flushed at once
+        typer.echo()
 
 
 def _print_lines(answers: Iterator[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder, NoCache, Threads
-from edgepeft.cli._progress import no_longer, say
+from edgepeft.cli._output import no_longer, say
 from edgepeft.common.errors import requiring
 
 __all__ = ["command"]
@@ -50,8 +50,7 @@ def command(
 ) -> None:
     """Serve a bundle over HTTP, with a page at / and documentation at /docs, until SIGTERM or Ctrl-C."""
     with requiring("serve", "serving"):
-        from edgepeft.serve.log import line, log_to_stderr
-        from edgepeft.serve.server import run_server
+        from edgepeft.serve.server import line, log_to_stderr, run_server
         from edgepeft.serve.settings import ServiceLimits, Settings, read_token
     limits = ServiceLimits(
         body_bytes=max_body_kib << 10,

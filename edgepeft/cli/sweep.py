@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgepeft.cli._output import INTERRUPTED, messages, plain_table, print_json, table_console
-from edgepeft.cli._progress import bars, say
+from edgepeft.cli._output import INTERRUPTED, bars, messages, plain_table, print_json, say, table_console
 from edgepeft.common.errors import EdgepeftError, requiring
 
 if TYPE_CHECKING:
@@ -53,9 +52,9 @@ def command(
     """Train a plan's grid: methods, rates, data sets, sizes and seeds. What is done is never computed again."""
     with requiring("train", "a sweep"):
         from edgepeft.sweep.cells import sweep_of
+        from edgepeft.sweep.local import Job
         from edgepeft.sweep.plan import read_plan
         from edgepeft.sweep.run import fold, require_halvable, run_sweep
-        from edgepeft.sweep.work import Job
 
     asked = read_plan(plan)
     with _checking() as watch:

@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 
 from edgepeft.cli._options import BundleFolder
-from edgepeft.cli._output import print_json, table_console
-from edgepeft.cli._progress import stages
+from edgepeft.cli._output import print_json, stages, table_console
 from edgepeft.common.errors import UsageError, VerificationFailed
 
 __all__ = ["command"]

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from edgepeft.cli._options import BundleFolder, Replace
-from edgepeft.cli._output import messages, print_json
-from edgepeft.cli._progress import stages
+from edgepeft.cli._output import messages, print_json, stages
 
 __all__ = ["command"]
 

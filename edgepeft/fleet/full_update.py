@@ -17,19 +17,19 @@ from tuf.api.metadata import TargetFile
 
 from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
-from edgepeft.bundle.manifest import Manifest
-from edgepeft.bundle.versions import content_of, read_version
+from edgepeft.bundle.manifest import Manifest, TaskEntry
+from edgepeft.bundle.versions import Content, content_of, read_version
 from edgepeft.common.atomic import new_folder, refuse_mount_point
-from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
 from edgepeft.common.locks import locked
 from edgepeft.common.resources import sha256_of
-from edgepeft.deploy.install import PreparedTask, commit_tasks
+from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
+from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task
 from edgepeft.fleet.layout import METADATA, Published, places
-from edgepeft.fleet.replay import replayed
 from edgepeft.fleet.state import WORK, State
 from edgepeft.tuning.claim import claim
 
-__all__ = ["Replacement", "Stage"]
+__all__ = ["Replacement", "Stage", "replayed"]
 
 Stage = Callable[[str], AbstractContextManager[object]]
 
@@ -136,3 +136,22 @@ def _copy(source: Path, place: Path) -> None:
             _copy(path, place / path.name)
         else:
             shutil.copyfile(path, place / path.name)
+
+
+def replayed(bundle: Bundle, task: str, entry: TaskEntry, content: Mapping[str, Content]) -> PreparedTask:
+    """A task from elsewhere, ``content`` by suffix, held to what its publisher states of it, and replayed here.
+
+    Writes nothing.
+
+    Raises:
+        BundleError: damaged, or of another backbone.
+        VerificationFailed: it does not give here what it gave the publisher, or is another task than ``task``.
+    """
+    graph, check, weights = content[GRAPH], content[CHECK], content.get(WEIGHTS)
+    assert isinstance(graph, bytes) and isinstance(check, bytes) and not isinstance(weights, bytes)
+    prepared = prepare_task(bundle, graph, check, Path(f"{task}{GRAPH}"), weights, stated=entry)
+    if prepared.name != task:
+        raise VerificationFailed(
+            f"what is published as {task} is the task {prepared.name}; it must be published again."
+        )
+    return prepared

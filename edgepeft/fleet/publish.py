@@ -20,7 +20,6 @@ from edgepeft.common.locks import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, SUFFIXES, WEIGHTS
 from edgepeft.deploy.audit import audit
-from edgepeft.fleet.keys import ROLES, Keys
 from edgepeft.fleet.layout import (
     METADATA,
     TARGETS,
@@ -31,7 +30,7 @@ from edgepeft.fleet.layout import (
     same_base,
     without_training,
 )
-from edgepeft.fleet.repository import DAYS, FolderRepository
+from edgepeft.fleet.repository import DAYS, ROLES, FolderRepository, Keys
 
 __all__ = ["Publication", "publish", "published_in", "refresh", "rotate", "withdraw"]
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
+import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,17 +21,17 @@ from edgepeft.bundle.versions import hashes, read_version
 from edgepeft.common.atomic import disk_errors, drop_leftovers
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.deploy.install import PreparedTask, commit_tasks, remove_task
-from edgepeft.fleet.decision import Decision, decide
-from edgepeft.fleet.full_update import Replacement, Stage
+from edgepeft.fleet.full_update import Replacement, Stage, replayed
 from edgepeft.fleet.layout import METADATA, same_base
 from edgepeft.fleet.remote import Remote
-from edgepeft.fleet.replay import replayed
-from edgepeft.fleet.state import WORK, State, held
+from edgepeft.fleet.state import WORK, Decision, State, decide, held
 from edgepeft.tuning.claim import claim
 
-__all__ = ["Pulled", "pull"]
+__all__ = ["Pulled", "moments", "pull", "seconds_of"]
 
 _SPARE_BYTES = 8 << 20  # manifests, metadata, what else the board writes meanwhile
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LEAST_S = 10
 
 
 @dataclass(frozen=True)
@@ -249,3 +252,36 @@ def _here() -> str:
 
     facts = (edgepeft.__version__, metadata.version("onnxruntime"), machine(), *isa_flags())
     return hashlib.sha256(" ".join(facts).encode()).hexdigest()
+
+
+def seconds_of(text: str) -> int:
+    """``30m``, ``1h`` or ``1d`` in seconds.
+
+    Raises:
+        UsageError: it is no such time, or under ten seconds.
+    """
+    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
+    if seconds < _LEAST_S:
+        raise UsageError(f"--every is a time such as 30m, 1h or 1d, of at least {_LEAST_S} s; found {text!r}.")
+    return seconds
+
+
+def moments(
+    period_s: float,
+    note: Callable[[float], object] = lambda _: None,
+    sleep: Callable[[float], object] = time.sleep,
+    draw: Callable[[], float] = random.random,
+) -> Iterator[None]:
+    """One moment in each period, uniform in it, for ever: at any time a fleet's requests come as a steady stream.
+
+    ``note`` gets the seconds until the next; ``draw`` gives numbers from 0 to 1.
+    """
+    before = 0.0
+    while True:
+        at = draw() * period_s  # from the period's beginning
+        wait = at + before
+        note(wait)
+        sleep(wait)
+        yield
+        before = period_s - at

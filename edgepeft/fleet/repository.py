@@ -1,4 +1,4 @@
-"""A TUF repository as a folder of static files: versions and signatures, by python-tuf's ``Repository``.
+"""A TUF repository as a folder of static files: versions, signatures and keys, by python-tuf's ``Repository``.
 
 The version in force is what ``timestamp.json`` leads to.  It is written last, so a publisher that was killed has
 published nothing, and its leftovers are written over.
@@ -7,21 +7,26 @@ published nothing, and its leftovers are written over.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import DelegatedRole, Delegations, Metadata, MetaFile, Root, Signed, Snapshot, Targets, Timestamp
 from tuf.repository import Repository
 
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.fleet.keys import ROLES, Keys
+from edgepeft.common.resources import private_folder
+from edgepeft.deploy.signature import read_private_key
 from edgepeft.fleet.layout import METADATA
 
-__all__ = ["DAYS", "FolderRepository"]
+__all__ = ["DAYS", "ROLES", "FolderRepository", "Keys"]
+
+ROLES = ("root", "targets", "snapshot", "timestamp")
+RETIRED = "retired"
 
 # Until a role's metadata expires: an attacker can hold back what is new for as long as the timestamp's.
 DAYS: Mapping[str, int] = {"root": 365, "targets": 365, "snapshot": 90, "timestamp": 7}
@@ -84,7 +89,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
             UsageError: the keys' folder has too few of the role's keys.
         """
         md.signed.version += 1
-        days = self.days[role if role in ROLES else "targets"]
+        days = self.days[_kind(role)]
         md.signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
         before = self.open(role).signed if role == "root" and self.found(role) else None
         root = md.signed if isinstance(md.signed, Root) else self.root()
@@ -99,22 +104,18 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
     def _sign(self, md: Metadata[Any], role: str, roots: list[Root]) -> None:
         """Sign by every key at hand of those that each of ``roots`` asks for; a new root also by the old one's."""
         md.signatures.clear()
+        kind = _kind(role)
         for root in roots:
-            asked = self._asked(role, root)
-            held = self.keys.signers(role if role in ROLES else "targets")
-            by_id = {signer.public_key.keyid: signer for signer in held}
+            asked = root.roles[kind]
+            by_id = {signer.public_key.keyid: signer for signer in self.keys.signers(kind)}
             signers = [by_id[key] for key in asked.keyids if key in by_id]
             if len(signers) < asked.threshold:
                 raise UsageError(
                     f"the role {role} is signed by {asked.threshold} of its keys, and {self.keys.folder} has "
-                    f"{len(signers)} of them. Put {role if role in ROLES else 'targets'}.pem there."
+                    f"{len(signers)} of them. Put {kind}.pem there."
                 )
             for signer in signers:
                 md.sign(signer, append=True)
-
-    def _asked(self, role: str, root: Root) -> Any:
-        """The keys and the threshold of a role: of a channel, those that signed ``targets``."""
-        return root.roles[role if role in ROLES else "targets"]
 
     def _path(self, role: str) -> Path | None:
         """Where the role's version lies that was last signed here, or else is in force."""
@@ -158,7 +159,7 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
 
     def is_due(self, role: str) -> bool:
         """Whether half of a role's days are over, and its key is at hand."""
-        kind = role if role in ROLES else "targets"
+        kind = _kind(role)
         left = self.open(role).signed.expires - datetime.now(UTC)
         return bool(left < timedelta(days=self.days[kind] / 2) and self.keys.paths(kind))
 
@@ -172,3 +173,60 @@ class FolderRepository(Repository):  # type: ignore[misc,unused-ignore]  # witho
         except RepositoryError:
             return False
         return True
+
+
+def _kind(role: str) -> str:
+    """The role whose keys and days hold: a channel is signed as ``targets`` is."""
+    return role if role in ROLES else "targets"
+
+
+class Keys:
+    """The publisher's Ed25519 keys: PEM files in ``folder``, ``<role>.pem``, ``<role>-2.pem``, ...
+
+    A machine that only refreshes the timestamp needs ``timestamp.pem`` alone; ``root.pem`` is wanted when keys change,
+    and may lie in a drawer.
+
+    Raises:
+        UsageError: the folder lies inside ``repository``, which everybody reads.
+    """
+
+    def __init__(self, folder: Path, repository: Path) -> None:
+        self.folder = folder
+        if folder.resolve().is_relative_to(repository.resolve()):
+            raise UsageError(
+                f"the keys' folder {folder} lies in the repository {repository}, which everybody reads. Choose another."
+            )
+
+    def paths(self, role: str) -> list[Path]:
+        """The files of a role, in the order in which they were made."""
+        found = [path for path in self.folder.glob(f"{role}*.pem") if re.fullmatch(rf"{role}(-\d+)?\.pem", path.name)]
+        return sorted(found, key=lambda path: (len(path.name), path.name))
+
+    def signers(self, role: str) -> list[CryptoSigner]:
+        """The keys of a role.
+
+        Raises:
+            UsageError: a file holds no Ed25519 private key.
+        """
+        return [CryptoSigner(read_private_key(path)) for path in self.paths(role)]
+
+    def make(self, role: str, number: int = 1) -> list[CryptoSigner]:
+        """As many new keys of a role, beside those that are there."""
+        private_folder(self.folder)
+        made = []
+        for _ in range(number):
+            signer = CryptoSigner.generate_ed25519()
+            taken = {path.name for path in self.paths(role)}
+            names = (f"{role}.pem" if n == 1 else f"{role}-{n}.pem" for n in range(1, len(taken) + 2))
+            path = self.folder / next(name for name in names if name not in taken)
+            write_atomically(path, signer.private_bytes)
+            path.chmod(0o600)
+            made.append(signer)
+        return made
+
+    def retire(self, paths: Iterable[Path]) -> None:
+        """Put keys aside, for good."""
+        aside = private_folder(self.folder / RETIRED)
+        for path in paths:
+            key_id = CryptoSigner(read_private_key(path)).public_key.keyid
+            path.rename(aside / f"{path.stem}.{key_id[:12]}.pem")

@@ -1,4 +1,4 @@
-"""What a board took up of a fleet: ``.fleet/state.json`` in the bundle.
+"""What a board took up of a fleet, ``.fleet/state.json`` in the bundle, and what a pull therefore does with each task.
 
 A task is the fleet's where its graph is one that was taken up; any other was tuned or added on the board.  The next
 version is noted before the commit and confirmed after it, so a power cut leaves at worst a note, which the next pull
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +20,7 @@ from edgepeft.bundle.manifest import FileHash
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UsageError
 
-__all__ = ["WORK", "State", "held"]
+__all__ = ["WORK", "Decision", "State", "decide", "held"]
 
 WORK = ".fleet"  # in the bundle's folder: trusted metadata, this state, downloads
 _FILE = "state.json"
@@ -112,3 +113,47 @@ def held(work: Path, bundle: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Tasks to take up and to remove, and those that stay as they are here, with the reason."""
+
+    take: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide(published: Mapping[str, str], here: Mapping[str, str], state: State, *, replace: bool) -> Decision:
+    """What a pull does with each task; ``published`` and ``here`` are SHA-256 of graphs by task.
+
+        published   here             last taken up    then
+        B           nothing          not B            take B
+        B           B                any              nothing
+        B           A, the fleet's   not B            take B
+        B           A, the fleet's   B                keep: rolled back here
+        B           nothing          B                keep: removed here
+        B           C, its own       any              keep: tuned or added here
+        nothing     A, the fleet's   any              remove: withdrawn
+        nothing     C, its own       A                keep: withdrawn, but tuned here
+
+    ``replace`` turns each keep into what is published.
+    """
+    take, remove, keep = [], [], {}
+    for task in sorted({*published, *here}):
+        offered, own, last = published.get(task), here.get(task), state.taken.get(task)
+        fleets = own in state.known.get(task, []) or own == last
+        if offered == own:
+            continue
+        if offered is None:
+            if fleets or (last is not None and replace):
+                remove.append(task)
+            elif last is not None:
+                keep[task] = "withdrawn by the publisher, and tuned on this board"
+        elif replace or (last != offered and (own is None or fleets)):
+            take.append(task)
+        elif own is None:
+            keep[task] = "removed on this board"
+        else:
+            keep[task] = "rolled back on this board" if fleets else "tuned or added on this board"
+    return Decision(tuple(take), tuple(remove), keep)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Literal
 
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,13 +21,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from edgepeft.common.resources import package_data
+from edgepeft.common.task_name import TASK_NAME
 from edgepeft.serve.batcher import Batcher, Closing
 from edgepeft.serve.embeddings import ENDPOINTS
-from edgepeft.serve.guard import Guard
+from edgepeft.serve.guard import DEADLINE_HEADER, Guard
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.openapi import openapi_document
 from edgepeft.serve.problems import HANDLERS, Json
-from edgepeft.serve.routes import ROUTES, Serving
+from edgepeft.serve.routes import ROUTES, Endpoint, Serving
+from edgepeft.serve.schemas import Problem
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
 from edgepeft.serve.tuning import Jobs
@@ -57,7 +62,7 @@ def create_app(settings: Settings) -> Starlette:
     ):
         metrics.gauge(name, about, value)
     folder = package_data("serve")
-    document = openapi_document(_ROUTES, token=settings.token is not None)
+    document = _openapi_document(_ROUTES, token=settings.token is not None)
 
     async def page(_: Request) -> Response:
         return FileResponse(folder / "page.html")
@@ -167,3 +172,69 @@ async def _reload(serving: Serving) -> None:
     else:
         serving.metrics.reloads.labels("done").inc()
         log.info("read again; changed: %s", ", ".join(changed) or "nothing")
+
+
+def _openapi_document(routes: Iterable[Endpoint], *, token: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document, from the table of routes; ``token`` says whether requests need one."""
+    routes = tuple(routes)
+    models = {m for r in routes for m in (r.answer, r.body) if m is not None} | {Problem}
+    kinds: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (m, "validation") for m in sorted(models, key=lambda m: m.__name__)
+    ]
+    _, schemas = models_json_schema(kinds, ref_template="#/components/schemas/{model}")
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, token=token)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "edgepeft", "version": "1", "description": "The tasks of one bundle."},
+        "paths": paths,
+        "components": {"schemas": schemas["$defs"]},
+    }
+    if token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    return document
+
+
+def _operation(route: Endpoint, *, token: bool) -> dict[str, Any]:
+    refusals = {*route.refusals, 403, *((401,) if token else ())}
+    refusal = route.answer if route.path == "/readyz" else Problem
+    operation: dict[str, Any] = {
+        "operationId": route.call.__name__,
+        "summary": route.about,
+        "responses": {
+            str(route.status): _content(route.answer, HTTPStatus(route.status).phrase, route.kind),
+            **{str(s): _content(refusal, HTTPStatus(s).phrase) for s in sorted(refusals)},
+        },
+    }
+    text = {"type": "string"}
+    schemas = {"task": {**text, "pattern": TASK_NAME}}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": schemas.get(name, text)}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, **_content(route.body)}
+        if route.status == HTTPStatus.OK:
+            parameters.append(_DEADLINE)
+    if parameters:
+        operation["parameters"] = parameters
+    return operation
+
+
+_DEADLINE = {
+    "name": DEADLINE_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Answer within so many milliseconds, or 504.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+}
+
+
+def _content(model: type[BaseModel] | None, description: str | None = None, kind: str = "text/plain") -> dict[str, Any]:
+    described: dict[str, Any] = {} if description is None else {"description": description}
+    if model is None:
+        return {**described, "content": {kind: {"schema": {"type": "string"}}}}
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {**described, "content": {"application/json": {"schema": reference}}}

@@ -13,23 +13,20 @@ import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.runtime.runtime import Readable, RowResult
-from edgepeft.serve.job import Job, as_exception, deliver, give
 from edgepeft.serve.settings import ServiceLimits
 
-__all__ = ["Batcher", "Closing", "DeadlinePassed", "QueueFull"]
+__all__ = ["Batcher", "Closing", "DeadlinePassed", "Job", "QueueFull"]
 
 T = TypeVar("T")
-RunBatch = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]]
-WriteBatch = Callable[[Sequence[Job], Callable[[], Sequence[Job]]], None]
-BatchKey = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
 
 _ACTIVE_S = 1.0  # after its last request a client is expected to send another
 _MOST_RETRY_S = 60
@@ -50,6 +47,41 @@ class DeadlinePassed(Exception):
 
 class Closing(Exception):
     """The service is about to stop and takes nothing new."""
+
+
+@dataclass(eq=False)
+class Job:
+    """One request's rows; compared by identity.  ``tell`` has, in the event loop, each piece of a text."""
+
+    tasks: Sequence[str | None]
+    texts: Sequence[Readable]
+    client: Hashable
+    arrived: float
+    future: asyncio.Future[Sequence[RowResult]]
+    tell: Callable[[str], object] | None = None
+    told: bool = False  # a piece, so that it can no longer begin anew
+    given: bool = False
+
+    @property
+    def left(self) -> bool:
+        """Whether somebody still waits for it and nothing was given."""
+        return not self.given and not self.future.done()
+
+    def say(self, piece: str) -> None:
+        """Tell a piece, where that is wanted; from any thread."""
+        if self.tell is not None and not self.future.done():
+            self.told = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+                self.future.get_loop().call_soon_threadsafe(self.tell, piece)
+
+    def give(self, result: Sequence[RowResult] | Exception) -> None:
+        """The answers of all rows, or why there are none; from any thread."""
+        give([(self, result)])
+
+
+RunBatch = Callable[[Sequence[str | None], Sequence[Readable]], Sequence[RowResult]]
+WriteBatch = Callable[[Sequence[Job], Callable[[], Sequence[Job]]], None]
+BatchKey = Callable[[str | None], Hashable]  # of a task; rows of one kind share their passes
 
 
 class Batcher:
@@ -336,3 +368,32 @@ class Batcher:
             except BaseException:
                 return []
         return [answers[row] for row in sorted(answers)]
+
+
+def give(results: Sequence[tuple[Job, Sequence[RowResult] | Exception]]) -> None:
+    """Give several at once."""
+    for job, _ in results:
+        job.given = True
+    if results:
+        deliver(results[0][0].future.get_loop(), [(job.future, result) for job, result in results])
+
+
+def as_exception(error: BaseException) -> Exception:
+    """A panic of the tokenizers library is no Exception, and must not end the thread either."""
+    return error if isinstance(error, Exception) else RuntimeError(repr(error))
+
+
+def deliver(loop: asyncio.AbstractEventLoop, results: Iterable[tuple[asyncio.Future[Any], Any]]) -> None:
+    """Set futures of a loop, from another thread."""
+
+    def set_all() -> None:
+        for future, result in results:
+            if future.done():  # its deadline passed
+                continue
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it every connection
+        loop.call_soon_threadsafe(set_all)

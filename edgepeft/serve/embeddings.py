@@ -18,7 +18,7 @@ from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 from edgepeft.serve.problems import Json, Refused, explain, problem, refusal_of
 from edgepeft.serve.routes import ASKED, FEW_ROWS, Endpoint, Serving, answers_of, body_of
 
-__all__ = ["ENDPOINTS", "EmbeddingList", "EmbeddingsRequest"]
+__all__ = ["ENDPOINTS"]
 
 _EXPECTED = (Refused, ValidationError, QueueFull, DeadlinePassed, Closing, EdgepeftError)
 _OVERLOADED = 429

@@ -1,22 +1,36 @@
-"""What stands before every route: who may ask, how much may be sent, and what every answer carries."""
+"""What every request is held to: who may ask, how much it may hold, how long its answer may take."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Iterable
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from http import HTTPStatus
 from time import monotonic
+from typing import TypeVar
 
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgepeft.data.candidates import CANDIDATES
+from edgepeft.runtime.runtime import Readable
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import HEADERS, Refused, problem
-from edgepeft.serve.settings import Settings, is_loopback
+from edgepeft.serve.schemas import TuneRequest
+from edgepeft.serve.settings import ServiceLimits, Settings, is_loopback
 
-__all__ = ["AUTHORIZED", "Guard"]
+__all__ = ["AUTHORIZED", "DEADLINE_HEADER", "Guard", "check_taught", "check_texts", "deadline_of", "parsed_body"]
 
+Body = TypeVar("Body", bound=BaseModel)
+
+DEADLINE_HEADER = "X-Deadline-Ms"
+_TOKENS_OF_A_ROW = 10  # strings, numbers, commas and brackets of a row with three fields
+_TOKENS_BESIDE = 64  # of a request beside its rows
 _DISCARDED = 8  # times the limit
 _SMALL = 64 << 10  # bytes: a body that is held without being counted
 AUTHORIZED = "edgepeft.authorized"  # in the scope: whether the request may see what the token guards
@@ -154,3 +168,75 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed
+
+
+def parsed_body(content: bytes, model: type[Body], most_rows: int) -> Body:
+    """What a body holds, once a search that ends at one too many has counted its strings and members."""
+    most = _TOKENS_OF_A_ROW * most_rows + _TOKENS_BESIDE
+    if _more_tokens_than(most).match(content):
+        raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds more than they need.")
+    return model.model_validate_json(content)
+
+
+@cache
+def _more_tokens_than(count: int) -> re.Pattern[bytes]:
+    return re.compile(rb'(?:[^"\[{,0-9]*+(?:"(?:[^"\\]++|\\.)*+"|[\[{,]|[0-9]{1,20}+)){%d}' % (count + 1), re.DOTALL)
+
+
+def check_texts(texts: Sequence[Readable], limits: ServiceLimits) -> None:
+    """Check what is to be answered.
+
+    Raises:
+        Refused: too many rows, each candidate counted as one, or a text that is too long.
+    """
+    held = sum(map(_rows_of, texts))
+    if held > limits.rows:
+        raise Refused(413, "too_many_rows", f"a request may hold {limits.rows} rows; this one holds {held}.")
+    for row, text in enumerate(texts):
+        longest = _characters(text)
+        if longest > limits.text_characters:
+            raise Refused(
+                413, "text_too_long", f"row {row}: a text may have {limits.text_characters} characters, not {longest}."
+            )
+
+
+def check_taught(asked: TuneRequest, limits: ServiceLimits) -> None:
+    """Check the rows of a fine-tuning run.
+
+    Raises:
+        Refused: too many rows, a text or label that is too long, or a label that is no finite number.
+    """
+    most, most_rows = limits.text_characters, limits.tuning_rows
+    if len(asked.rows) > most_rows:
+        raise Refused(413, "too_many_rows", f"a request may hold {most_rows} rows; this one holds {len(asked.rows)}.")
+    for row, each in enumerate(asked.rows):
+        numeric = isinstance(each.label, float) and not math.isfinite(each.label)
+        if numeric or max(_characters(each.given), len(str(each.label))) > most:
+            raise Refused(422, "invalid", f"rows.{row}: a text may have {most} characters, and a label is finite.")
+
+
+def deadline_of(request: Request) -> float | None:
+    """Seconds until the answer is of no use; None where the request says nothing.
+
+    Raises:
+        Refused: the header is no number of milliseconds.
+    """
+    given = request.headers.get(DEADLINE_HEADER)
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdigit() and 0 < len(given) <= 9 and int(given) > 0):
+        raise Refused(400, "invalid", f"{DEADLINE_HEADER} is a number of milliseconds.")
+    return int(given) / 1000
+
+
+def _rows_of(text: Readable) -> int:
+    """Each candidate is computed as a row."""
+    candidates = text.get(CANDIDATES) if isinstance(text, Mapping) else None
+    return max(1, len(candidates)) if isinstance(candidates, list) else 1
+
+
+def _characters(text: Readable) -> int:
+    """Of its longest part."""
+    if isinstance(text, str):
+        return len(text)
+    return max((len(str(part or "")) for part in (text.values() if isinstance(text, Mapping) else text)), default=0)

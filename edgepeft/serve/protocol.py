@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from edgepeft.serve.problems import Json, fault
 from edgepeft.serve.settings import ServiceLimits
 
-__all__ = ["HEALTH_RESERVE", "Connections", "Limited"]
+__all__ = ["HEALTH_RESERVE", "Connections", "Limited", "address_of"]
 
 HEALTH_RESERVE = 16  # connections beyond the limit, so that a health check is answered where all others are at work
 _MOST_FIELDS = 100  # of a head

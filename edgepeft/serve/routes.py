@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ import psutil
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.common.task_name import check_task_name
@@ -22,17 +23,16 @@ from edgepeft.runtime.prediction import Answer
 from edgepeft.runtime.runtime import Readable, RowResult
 from edgepeft.serve import schemas
 from edgepeft.serve.batcher import Batcher
-from edgepeft.serve.body import parsed_body
-from edgepeft.serve.events import EVENTS, streamed
-from edgepeft.serve.guard import AUTHORIZED
+from edgepeft.serve.guard import AUTHORIZED, check_taught, check_texts, deadline_of, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
-from edgepeft.serve.problems import Json, Refused, explain, fault
+from edgepeft.serve.problems import Json, Refused, explain, fault, refusal_of
 from edgepeft.serve.service import Service
 from edgepeft.serve.settings import Settings
-from edgepeft.serve.sizes import check_taught, check_texts, deadline_of
 from edgepeft.serve.tuning import Jobs
 
-__all__ = ["ASKED", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of"]
+__all__ = ["ASKED", "FEW_ROWS", "ROUTES", "Endpoint", "Serving", "answers_of", "body_of", "streamed"]
+
+log = logging.getLogger("edgepeft.serve")
 
 Body = TypeVar("Body", bound=BaseModel)
 T = TypeVar("T")
@@ -40,6 +40,7 @@ T = TypeVar("T")
 _AT_ONCE = 64 << 10  # bytes of a body that the event loop can read, in a millisecond
 _MOST_PAUSE_S = 0.1
 FEW_ROWS = 4  # whose embeddings the event loop can write, in a millisecond
+EVENTS = "text/event-stream"
 
 
 @dataclass
@@ -183,6 +184,64 @@ async def answers_of(
     good = [a.task if isinstance(a, Answer) else "" for a in answers if not isinstance(a, EdgepeftError)]
     serving.metrics.answered(Counter(good), monotonic() - begin)
     return answers
+
+
+async def streamed(
+    task: str, answers: Callable[[Callable[[str], object]], Coroutine[Any, Any, Sequence[RowResult]]]
+) -> Response:
+    """The answer to a request for one text, once its first token is written; ``answers`` is given what to tell.
+
+    Raises:
+        Exception: what ``answers`` raised, or gave as the row's answer, before that.
+    """
+    pieces: asyncio.Queue[str | None] = asyncio.Queue()
+    running = asyncio.create_task(answers(pieces.put_nowait))
+    running.add_done_callback(lambda _: pieces.put_nowait(None))
+    first = await pieces.get()
+    if first is None and isinstance(error := running.result()[0], EdgepeftError):
+        raise explain(error, task)
+    return StreamingResponse(_events(first, pieces, running), media_type=EVENTS)
+
+
+async def _events(
+    first: str | None, pieces: asyncio.Queue[str | None], running: asyncio.Task[Sequence[RowResult]]
+) -> AsyncIterator[bytes]:
+    """Server-sent events (HTML Standard, 9.2): the queue's pieces, of which None is the end, and how the request ended.
+
+    event: piece     data: {"text": " it"}                        as often as whole characters were added
+    event: answer    data: the prediction as ``:predict`` gives it     once, in the end
+    event: error     data: {"error": {"code": ..., "message": ...}}    in its place
+
+    Where this is closed before, the client is gone: the text is not written on.
+    """
+    try:
+        piece = first
+        while piece is not None:
+            if piece:
+                yield _event("piece", {"text": piece})
+            piece = await pieces.get()
+        yield _last(running)
+    finally:
+        running.cancel()
+
+
+def _last(running: asyncio.Task[Sequence[RowResult]]) -> bytes:
+    try:
+        (answer,) = running.result()
+        if isinstance(answer, EdgepeftError):
+            raise answer
+    except Exception as error:
+        refused = refusal_of(error)
+        if refused.code == "internal":
+            log.error("a stream ended", exc_info=error)
+        return _event("error", {"error": fault(refused.code, refused.message)})
+    assert isinstance(answer, Answer), "a task was asked"
+    return _event("answer", answer.as_json())
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:
+    """JSON in ASCII has no line break."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), bytes(Json(data).body))
 
 
 async def start_tuning(request: Request) -> Response:

@@ -1,4 +1,7 @@
-"""Listening, and stopping: SIGTERM ends gracefully, SIGHUP reads the bundle again."""
+"""Listening, logging, and stopping: SIGTERM ends gracefully, SIGHUP reads the bundle again.
+
+Log lines are of printable text: names and messages come from bundles and clients, and a log is read in a terminal.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,25 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import uvicorn
 
 from edgepeft.common.errors import EdgepeftError, UsageError
+from edgepeft.common.escaping import printable
 from edgepeft.serve.app import create_app, reload_soon
 from edgepeft.serve.protocol import Connections, Limited
 from edgepeft.serve.routes import Serving
 from edgepeft.serve.settings import Settings
 
-__all__ = ["listen", "run_server"]
+__all__ = ["PrintableFormatter", "line", "log_to_stderr", "run_server"]
 
 _LOST = (errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL)
 _KEEP_ALIVE_S = 30
 _BACKLOG = 512
 _END_S = 3  # after the last answer: what is left then does not end by itself
+_MOST = 4000  # characters of a log line
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -124,3 +130,30 @@ def _handle_signals(server: uvicorn.Server, serving: Serving, most_s: int) -> No
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload_soon, serving)
+
+
+def line(text: str) -> str:
+    """One line: what is not printable, or turns the direction of writing, is escaped; what is very long is cut."""
+    shown = printable(text[:_MOST], keep="")
+    return shown if len(text) <= _MOST else f"{shown}..."
+
+
+class PrintableFormatter(logging.Formatter):
+    """A message is one line; the lines of a traceback are indented, so that none passes for a message."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, escaped."""
+        return line(super().formatMessage(record))
+
+    def formatException(
+        self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+    ) -> str:
+        """The traceback, escaped."""
+        return "\n".join(f"  {line(one)}" for one in super().formatException(ei).splitlines())
+
+
+def log_to_stderr() -> None:
+    """Send what the service has to say there, from INFO on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

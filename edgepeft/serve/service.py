@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edgepeft.bundle.manifest import MANIFEST_FILE, Manifest
@@ -17,12 +17,12 @@ from edgepeft.common.resources import file_identity
 from edgepeft.deploy.signature import SIGNATURE_FILE, check_signature
 from edgepeft.runtime.runtime import Readable, RowResult, Runtime
 from edgepeft.runtime.session_lru import MOST_SESSIONS
-from edgepeft.serve.job import Job
+from edgepeft.runtime.text_generation import Draft, TextBatch
+from edgepeft.serve.batcher import Job
 from edgepeft.serve.settings import Settings
-from edgepeft.serve.text_generation import Written
 from edgepeft.serve.trial import Trials
 
-__all__ = ["Service"]
+__all__ = ["Service", "Written"]
 
 log = logging.getLogger("edgepeft.serve")
 
@@ -211,3 +211,56 @@ class Service:
     def close(self) -> None:
         """Close the sessions."""
         self.runtime.close()
+
+
+class Written:
+    """A batch of texts that are written token by token; requests join it and leave it one by one.
+
+    ``problems`` says which tasks are not to be opened.
+    """
+
+    def __init__(
+        self, batch: TextBatch, problems: Callable[[Sequence[str | None]], Mapping[str | None, BundleError]]
+    ) -> None:
+        self._batch, self._problems = batch, problems
+        self._drafts: dict[Job, list[Draft]] = {}
+
+    def run(self, jobs: Sequence[Job], more: Callable[[], Sequence[Job]]) -> None:
+        """Answer these requests, and those that ``more`` gives before each step, but for what cannot join.
+
+        Raises:
+            EdgepeftError: as ``TextBatch.step``.
+        """
+        for job in jobs:
+            self._join(job)
+        while self._drafts:
+            self._batch.step()
+            for job, drafts in list(self._drafts.items()):
+                self._tell(job, drafts)
+            for job in more():
+                self._join(job)
+
+    def _join(self, job: Job) -> None:
+        """Rows of a task whose files fail are left out with all of their request, which is answered another way."""
+        drafts: list[Draft] = []
+        try:
+            if not self._problems(job.tasks):
+                for task, text in zip(job.tasks, job.texts, strict=True):
+                    drafts += self._batch.add(task or "", [text])
+                self._drafts[job] = drafts
+        except BundleError:
+            self._batch.drop(drafts)
+        except EdgepeftError as error:
+            self._batch.drop(drafts)
+            job.give(error)
+
+    def _tell(self, job: Job, drafts: list[Draft]) -> None:
+        if not job.left:  # whoever asked is gone, or waited for too long
+            self._batch.drop(drafts)
+            del self._drafts[job]
+            return
+        if job.tell is not None:
+            job.say("".join(map(self._batch.piece, drafts)))
+        if all(draft.done for draft in drafts):
+            job.give([self._batch.answer(draft) for draft in drafts])
+            del self._drafts[job]

@@ -25,8 +25,7 @@ from edgepeft.common.errors import EdgepeftError, UsageError, requiring
 from edgepeft.common.resources import cache_folder, sha256_of
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.sweep.folder import Outcome
-from edgepeft.sweep.local import Ended
-from edgepeft.sweep.work import Job, compute
+from edgepeft.sweep.local import Ended, Job, compute
 
 __all__ = ["Cluster"]
 

@@ -36,7 +36,7 @@ from edgepeft.common.validation_messages import in_words
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 
-__all__ = ["RESULTS_FILE", "SWEEP_FILE", "SWEEP_SCHEMA", "Cell", "Outcome", "Result", "Sweep", "name_of", "open_sweep"]
+__all__ = ["ANSWERS_FILE", "SWEEP_FILE", "Cell", "Outcome", "Sweep", "name_of", "open_sweep"]
 
 SWEEP_FILE, SWEEP_SCHEMA = "sweep.json", "edgepeft.sweep/1"
 RESULTS_FILE = "results.jsonl"

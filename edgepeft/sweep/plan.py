@@ -47,7 +47,7 @@ from edgepeft.common.errors import UsageError
 from edgepeft.common.task_name import check_new_name
 from edgepeft.common.validation_messages import in_words
 
-__all__ = ["Plan", "Published", "placed", "read_plan", "recorded", "share_of_rows"]
+__all__ = ["Plan", "placed", "rate_of", "read_plan", "recorded", "share_of_rows"]
 
 _TIMES = re.compile(r"(\d+(?:\.\d+)?)x")
 PATHS = ("data", "eval", "test")

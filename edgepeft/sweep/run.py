@@ -13,10 +13,9 @@ from edgepeft.common.locks import locked
 from edgepeft.data.training_loop.checkpoint import best_score
 from edgepeft.data.training_loop.run import Progress
 from edgepeft.sweep.folder import SWEEP_FILE, Cell, Outcome, Sweep, open_sweep
-from edgepeft.sweep.local import Ended, Moved
-from edgepeft.sweep.work import Job
+from edgepeft.sweep.local import Ended, Job, Moved
 
-__all__ = ["RUNGS", "Executor", "Shown", "estimate", "fold", "require_halvable", "run_sweep"]
+__all__ = ["Shown", "estimate", "fold", "require_halvable", "run_sweep"]
 
 RUNGS = (0.25, 0.5)  # of a run's steps, after which half of a method's runs go no further
 Executor = Callable[[Sequence[Job]], Iterator[Moved | Ended]]

@@ -24,14 +24,12 @@ from edgepeft.sweep.folder import Cell, Sweep
 __all__ = [
     "Arm",
     "Column",
-    "best_of",
     "columns",
     "deviation",
     "document",
     "entries",
     "grouped",
     "not_worse",
-    "shown_score",
 ]
 
 RESAMPLES = 1_000

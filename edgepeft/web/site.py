@@ -1,10 +1,14 @@
 """A bundle as a static site: the weights once, a graph a structure, the tasks' values, and a page that answers.
 
 ``site.json``, format ``edgepeft.site/1``, lists the tasks and the SHA-256 of every file; the page checks what it reads.
+A browser compares each page's scripts with their hashes (Subresource Integrity) before they run; those of the worker,
+which have no such attribute, the service worker compares when it stores them.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import itertools
 import json
@@ -22,13 +26,10 @@ from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.common.atomic import new_folder, write_atomically, write_json
 from edgepeft.common.errors import UsageError
 from edgepeft.common.resources import package_data, sha256_of
-from edgepeft.web.graphs import STRUCTURES_FOLDER
 from edgepeft.web.libraries import ORT, TOKENIZERS, copy_libraries, installed, library_files
-from edgepeft.web.lower import share_layers
-from edgepeft.web.pages import write_pages, write_service_worker
-from edgepeft.web.structures import require_answerable, write_task
+from edgepeft.web.structures import STRUCTURES_FOLDER, require_answerable, share_layers, write_task
 
-__all__ = ["FORMAT", "SITE_FILE", "Site", "write_site"]
+__all__ = ["ODD_TEXTS", "SITE_FILE", "Site", "write_service_worker", "write_site"]
 
 FORMAT, SITE_FILE = "edgepeft.site/1", "site.json"
 CHECK_LENGTH = 64  # of tokens that are compared: some texts are longer
@@ -49,6 +50,22 @@ ODD_TEXTS = (
 # What the page's benchmark runs between its samples: the product of edgepeft/bench/workloads/gemm.py.
 _GEMM = """<ir_version: 10, opset_import: ["" : 20]>
 gemm (float[M,K] a, float[K,N] b) => (float[M,N] c) { c = MatMul (a, b) }"""
+
+_SERVICE_WORKER = "sw.js"
+# Nothing but the site's own files is loaded or asked, so what is typed goes nowhere. The policy of the answers is in
+# site/sw.js too: a worker has none of its page.
+_POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; "
+    "style-src 'self'; img-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'"
+)
+_SCRIPTS = {
+    "index.html": ("answers.js", "client.js", "picker.js", "page.js"),
+    "verify.html": ("answers.js", "client.js", "verify.js"),
+    "bench.html": ("answers.js", "client.js", "bench.js"),
+}
+_TUNING = {"tune.html": ("answers.js", "client.js", "store.js", "tune.js")}  # of a site that tunes
+_STYLES = ("page.css", "site.css")
+
 Stage = Callable[[str], AbstractContextManager[None]]
 
 
@@ -117,7 +134,7 @@ def write_site(
         with stage("pages"):
             write_json(new / "verify.tokens.json", _token_check(bundle))
             write_atomically(new / "gemm.onnx", onnx.parser.parse_model(_GEMM).SerializeToString())
-            write_pages(new, html.escape(title), tunable=tunable)
+            _write_pages(new, html.escape(title), tunable=tunable)
             write_json(new / SITE_FILE, _manifest(bundle, new, title, packages, entries))
             write_service_worker(new, SITE_FILE)
         return Site(
@@ -180,3 +197,35 @@ def _manifest(
         "tasks": entries,
         "files": files,
     }
+
+
+def _write_pages(out: Path, title: str, *, tunable: bool = False) -> None:
+    """Write the module, the worker and the pages, with a policy without inline scripts."""
+    shutil.copytree(package_data("web/module"), out / "module")
+    pages = {**_SCRIPTS, **(_TUNING if tunable else {})}
+    other = {name for page, scripts in _TUNING.items() if page not in pages for name in scripts[-1:]}
+    for path in sorted(package_data("web/site").iterdir()):
+        if path.name not in {*_SCRIPTS, *_TUNING, _SERVICE_WORKER, *other}:
+            shutil.copyfile(path, out / path.name)
+    for name in ("page.css", "icon.svg", "answers.js", "picker.js"):  # as the service's page looks
+        shutil.copyfile(package_data("serve") / name, out / name)
+    for page, scripts in pages.items():
+        head = [f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">']
+        head += [f'<link rel="stylesheet" href="{name}" {_integrity(out / name)}>' for name in _STYLES]
+        head += [f'<link rel="modulepreload" href="{name}" {_integrity(out / name)}>' for name in scripts[:-1]]
+        head += [f'<script type="module" src="{scripts[-1]}" {_integrity(out / scripts[-1])}></script>']
+        text = (package_data("web/site") / page).read_text(encoding="utf-8")
+        filled = text.replace("<!-- head -->", "\n".join(head)).replace("<!-- title -->", title)
+        write_atomically(out / page, filled.encode())
+
+
+def write_service_worker(out: Path, manifest: str) -> None:
+    """Write the service worker of this manifest: with another it is another file, which browsers take for an update."""
+    text = (package_data("web/site") / _SERVICE_WORKER).read_text(encoding="utf-8")
+    filled = text.replace("SHA256_OF_MANIFEST", sha256_of(out / manifest)).replace("POLICY", _POLICY)
+    write_atomically(out / _SERVICE_WORKER, filled.encode())
+
+
+def _integrity(path: Path) -> str:
+    digest = base64.b64encode(hashlib.sha256(path.read_bytes()).digest()).decode()
+    return f'integrity="sha256-{digest}"'

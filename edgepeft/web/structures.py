@@ -2,10 +2,19 @@
 
 A graph refers to the weights by name, offset and length, as in the bundle, so the site has them once.  A task that
 changes matrices of the backbone has a graph of its own, with these in it.
+
+ONNX Runtime Web gives each session its own copy of the weights that its graph names.  What tasks share below therefore
+stands in graphs that follow each other, embeddings first, and a structure begins where its tasks begin to differ.
+
+A page has nothing that makes training graphs: those of a site that tunes are the ones that a board makes when a run
+starts (``edgepeft/tuning/``).  Tasks of one structure with as many labels have one.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +22,25 @@ from typing import Any
 import onnx
 from safetensors.numpy import save
 
+from edgepeft.backbones.base import Role
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.versions import CHECK
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import BundleError, UsageError
 from edgepeft.common.resources import sha256_of
+from edgepeft.graph.cut import above, below
+from edgepeft.graph.half import is_half
+from edgepeft.graph.parameters import feeds_graph
+from edgepeft.graph.training import training_facts
 from edgepeft.runtime.weights import Weights
-from edgepeft.web.graphs import write_graph
-from edgepeft.web.tuning import untunable, write_tuning
+from edgepeft.tuning.activation_cache import training_graph
+from edgepeft.tuning.target import deployed_graph, rates_of
 
-__all__ = ["require_answerable", "write_task"]
+__all__ = ["STRUCTURES_FOLDER", "require_answerable", "share_layers", "write_task"]
+
+STRUCTURES_FOLDER = "structures"
+_EMBEDDINGS = 2  # the first two values: what comes before the first layer takes no time to run
+Axes = dict[str, tuple[str, int]]
 
 
 def require_answerable(bundle: Bundle, tasks: Sequence[str], *, places: bool) -> None:
@@ -66,7 +84,7 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
     model = bundle.graph(task)
     parted = Weights(bundle, cache=False, threads=1).parted(model)
     graph, values = (model, {}) if parted is None else (parted.structure, parted.feeds)
-    structure = write_graph(graph, out)
+    structure = _write_graph(graph, out)
     value_file = f"{TASKS_FOLDER}/{task}.safetensors" if values else None
     if value_file is not None:
         write_atomically(out / value_file, save(values))
@@ -93,8 +111,8 @@ def write_task(bundle: Bundle, task: str, out: Path, *, tunable: bool = False) -
 
 
 def _tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collection[str], out: Path) -> dict[str, Any]:
-    reason = untunable(bundle, task, fed)
-    return {"untunable": reason} if reason else {"tuning": write_tuning(bundle, task, model, fed, out)}
+    reason = _untunable(bundle, task, fed)
+    return {"untunable": reason} if reason else {"tuning": _write_tuning(bundle, task, model, fed, out)}
 
 
 def _write_check(bundle: Bundle, task: str, out: Path) -> str:
@@ -102,4 +120,119 @@ def _write_check(bundle: Bundle, task: str, out: Path) -> str:
     if not path.is_file() or sha256_of(path) != bundle.entry(task).check_sha256:
         raise BundleError(f"{path} is missing or altered; export or copy the bundle again.")
     write_atomically(out / name, path.read_bytes())
+    return name
+
+
+def _untunable(bundle: Bundle, task: str, fed: Collection[str]) -> str:
+    """Why a page cannot tune this task, which feeds these values to its structure; empty where it can."""
+    entry, delta = bundle.entry(task), bundle.delta_graph(task)
+    trained = training_facts(delta).trained
+    against = {
+        f"{entry.task_kind.title}, and a page tunes classifications": not entry.task_kind.one_label,
+        f"{entry.method} changes matrices of the backbone": not fed,
+        "it reads long texts in windows": "stride" in entry.chosen,
+        "it stands on 8-bit weights": bundle.manifest.backbone.weights_dtype != "fp32",
+        "it is stored in half precision": is_half(delta.graph),
+        f"{entry.method} trains a scalar, which its structure has as a constant": any(
+            tensor.name in trained and not tensor.dims for tensor in delta.graph.initializer
+        ),
+    }
+    return next((reason for reason, holds in against.items() if holds), "")
+
+
+def _write_tuning(bundle: Bundle, task: str, model: onnx.ModelProto, fed: Collection[str], out: Path) -> dict[str, Any]:
+    """Write what tunes a task into the site; returns what ``site.json`` says of it.
+
+    Args:
+        bundle: the bundle's.
+        task: one that ``_untunable`` has nothing against.
+        model: its spliced graph.
+        fed: what it feeds to its structure.
+        out: the site's folder.
+    """
+    entry, delta = bundle.entry(task), bundle.delta_graph(task)
+    facts = training_facts(delta)
+    deployed = deployed_graph(delta, facts, bundle.family, bundle.architecture, bundle.checkpoint)
+    training, split = training_graph(deployed, facts, bundle.checkpoint, prefix_cache=True)
+    tensors = f"{TASKS_FOLDER}/{task}.tensors.safetensors"
+    write_atomically(out / tensors, save(facts.tensors(delta)))
+    states = () if split is None else split.states
+    return {
+        "graph": _write_graph(training, out),
+        "below": None if split is None else _write_graph(split.below, out),
+        "states": [{"name": state.name, "byRow": state.by_row, "width": state.width} for state in states],
+        "values": _write_graph(feeds_graph(model, fed, facts.trained), out),
+        "tensors": tensors,
+        "rates": rates_of(entry.method, entry.training, entry.head_reads),
+        "chosen": {},
+        "task": entry.sha256,
+        "backbone": bundle.manifest.backbone.identity,
+    }
+
+
+def share_layers(bundle: Bundle, out: Path, entries: dict[str, dict[str, Any]]) -> None:
+    """Divide the structures that share layers, so that these are in memory once, and run once for a text.
+
+    Each entry's ``lower`` names the graphs to be run before its own.
+    """
+    backbone, values = bundle.backbone_graph, _values(bundle)
+    structures = {entry["structure"] for entry in entries.values() if entry["values"]}
+    graphs = {name: onnx.load(out / name, load_external_data=False) for name in sorted(structures)}
+    depths = {name: _depth(graph, backbone, list(values)) for name, graph in graphs.items()}
+    cuts = _cuts(depths, Counter(entry["structure"] for entry in entries.values()))
+    axes: list[Axes] = [{}, *({value: ("tokens", width)} for value, width in values.items())]
+    parts = [
+        _write_graph(below(above(backbone, axes[low]), *axes[high]), out)
+        for low, high in itertools.pairwise([0, *cuts])
+    ]
+    upper = {}
+    for name, graph in graphs.items():
+        own = [cut for cut in cuts if cut <= depths[name]]
+        if own:
+            (out / name).unlink()
+            upper[name] = _write_graph(above(graph, axes[own[-1]]), out), parts[: len(own)]
+    for entry in entries.values():
+        entry["structure"], entry["lower"] = upper.get(entry["structure"], (entry["structure"], []))
+
+
+def _values(bundle: Bundle) -> dict[str, int]:
+    """The widths of the words' rows, of what the first layer reads, and of each layer's output."""
+    sites, roles = bundle.manifest.backbone.sites, (Role.WORD_EMBEDDINGS, Role.EMBEDDINGS, Role.LAYER_OUTPUT)
+    named = itertools.chain.from_iterable(bundle.architecture.sites_of(role) for role in roles)
+    return {sites[site.name]: site.out_features for site in named}
+
+
+def _depth(graph: onnx.ModelProto, backbone: onnx.ModelProto, values: list[str]) -> int:
+    """How many of ``values``, from below, are computed as the backbone computes them: by the same nodes from the same
+    tensors."""
+    for depth, value in enumerate(values):
+        try:
+            same = _content(below(graph, value)) == _content(below(backbone, value))
+        except BundleError:  # there is no such value where rows that no head reads were left out
+            return depth
+        if not same:
+            return depth
+    return len(values)
+
+
+def _content(model: onnx.ModelProto) -> set[bytes]:
+    parts = (*model.graph.node, *model.graph.initializer)
+    return {part.SerializeToString(deterministic=True) for part in parts}
+
+
+def _cuts(depths: dict[str, int], tasks: Counter[str]) -> list[int]:
+    """Depths to be cut at: where the layers below would be in memory twice, or be run twice for a text."""
+    found = []
+    for cut in sorted({*depths.values()} - {0}):
+        sharing = [name for name, depth in depths.items() if depth >= cut]
+        if len(sharing) > 1 or (cut > _EMBEDDINGS and sum(tasks[name] for name in sharing) > 1):
+            found.append(cut)
+    return found
+
+
+def _write_graph(graph: onnx.ModelProto, out: Path) -> str:
+    """Write a graph under the hash of its bytes, so that tasks whose graphs are alike have one; its name there."""
+    content = graph.SerializeToString(deterministic=True)
+    name = f"{STRUCTURES_FOLDER}/{hashlib.sha256(content).hexdigest()[:16]}.onnx"
+    write_atomically(out / name, content)
     return name

@@ -15,9 +15,8 @@ from verbs import verb
 
 from edgepeft.common.errors import EdgepeftError, VerificationFailed
 from edgepeft.deploy.signature import read_private_key
-from edgepeft.fleet.keys import Keys
 from edgepeft.fleet.publish import publish, refresh, rotate
-from edgepeft.fleet.repository import FolderRepository
+from edgepeft.fleet.repository import FolderRepository, Keys
 
 
 def replayed(fleet, board, retrained):

@@ -9,7 +9,7 @@ import pytest
 from boards_of import tree, tuned
 from verbs import edgepeft
 
-from edgepeft.fleet.poll_interval import moments, seconds_of
+from edgepeft.fleet.pull import moments, seconds_of
 
 
 def test_it_says_what_was_taken_up_and_what_stays(fleet, board, retrained):

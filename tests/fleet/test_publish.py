@@ -82,7 +82,7 @@ def test_the_timestamp_is_refreshed_by_its_key_alone_and_the_rest_when_it_is_due
 
 
 def _keys(fleet):
-    from edgepeft.fleet.keys import Keys
+    from edgepeft.fleet.repository import Keys
 
     return Keys(fleet.keys, fleet.repository)
 

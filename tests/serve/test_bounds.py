@@ -12,12 +12,11 @@ pytest.importorskip("uvicorn", reason="needs pip install edgepeft[serve]")
 
 from starlette.responses import Response
 
-from edgepeft.serve.body import parsed_body
-from edgepeft.serve.guard import Guard
-from edgepeft.serve.log import PrintableFormatter
+from edgepeft.serve.guard import Guard, parsed_body
 from edgepeft.serve.metrics import ServiceMetrics
 from edgepeft.serve.problems import Refused
 from edgepeft.serve.schemas import MixedRequest, PredictRequest
+from edgepeft.serve.server import PrintableFormatter
 from edgepeft.serve.settings import ServiceLimits, Settings
 
 

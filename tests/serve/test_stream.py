@@ -24,12 +24,11 @@ from writing import END, export_several
 from edgepeft.common.errors import BundleError, DoesNotFit
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.serve.batcher import Batcher, DeadlinePassed
-from edgepeft.serve.events import streamed
-from edgepeft.serve.job import Job
+from edgepeft.serve.batcher import Batcher, DeadlinePassed, Job
 from edgepeft.serve.problems import refusal_of
+from edgepeft.serve.routes import streamed
+from edgepeft.serve.service import Written
 from edgepeft.serve.settings import ServiceLimits
-from edgepeft.serve.text_generation import Written
 
 WORDS = [text.first for text in TEXTS]
 

@@ -2,8 +2,7 @@
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.data.training_loop.run import Interrupted
-from edgepeft.sweep.local import Ended
-from edgepeft.sweep.work import compute
+from edgepeft.sweep.local import Ended, compute
 
 
 def inline(jobs):

@@ -10,9 +10,9 @@ from once import made_once
 
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import open_sweep
+from edgepeft.sweep.local import Job
 from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import run_sweep
-from edgepeft.sweep.work import Job
 
 PLAN = """
 backbones = ["{backbone}"]

@@ -8,8 +8,7 @@ from verbs import edgepeft
 
 from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.device.profiles.loader import load_profile
-from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
-from edgepeft.sweep.costs import MethodCosts, Seconds, costs_of, exported
+from edgepeft.sweep.choice import Budget, Candidate, MethodCosts, Seconds, candidates, choose, costs_of, exported
 from edgepeft.sweep.run import fold
 
 
@@ -70,7 +69,8 @@ def test_a_data_set_that_is_not_there_is_refused_with_those_that_are(done):
 
 
 def test_the_command_counts_what_tasks_share(done, tmp_path, monkeypatch):
-    monkeypatch.setattr("edgepeft.sweep.costs._base", lambda: 50_000_000)  # of a process, which is never the same twice
+    # Of a process, which is never the same twice.
+    monkeypatch.setattr("edgepeft.sweep.choice._base", lambda: 50_000_000)
     cards = [each.arms[0].cards[0] for each in candidates(done)]
     bundle = exported(cards, done.cells[0].options["backbone"], tmp_path)
     how = {"bundle": bundle, "profile": load_profile("rpi4"), "length": None}

@@ -15,8 +15,8 @@ from inline import inline
 from verbs import edgepeft
 
 from edgepeft.common.errors import EdgepeftError, MissingPackage, UsageError
+from edgepeft.sweep.local import Job
 from edgepeft.sweep.run import run_sweep
-from edgepeft.sweep.work import Job
 
 ADDRESS = "127.0.0.1:6391"
 

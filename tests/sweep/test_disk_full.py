@@ -10,10 +10,10 @@ from inline import inline
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.cluster import _packed, _unpack
+from edgepeft.sweep.local import Job
 from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import run_sweep
 from edgepeft.sweep.table import document
-from edgepeft.sweep.work import Job
 
 
 def fill(disk, kilobytes):

@@ -12,9 +12,8 @@ import pytest
 from inline import inline
 from verbs import ENTRY, SURROUNDING, edgepeft
 
-from edgepeft.sweep.local import Ended, Moved, run_local
+from edgepeft.sweep.local import Ended, Job, Moved, run_local
 from edgepeft.sweep.run import run_sweep
-from edgepeft.sweep.work import Job
 
 TENSORS = "delta.safetensors"
 

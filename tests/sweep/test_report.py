@@ -5,8 +5,8 @@ import json
 from inline import inline
 from verbs import edgepeft
 
+from edgepeft.sweep.local import Job
 from edgepeft.sweep.run import run_sweep
-from edgepeft.sweep.work import Job
 
 PUBLISHED = """
 [published]

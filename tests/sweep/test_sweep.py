@@ -19,10 +19,10 @@ from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep import table
 from edgepeft.sweep.cells import sweep_of
 from edgepeft.sweep.folder import Outcome, open_sweep
+from edgepeft.sweep.local import Job, compute
 from edgepeft.sweep.plan import read_plan
 from edgepeft.sweep.run import estimate, fold, run_sweep
 from edgepeft.sweep.table import columns, document, entries, not_worse
-from edgepeft.sweep.work import Job, compute
 from edgepeft.training import engine
 from edgepeft.training.engine import SharedStates
 from edgepeft.training.loop import train

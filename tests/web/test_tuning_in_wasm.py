@@ -15,8 +15,7 @@ from edgepeft.tuning.from_page import prepare_tuned
 from edgepeft.tuning.local import LocalTuner
 from edgepeft.tuning.options import TuneOptions
 from edgepeft.tuning.target import Files
-from edgepeft.web.pages import write_service_worker
-from edgepeft.web.site import write_site
+from edgepeft.web.site import write_service_worker, write_site
 
 from .test_browser import MODULES, pytestmark, served, worded  # noqa: F401
 

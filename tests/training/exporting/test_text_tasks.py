@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from deltas import TEXTS, random_delta, saved
 from served import serving
 from typer.testing import CliRunner
@@ -20,7 +21,6 @@ from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.backbones.tokens import Text
 from edgepeft.bundle.delta import Delta, new_delta
 from edgepeft.bundle.manifest import Manifest
-from edgepeft.cli import _text_generation as _written
 from edgepeft.cli._main import app
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError, VerificationFailed
 from edgepeft.deploy.audit import audit
@@ -186,7 +186,7 @@ def test_the_command_line_writes_text_and_says_what_it_cannot_do_with_it(made: t
 def test_a_stream_prints_what_is_written_piece_by_piece(made: tuple[Backbone, Path], monkeypatch: pytest.MonkeyPatch):
     bundle, printed = made[1] / "bundle", list[str]()
     texts, manner = ["w9 w5", "w6 w7 w8"], ["--max-new-tokens", 5]
-    monkeypatch.setattr(_written.typer, "echo", lambda text="", nl=True: printed.append(text + "\n" * nl))
+    monkeypatch.setattr(typer, "echo", lambda text="", nl=True: printed.append(text + "\n" * nl))
     verb("run", bundle, "--task", "lora", *texts, *manner, "--stream")
     written = [answer.text for answer in Runtime(bundle, threads=1).write("lora", texts, Decoding(5))]
     assert "".join(printed) == "".join(f"{text}\n" for text in written)

@@ -1,11 +1,10 @@
-"""What a pull does with each task: the table of ``edgepeft/fleet/decision.py``, by hand."""
+"""What a pull does with each task: the table of ``edgepeft/fleet/state.py``, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from edgepeft.fleet.decision import decide
-from edgepeft.fleet.state import State
+from edgepeft.fleet.state import State, decide
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 
