@@ -7,19 +7,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from edgepeft.bench.analysis.graph_figures import count_metrics
+from edgepeft.bench.against import SideBySide
+from edgepeft.bench.analysis.operators import count_metrics, profile_all
 from edgepeft.bench.analysis.predicted import predicted_result
-from edgepeft.bench.analysis.profile_ops import profile_all
 from edgepeft.bench.analysis.qemu import Guest, count_instructions, find_guest
-from edgepeft.bench.gate.against import SideBySide
-from edgepeft.bench.measuring.budget import Budget
-from edgepeft.bench.measuring.calibrate import StartAt
+from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
-from edgepeft.bench.measuring.modes import Setting, setting_of
-from edgepeft.bench.measuring.sampler import Schedule, Watched
-from edgepeft.bench.planning.duration import expected_s, gemm_rate
-from edgepeft.bench.planning.duration import in_words as duration_in_words
-from edgepeft.bench.planning.plan import Unit, UnitRole, plan_requests, plan_units
+from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
+from edgepeft.bench.planning.plan import Unit, UnitRole, expected_s, gemm_rate, plan_requests, plan_units
+from edgepeft.bench.planning.plan import in_words as duration_in_words
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.resolve import (
     ENGINES,

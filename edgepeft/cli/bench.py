@@ -157,7 +157,7 @@ def _measure_against(request: BenchRequest, other: _OtherVersion, json: str | No
         raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
     if not request.timed:
         raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
-    from edgepeft.bench.gate.against import LAUNCHES, SideBySide
+    from edgepeft.bench.against import LAUNCHES, SideBySide
     from edgepeft.bench.run import run_benchmark
 
     with ExitStack() as stack:

@@ -193,7 +193,7 @@ def profile(folder: Path) -> tuple[list[bytes], Target]:
 
 def bench(folder: Path) -> tuple[list[bytes], Target]:
     """A bench JSON, compared with itself."""
-    from edgepeft.bench.gate.compare import compare_results
+    from edgepeft.bench.compare import compare_results
     from edgepeft.bench.result.result_file import ResultFile
 
     path = folder / "fuzzed.json"

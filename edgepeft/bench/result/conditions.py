@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import edgepeft
-from edgepeft.bench.measuring.calibrate import CALIBRATION_TOLERANCE, settled
+from edgepeft.bench.measuring.emulation import CALIBRATION_TOLERANCE, Setting, settled
 from edgepeft.bench.measuring.measure import Measured
-from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import (
     GemmRates,

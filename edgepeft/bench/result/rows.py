@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from edgepeft.backbones.base import Architecture, Attention
+from edgepeft.bench.measuring.emulation import Setting
 from edgepeft.bench.measuring.measure import Measured
-from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
+from edgepeft.bench.planning.scenario import Lengths
 from edgepeft.bench.result.schema import (
     BenchRow,
     BoardRecord,

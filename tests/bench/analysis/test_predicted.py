@@ -83,7 +83,7 @@ def test_what_cannot_be_predicted_is_a_usage_error(asked):
 
 
 def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
-    from edgepeft.bench.gate.compare import compare_results
+    from edgepeft.bench.compare import compare_results
 
     path = tmp_path / "p.json"
     path.write_text(json.dumps(document, allow_nan=False))

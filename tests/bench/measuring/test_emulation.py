@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgepeft.bench.measuring.calibrate import calibrate, settled
+from edgepeft.bench.measuring.emulation import calibrate, settled
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.common.errors import EdgepeftError, UsageError
 from edgepeft.device.profiles.loader import load_profile
