@@ -23,7 +23,7 @@ from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecor
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.host.machine import host_facts
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 
 __all__ = ["SuiteHost", "SuiteModel", "SuiteRequest", "SuiteResult", "run_suite"]
 

@@ -42,11 +42,9 @@ from edgepeft.bench.result.conditions import (
 from edgepeft.bench.result.rows import flops_per_instance, result_rows
 from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.host.machine import board_name
-from edgepeft.device.host.sensors import ROOT, Sensors
-from edgepeft.device.host.wheels import refuse_bad_wheels
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.host.machine import board_name, refuse_bad_wheels
+from edgepeft.device.host.sensors import ROOT, Meter, Sensors
+from edgepeft.device.profiles import load_profile
 
 __all__ = ["ENGINES", "WORKLOADS", "BenchRequest", "Outcome", "run_benchmark"]
 

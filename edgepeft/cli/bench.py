@@ -142,7 +142,7 @@ def _measure_scenarios(
 
 def _of_profile_and_method(profile: str, settings: Sequence[str]) -> tuple[str, dict[str, str]]:
     """``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``; other settings are hyperparameters of the method."""
-    from edgepeft.device.profiles.loader import SETTABLE
+    from edgepeft.device.profiles import SETTABLE
 
     own = [setting for setting in settings if setting.partition("=")[0] in SETTABLE]
     variant = f"{profile}{',' if ':' in profile else ':'}{','.join(own)}" if own else profile

@@ -20,7 +20,7 @@ from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requirin
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.device.profiles.schema import Profile
+    from edgepeft.device.profile_schema import Profile
     from edgepeft.sweep.choice import Budget, Candidate, Choice
     from edgepeft.sweep.costs import Seconds
     from edgepeft.sweep.folder import Sweep
@@ -75,7 +75,7 @@ def command(
         from edgepeft.sweep.choice import Budget, Candidate, candidates, choose
         from edgepeft.sweep.costs import costs_of, exported
         from edgepeft.sweep.folder import open_sweep
-    from edgepeft.device.profiles.loader import load_profile, with_settings
+    from edgepeft.device.profiles import load_profile, with_settings
     from edgepeft.tuning.budget import amount_of
 
     if mode not in _SAID:

@@ -121,7 +121,7 @@ def command(
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     """What int8 and half precision cost on this processor, if it is one that has no arithmetic for them."""
-    from edgepeft.device.prediction import arithmetic
+    from edgepeft.device import arithmetic
 
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]

@@ -36,9 +36,8 @@ from edgepeft.bundle.versions import (
     put,
     settle,
 )
-from edgepeft.common.atomic import write_atomically
+from edgepeft.common.atomic import locked, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.common.locks import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
 from edgepeft.common.validation_messages import in_words

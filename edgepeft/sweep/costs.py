@@ -21,8 +21,8 @@ from edgepeft.bundle.card import DeltaCard
 from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.cost import checked_length, example_inputs
-from edgepeft.device.prediction.roofline import Predicted, predict_seconds
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
+from edgepeft.device.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
 from edgepeft.methods.base import method_named

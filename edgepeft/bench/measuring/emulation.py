@@ -21,13 +21,12 @@ from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.host.cores import thread_count
 from edgepeft.device.host.groups import SMALLEST_QUOTA
-from edgepeft.device.host.machine import board_name, cpu_model
+from edgepeft.device.host.machine import board_name, cpu_model, thread_count
 from edgepeft.device.host.sensors import ROOT
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profiles.loader import is_this_board
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
+from edgepeft.device.profiles import is_this_board
 
 __all__ = ["CALIBRATION_TOLERANCE", "Setting", "StartAt", "calibrate", "setting_of", "settled"]
 

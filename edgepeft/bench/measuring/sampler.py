@@ -23,8 +23,7 @@ from statistics import median
 from typing import Protocol
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.host.sensors import Conditions, Sensors
+from edgepeft.device.host.sensors import Conditions, Meter, Sensors
 
 __all__ = [
     "NO_BOUND",

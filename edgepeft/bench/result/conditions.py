@@ -33,11 +33,10 @@ from edgepeft.bench.result.schema import (
 )
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.device.host.machine import host_facts, versions
-from edgepeft.device.host.wheels import bad_wheels
+from edgepeft.device import arithmetic
+from edgepeft.device.host.machine import bad_wheels, host_facts, versions
 from edgepeft.device.limits.limited_process import InForce, Limits
-from edgepeft.device.prediction import arithmetic
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
 
 __all__ = [
     "arithmetic_notes",

@@ -39,8 +39,8 @@ from edgepeft.bench.result.statistics import (
 )
 from edgepeft.bench.result.warnings import comparable, warnings_of
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.host.sensors import Meter
+from edgepeft.device.profile_schema import Profile
 
 __all__ = ["energy_from_power", "energy_of", "flops_per_instance", "result_rows", "row_of"]
 
