@@ -18,7 +18,7 @@ from edgepeft import __version__
 from edgepeft.cli._output import INTERRUPTED
 from edgepeft.cli._progress import signs_of_life
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 from edgepeft.common.registry import modules_of
 
 __all__ = ["app", "main"]

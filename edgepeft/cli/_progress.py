@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from edgepeft.cli._output import messages
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 
 __all__ = ["bars", "no_longer", "say", "shown_steps", "signs_of_life", "stages"]
 

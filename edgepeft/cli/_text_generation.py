@@ -9,7 +9,7 @@ import typer
 
 from edgepeft.cli._output import messages
 from edgepeft.common.errors import UsageError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle

@@ -28,7 +28,7 @@ from edgepeft.cli._progress import no_longer
 from edgepeft.cli._text_generation import print_as_written, say_cuts
 from edgepeft.cli._vectors import check_vectors, cut, write_vectors
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
 

@@ -18,8 +18,8 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
+from edgepeft.common.messages import in_words, mistake
 from edgepeft.common.resources import data_folder
-from edgepeft.common.validation_messages import in_words, mistake
 from edgepeft.device import profile_schema
 from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.host.sensors import ROOT

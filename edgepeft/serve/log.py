@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 
 __all__ = ["PrintableFormatter", "line", "log_to_stderr"]
 

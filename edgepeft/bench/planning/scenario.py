@@ -18,8 +18,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgepeft.common.errors import DataError, UnknownName
+from edgepeft.common.messages import in_words
 from edgepeft.common.resources import data_folder
-from edgepeft.common.validation_messages import in_words
 
 __all__ = [
     "Lengths",
