@@ -34,7 +34,7 @@ from edgepeft.common.errors import EdgepeftError
 from edgepeft.deploy.audit import audit
 from edgepeft.device.host.machine import host_facts
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 
 APP = ROOT / "exports" / "flower"
 _FAULTY = '''

@@ -24,9 +24,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 import edgepeft
-from edgepeft.bench.analysis.graph_figures import count_metrics
-from edgepeft.bench.gate.against import SideBySide
-from edgepeft.bench.gate.revision import open_revision
+from edgepeft.bench.against import SideBySide, open_revision
+from edgepeft.bench.analysis.operators import count_metrics
 from edgepeft.bench.planning.target import BenchSubject, random_subject
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bundle.manifest import Manifest

@@ -17,7 +17,7 @@ from bench.browser.prepare import NINE, OTHERS, SITES, TENTH, write_pages
 from bench.suites._ratio import ratio_row
 from bench.suites._row import SuiteRow, Target
 from edgepeft.bench.planning.job import batches_of
-from edgepeft.bench.planning.lengths import full_length, load_lengths
+from edgepeft.bench.planning.scenario import full_length, load_lengths
 from edgepeft.bench.result.statistics import percentile
 from edgepeft.common.errors import EdgepeftError
 

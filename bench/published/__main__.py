@@ -9,7 +9,7 @@ import typer
 
 from bench.published.devices_page import check_devices, write_devices
 from edgepeft.cli._main import main
-from edgepeft.device.profiles.loader import known_profiles, load_profile
+from edgepeft.device.profiles import known_profiles, load_profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

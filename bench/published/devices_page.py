@@ -11,8 +11,8 @@ from bench.published.validation import Checked, LeftOut, check_predictions, erro
 from bench.suites._table import check_picture
 from edgepeft.common.atomic import write_atomically
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.prediction.roofline import Predicted, predict_seconds
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
+from edgepeft.device.roofline import Predicted, predict_seconds
 
 __all__ = ["PAGE", "PICTURE", "check_devices", "devices_page", "draw_devices", "write_devices"]
 

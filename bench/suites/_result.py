@@ -16,14 +16,14 @@ from bench.suites import Suite, suite_named
 from bench.suites._row import SuiteRow
 from bench.suites._suite_run import SuiteRun
 from edgepeft.backbones.config import config_of
+from edgepeft.bench.measuring.emulation import setting_of
 from edgepeft.bench.measuring.measure import ProgressCallback
-from edgepeft.bench.measuring.modes import setting_of
 from edgepeft.bench.result.conditions import profile_of
 from edgepeft.bench.result.parts import HostRecord, Part, Positive, ProfileRecord
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.common.errors import UnknownName, UsageError
 from edgepeft.device.host.machine import host_facts
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 
 __all__ = ["SuiteHost", "SuiteModel", "SuiteRequest", "SuiteResult", "run_suite"]
 

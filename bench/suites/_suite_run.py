@@ -22,7 +22,7 @@ from edgepeft.bench.measuring.measure import ProgressCallback
 from edgepeft.bench.measuring.process import WorkerProcess
 from edgepeft.bench.measuring.sampler import Sample, Schedule, Series, sample_rounds
 from edgepeft.bench.planning.job import Batches, Job, batches_of
-from edgepeft.bench.planning.lengths import load_lengths
+from edgepeft.bench.planning.scenario import load_lengths
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.bundle.manifest import DeltaDtype, WeightsDtype
 from edgepeft.common.errors import EdgepeftError

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from bench.suites._result import SuiteResult
 from bench.suites._row import SuiteRow, SuiteVerdict
-from edgepeft.bench.report.conditions import limits_in_force
+from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.common.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from bench.suites._ratio import Races, mean_row, ratio_row, require_close
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import SETS, Racer, SuiteRun
 from edgepeft.bench.planning.job import Batches
-from edgepeft.bench.planning.lengths import full_length
+from edgepeft.bench.planning.scenario import full_length
 from edgepeft.runtime.runtime import Runtime
 from edgepeft.runtime.session import plain_session
 

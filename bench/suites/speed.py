@@ -10,7 +10,7 @@ from bench.suites._ratio import Races, mean_row, ratio_row
 from bench.suites._row import SuiteRow, Target
 from bench.suites._suite_run import SETS, Racer, SuiteRun, installed
 from edgepeft.bench.planning.job import Batches
-from edgepeft.bench.planning.lengths import full_length
+from edgepeft.bench.planning.scenario import full_length
 from edgepeft.bench.planning.target import torch_installed
 from edgepeft.bench.result.rows import flops_per_instance
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP

@@ -25,14 +25,19 @@ from edgepeft.bench.workloads.copy import BYTES_PER_STEP
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.bench.workloads.operators import MORE, REPEATS
 from edgepeft.common.errors import UsageError
-from edgepeft.device.host.cores import usable_cores
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.host.machine import board_name, cpu_model, isa_flags, memory_bytes, versions
-from edgepeft.device.host.sensors import ROOT, Sensors, number
-from edgepeft.device.host.wheels import refuse_bad_wheels
+from edgepeft.device.host.machine import (
+    board_name,
+    cpu_model,
+    isa_flags,
+    memory_bytes,
+    refuse_bad_wheels,
+    usable_cores,
+    versions,
+)
+from edgepeft.device.host.sensors import ROOT, Meter, Sensors, number
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.profiles.loader import known_profiles
-from edgepeft.device.profiles.schema import Profile, ReferenceEncoder
+from edgepeft.device.profile_schema import Profile, ReferenceEncoder
+from edgepeft.device.profiles import known_profiles
 
 __all__ = ["StartFree", "measured_profile"]
 

@@ -7,19 +7,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from edgepeft.bench.analysis.graph_figures import count_metrics
+from edgepeft.bench.against import SideBySide
+from edgepeft.bench.analysis.operators import count_metrics, profile_all
 from edgepeft.bench.analysis.predicted import predicted_result
-from edgepeft.bench.analysis.profile_ops import profile_all
 from edgepeft.bench.analysis.qemu import Guest, count_instructions, find_guest
-from edgepeft.bench.gate.against import SideBySide
-from edgepeft.bench.measuring.budget import Budget
-from edgepeft.bench.measuring.calibrate import StartAt
+from edgepeft.bench.measuring.emulation import Setting, StartAt, setting_of
 from edgepeft.bench.measuring.measure import Measured, ProgressCallback, Start, measure_units
-from edgepeft.bench.measuring.modes import Setting, setting_of
-from edgepeft.bench.measuring.sampler import Schedule, Watched
-from edgepeft.bench.planning.duration import expected_s, gemm_rate
-from edgepeft.bench.planning.duration import in_words as duration_in_words
-from edgepeft.bench.planning.plan import Unit, UnitRole, plan_requests, plan_units
+from edgepeft.bench.measuring.sampler import Budget, Schedule, Watched
+from edgepeft.bench.planning.plan import Unit, UnitRole, expected_s, gemm_rate, plan_requests, plan_units
+from edgepeft.bench.planning.plan import in_words as duration_in_words
 from edgepeft.bench.planning.random_model import write_random_tokenizer
 from edgepeft.bench.planning.resolve import (
     ENGINES,
@@ -46,11 +42,9 @@ from edgepeft.bench.result.conditions import (
 from edgepeft.bench.result.rows import flops_per_instance, result_rows
 from edgepeft.bench.result.schema import BenchResult, MetricsRecord, ScheduleRecord
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.host.machine import board_name
-from edgepeft.device.host.sensors import ROOT, Sensors
-from edgepeft.device.host.wheels import refuse_bad_wheels
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.host.machine import board_name, refuse_bad_wheels
+from edgepeft.device.host.sensors import ROOT, Meter, Sensors
+from edgepeft.device.profiles import load_profile
 
 __all__ = ["ENGINES", "WORKLOADS", "BenchRequest", "Outcome", "run_benchmark"]
 

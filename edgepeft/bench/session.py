@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from edgepeft.bench.measuring.budget import Budget
 from edgepeft.bench.measuring.measure import ProgressCallback, Start
+from edgepeft.bench.measuring.sampler import Budget
 from edgepeft.bench.planning.resolve import workloads_of
 from edgepeft.bench.result.parts import GemmRates
 from edgepeft.bench.result.result_file import ResultFile

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from edgepeft.backbones.base import Pooling
 from edgepeft.common.errors import BundleError, UsageError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.tasks.base import TaskType, stated
 
 __all__ = ["CARD_FILE", "ERRORS", "EVALUATION_FILE", "TENSORS_FILE", "BackboneCard", "DeltaCard", "read_card"]

@@ -18,8 +18,8 @@ from edgepeft.backbones.emit import INT8_WEIGHTS_FILE, WEIGHTS_FILE
 from edgepeft.bundle.bundle_paths import check_folder
 from edgepeft.common.atomic import write_json
 from edgepeft.common.errors import BundleError, UnknownName, UsageError
+from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import check_task_names
-from edgepeft.common.validation_messages import in_words
 from edgepeft.tasks.base import TaskType, stated
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgepeft.bundle.manifest import Manifest, TaskEntry
-from edgepeft.common.escaping import markdown_cell
+from edgepeft.common.messages import markdown_cell
 
 __all__ = ["hub_name_of", "model_card", "stated_score", "task_table"]
 

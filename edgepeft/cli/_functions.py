@@ -21,7 +21,7 @@ from edgepeft.cli import export as export_verb
 from edgepeft.cli import train as train_verb
 from edgepeft.cli._output import INTERRUPTED
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.data.training_loop.run import Interrupted
 from edgepeft.training.exporting.bundle import export_bundle
 from edgepeft.training.loop import train as train_delta

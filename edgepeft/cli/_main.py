@@ -17,7 +17,7 @@ import typer
 from edgepeft import __version__
 from edgepeft.cli._output import INTERRUPTED, signs_of_life
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 from edgepeft.common.registry import modules_of
 
 __all__ = ["app", "main"]

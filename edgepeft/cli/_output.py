@@ -34,7 +34,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from edgepeft.common.errors import UsageError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 
 if TYPE_CHECKING:
     from edgepeft.bench.result.parts import Part

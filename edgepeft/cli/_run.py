@@ -26,7 +26,7 @@ def use_threads(threads: int | None) -> None:
     """Let PyTorch take so many threads, or as many as there are cores in force."""
     import torch
 
-    from edgepeft.device.host.cores import thread_count
+    from edgepeft.device.host.machine import thread_count
 
     torch.set_num_threads(threads or thread_count())
 

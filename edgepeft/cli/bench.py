@@ -170,7 +170,7 @@ def _measure_scenarios(
 
 def _of_profile_and_method(profile: str, settings: Sequence[str]) -> tuple[str, dict[str, str]]:
     """``rpi4`` with ``memory=2GB`` is ``rpi4:memory=2GB``; other settings are hyperparameters of the method."""
-    from edgepeft.device.profiles.loader import SETTABLE
+    from edgepeft.device.profiles import SETTABLE
 
     own = [setting for setting in settings if setting.partition("=")[0] in SETTABLE]
     variant = f"{profile}{',' if ':' in profile else ':'}{','.join(own)}" if own else profile
@@ -185,7 +185,7 @@ def _measure_against(request: BenchRequest, other: _OtherVersion, json: str | No
         raise UsageError("--against compares two versions at this host's speed; leave --mode out.")
     if not request.timed:
         raise UsageError("--against compares times, and --deterministic takes none; leave one out.")
-    from edgepeft.bench.gate.against import LAUNCHES, SideBySide
+    from edgepeft.bench.against import LAUNCHES, SideBySide
     from edgepeft.bench.run import run_benchmark
 
     with ExitStack() as stack:

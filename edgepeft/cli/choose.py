@@ -18,7 +18,7 @@ from edgepeft.common.errors import DoesNotFit, UnknownName, UsageError, requirin
 
 if TYPE_CHECKING:
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.device.profiles.schema import Profile
+    from edgepeft.device.profile_schema import Profile
     from edgepeft.sweep.choice import Budget, Candidate, Choice, Seconds
     from edgepeft.sweep.folder import Sweep
 
@@ -71,7 +71,7 @@ def command(
     with requiring("train", "choosing a method"):
         from edgepeft.sweep.choice import Budget, Candidate, candidates, choose, costs_of, exported
         from edgepeft.sweep.folder import open_sweep
-    from edgepeft.device.profiles.loader import load_profile, with_settings
+    from edgepeft.device.profiles import load_profile, with_settings
     from edgepeft.tuning.budget import amount_of
 
     if mode not in _SAID:

@@ -12,7 +12,7 @@ from edgepeft.cli._output import print_json, table_console
 from edgepeft.common.errors import ThroughputRegression
 
 if TYPE_CHECKING:
-    from edgepeft.bench.gate.compare import Comparison
+    from edgepeft.bench.compare import Comparison
 
 __all__ = ["command"]
 
@@ -39,7 +39,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
     """Compare two benchmark results; exit 4 when the new one is slower beyond noise, or does more work."""
-    from edgepeft.bench.gate.compare import compare_results
+    from edgepeft.bench.compare import compare_results
     from edgepeft.bench.report import ci
     from edgepeft.bench.report.tables import comparison_table
     from edgepeft.bench.result.result_file import ResultFile

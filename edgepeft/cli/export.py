@@ -153,8 +153,8 @@ def _show(manifest: Manifest) -> None:
 
 def _say_costs(name: str | None, weights: str, delta_weights: str) -> None:
     """What the asked kinds of weights cost on the device, or on this host where it is the device."""
-    from edgepeft.device.prediction import arithmetic
-    from edgepeft.device.profiles.loader import load_profile
+    from edgepeft.device import arithmetic
+    from edgepeft.device.profiles import load_profile
 
     processor = arithmetic.of_host() if name is None else arithmetic.of_profile(load_profile(name))
     for cost in arithmetic.missing_arithmetic(processor, int8=weights == "int8", fp16=delta_weights == "fp16"):

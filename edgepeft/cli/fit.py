@@ -14,7 +14,7 @@ from edgepeft.cli._output import messages, plain_table, print_json, table_consol
 from edgepeft.common.errors import DoesNotFit, UsageError
 
 if TYPE_CHECKING:
-    from edgepeft.device.profiles.schema import Profile
+    from edgepeft.device.profile_schema import Profile
     from edgepeft.tuning.fit import Fit, Need
 
 __all__ = ["command"]
@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Predict the peak memory of answering and of fine-tuning, without running anything; exit 5 if it does not fit."""
     from edgepeft.bundle.bundle import Bundle
-    from edgepeft.device.profiles.loader import load_profile, with_settings
+    from edgepeft.device.profiles import load_profile, with_settings
     from edgepeft.runtime.runtime import Runtime  # noqa: F401  (what a program that answers has loaded)
     from edgepeft.tuning.budget import amount_of
     from edgepeft.tuning.fit import bundle_fit

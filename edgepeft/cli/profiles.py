@@ -16,7 +16,7 @@ from edgepeft.cli._output import messages, print_json
 from edgepeft.common.errors import UsageError
 
 if TYPE_CHECKING:
-    from edgepeft.device.profiles.schema import Calibration, Figure, Latency, Profile
+    from edgepeft.device.profile_schema import Calibration, Figure, Latency, Profile
 
 __all__ = ["command"]
 
@@ -45,7 +45,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """List the device profiles, show every figure of one with its source, or write one: new NAME --measure."""
-    from edgepeft.device.profiles.loader import known_profiles, load_profile, with_settings
+    from edgepeft.device.profiles import known_profiles, load_profile, with_settings
 
     if name == _NEW:
         if set_:
@@ -71,7 +71,7 @@ def command(
 def _write(name: str | None, out: Path | None, *, measure: bool, force: bool) -> Path:
     from edgepeft.bench.board_profile import measured_profile
     from edgepeft.common.atomic import write_atomically
-    from edgepeft.device.profiles.loader import toml_of
+    from edgepeft.device.profiles import toml_of
 
     if name is None or not measure:
         raise UsageError("give the new profile's name and --measure: edgepeft profiles new my-board --measure.")

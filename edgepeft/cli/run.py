@@ -26,7 +26,7 @@ from edgepeft.cli._options import (
 )
 from edgepeft.cli._output import json_text, messages, no_longer, print_json, say_cuts
 from edgepeft.common.errors import EdgepeftError, UnknownName, UsageError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 from edgepeft.data.answers import Answer, VectorPrediction
 from edgepeft.data.pattern import pattern
 from edgepeft.data.rows import STDIN, Columns, Row, read_rows
@@ -119,7 +119,7 @@ def command(
 
 def _say_costs(runtime: Runtime, asked: list[str] | None) -> None:
     """What int8 and half precision cost on this processor, if it is one that has no arithmetic for them."""
-    from edgepeft.device.prediction import arithmetic
+    from edgepeft.device import arithmetic
 
     manifest = runtime.bundle.manifest
     chosen = [entry for name, entry in manifest.tasks.items() if not asked or name in asked]

@@ -8,17 +8,23 @@ arXiv:1502.01852, with the gain of ReLU), as PEFT 0.21 starts VeRA's:
     x = u (b - (-b)) + (-b),  b and b - (-b) in float32, the rest rounded to float32 once
 
 so that a seed, 32 bits, is all that has to be kept of them.
+
+Other random numbers are a function of a text, the same on every machine, Python and library version: SplitMix64 (Steele
+et al., 2014) started from the text's SHA-256; normal ones by Box and Muller (1958).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DRAWN_BY", "MOST_DRAWN", "SEEDS", "drawn"]
+from edgepeft.common.fastfood import splitmix64
+
+__all__ = ["DRAWN_BY", "MOST_DRAWN", "SEEDS", "drawn", "normal", "uniform"]
 
 DRAWN_BY = "mt19937/1"
 SEEDS = 2**32
@@ -34,3 +40,18 @@ def drawn(seed: int, shapes: Mapping[str, tuple[int, int]]) -> dict[str, NDArray
         width = np.float64(bound - (-bound))
         made[name] = (bits * 2.0**-24 * width - np.float64(bound)).astype(np.float32).reshape(shape)
     return made
+
+
+def uniform(salt: str, shape: Sequence[int]) -> NDArray[np.float64]:
+    """In [0, 1), by the text ``salt``."""
+    key = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
+    bits = splitmix64(key, 0, math.prod(shape)) >> np.uint64(11)
+    values: NDArray[np.float64] = (bits.astype(np.float64) * 2.0**-53).reshape(shape)
+    return values
+
+
+def normal(salt: str, shape: Sequence[int]) -> NDArray[np.float64]:
+    """Of mean 0 and variance 1, by the text ``salt``."""
+    radius, angle = uniform(salt, (2, *shape))
+    values: NDArray[np.float64] = np.sqrt(-2 * np.log1p(-radius)) * np.cos(2 * np.pi * angle)
+    return values

@@ -36,12 +36,11 @@ from edgepeft.bundle.versions import (
     put,
     settle,
 )
-from edgepeft.common.atomic import write_atomically
+from edgepeft.common.atomic import locked, write_atomically
 from edgepeft.common.errors import BundleError, EdgepeftError, UsageError
-from edgepeft.common.locks import locked
+from edgepeft.common.messages import in_words
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
-from edgepeft.common.validation_messages import in_words
 from edgepeft.deploy.text_check import TextCheck
 from edgepeft.deploy.verify import DataCheck, read_check, replay, require_passed
 from edgepeft.graph.half import is_half

@@ -14,15 +14,24 @@ import psutil
 
 from edgepeft.common.errors import EdgepeftError
 from edgepeft.common.resources import cache_folder
+from edgepeft.device import arithmetic
 from edgepeft.device.host import groups
-from edgepeft.device.host.cores import affinity, cpu_quota, usable_cores
-from edgepeft.device.host.machine import board_name, cpu_model, isa_flags, memory_bytes, versions
+from edgepeft.device.host.machine import (
+    KNOWN_BAD,
+    affinity,
+    bad_wheels,
+    board_name,
+    cpu_model,
+    cpu_quota,
+    isa_flags,
+    memory_bytes,
+    usable_cores,
+    versions,
+)
 from edgepeft.device.host.sensors import ROOT, Sensors
-from edgepeft.device.host.wheels import KNOWN_BAD, bad_wheels
 from edgepeft.device.limits import cgroup_v1, cgroup_v2, systemd_scope
 from edgepeft.device.limits.placement import Limits, Placement, Unavailable
-from edgepeft.device.prediction import arithmetic
-from edgepeft.device.profiles.loader import profile_of_board
+from edgepeft.device.profiles import profile_of_board
 
 __all__ = ["Finding", "Severity", "findings"]
 

@@ -19,9 +19,8 @@ from edgepeft.backbones.emit import BUNDLE_FILES
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.bundle.manifest import Manifest, TaskEntry
 from edgepeft.bundle.versions import Content, content_of, read_version
-from edgepeft.common.atomic import new_folder, refuse_mount_point
+from edgepeft.common.atomic import locked, new_folder, refuse_mount_point
 from edgepeft.common.errors import EdgepeftError, UsageError, VerificationFailed
-from edgepeft.common.locks import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import CHECK, GRAPH, WEIGHTS
 from edgepeft.deploy.install import PreparedTask, commit_tasks, prepare_task

@@ -21,8 +21,8 @@ from edgepeft.bundle.bundle import BACKBONE_FILE, DECODER_FILE, ENCODER_FILE, TA
 from edgepeft.bundle.manifest import Manifest, TaskEntry, TemplateEntry
 from edgepeft.bundle.versions import hashes
 from edgepeft.common.errors import BundleError, UsageError
+from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import CHECK, GRAPH, check_task_names
-from edgepeft.common.validation_messages import in_words
 
 __all__ = ["METADATA", "TARGETS", "Published", "check_channel", "customs", "places", "same_base", "without_training"]
 

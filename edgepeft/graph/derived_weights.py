@@ -28,7 +28,7 @@ from edgepeft.backbones import emit
 from edgepeft.backbones.checkpoint import Checkpoint, StoredTensor
 from edgepeft.common.errors import BundleError
 from edgepeft.common.fastfood import Fastfood, ahead
-from edgepeft.device.host.cores import thread_count
+from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.contract import Contract
 from edgepeft.graph.names import GENERATED, generated, of_loader, without_prefix
 from edgepeft.graph.protos import properties

@@ -8,7 +8,7 @@ import onnx
 from pydantic import BaseModel, ValidationError
 
 from edgepeft.common.errors import BundleError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.graph.protos import properties
 
 __all__ = ["recipe_of"]

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as _binding
 
 from edgepeft.common.errors import BundleError, EdgepeftError
-from edgepeft.device.host.cores import cpu_quota, thread_count
-from edgepeft.device.host.machine import saturates_in_8_bits
+from edgepeft.device.host.machine import cpu_quota, saturates_in_8_bits, thread_count
 from edgepeft.graph.names import LOGITS
 from edgepeft.runtime.packed import unpacked
 

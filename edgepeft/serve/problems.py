@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgepeft.common.errors import BundleError, DataError, DoesNotFit, EdgepeftError, UnknownName
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.data.pattern import UnreadableRow
 from edgepeft.serve.batcher import Closing, DeadlinePassed, QueueFull
 

@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.escaping import printable
+from edgepeft.common.messages import printable
 from edgepeft.serve.app import create_app, reload_soon
 from edgepeft.serve.protocol import Connections, Limited
 from edgepeft.serve.routes import Serving

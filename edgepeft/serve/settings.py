@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgepeft.common.errors import UsageError
-from edgepeft.device.host.cores import thread_count
+from edgepeft.device.host.machine import thread_count
 
 __all__ = ["ServiceLimits", "Settings", "is_loopback", "read_token"]
 

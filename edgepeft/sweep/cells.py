@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from edgepeft.backbones.source import Backbone, open_backbone
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.data.parts import TaskData
 from edgepeft.data.training_loop.run import evaluation_interval
 from edgepeft.methods.base import Method, method_of

@@ -24,8 +24,8 @@ from edgepeft.bundle.delta import new_delta
 from edgepeft.common.errors import DoesNotFit, UsageError
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.deploy.cost import checked_length, example_inputs
-from edgepeft.device.prediction.roofline import Predicted, predict_seconds
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
+from edgepeft.device.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
 from edgepeft.graph.cut import below
 from edgepeft.methods.base import method_named

@@ -32,7 +32,7 @@ from pydantic import TypeAdapter, ValidationError
 from edgepeft.bundle.card import CARD_FILE, TENSORS_FILE, DeltaCard, read_card
 from edgepeft.common.atomic import write_atomically, write_json
 from edgepeft.common.errors import BundleError, DataError, UsageError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.data.training_loop.checkpoint import latest
 from edgepeft.sweep.plan import Plan, placed
 

@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgepeft.common.atomic import disk_errors, replacing
+from edgepeft.common.atomic import disk_errors, locked, replacing
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.common.locks import locked
 from edgepeft.data.training_loop.divergence import Diverged
 from edgepeft.data.training_loop.run import Interrupted, Progress
 from edgepeft.sweep.folder import ANSWERS_FILE, Cell, Outcome, Sweep

@@ -44,8 +44,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from edgepeft.common.errors import UsageError
+from edgepeft.common.messages import in_words
 from edgepeft.common.task_name import check_new_name
-from edgepeft.common.validation_messages import in_words
 
 __all__ = ["Plan", "placed", "rate_of", "read_plan", "recorded", "share_of_rows"]
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgepeft.bundle.card import DeltaCard
-from edgepeft.common.hash_rng import uniform
+from edgepeft.common.frozen_random import uniform
 from edgepeft.data.training_loop.baselines import SIGNIFICANT
 from edgepeft.sweep.folder import Cell, Sweep
 

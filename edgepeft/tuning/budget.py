@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgepeft.common.errors import UsageError
 from edgepeft.device.host.machine import memory_bytes
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 
 __all__ = ["MemoryBudget", "allowed_memory", "amount_of"]
 

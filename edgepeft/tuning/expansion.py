@@ -12,7 +12,7 @@ import onnx
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.common.fastfood import ahead
 from edgepeft.data.training_loop.engine import Arrays
-from edgepeft.device.host.cores import thread_count
+from edgepeft.device.host.machine import thread_count
 from edgepeft.graph.derived_weights import generator_of
 from edgepeft.graph.training import TrainingFacts
 

@@ -20,7 +20,7 @@ from edgepeft.data.parts import TaskData
 from edgepeft.data.rows import Row
 from edgepeft.deploy.cost import checked_length, example_inputs, read_as
 from edgepeft.deploy.text_sizes import written_bytes
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.shapes import walk
 from edgepeft.graph.stored import matrices_read, packed_bytes, stored_bytes

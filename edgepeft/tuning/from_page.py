@@ -20,7 +20,7 @@ from edgepeft.bundle.files import expect_hash
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK
 from edgepeft.common.errors import BundleError, DataError, UsageError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.deploy.install import PreparedTask, prepare_task
 from edgepeft.deploy.verify import pack_check, read_check
 from edgepeft.graph.half import halved, rounded, widen

@@ -23,8 +23,7 @@ from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import BundleError, DoesNotFit, UsageError
 from edgepeft.data.batches import Encoded, Writing
 from edgepeft.deploy.text_sizes import written_bytes
-from edgepeft.device.host.cores import thread_count
-from edgepeft.device.host.machine import memory_bytes
+from edgepeft.device.host.machine import memory_bytes, thread_count
 from edgepeft.graph.gradient.samples import specs_of
 from edgepeft.graph.liveness import peak_bytes
 from edgepeft.graph.splice import splice_text

@@ -11,7 +11,7 @@ from boards import pi4, put
 from edgepeft.bench import board_profile
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.common.errors import UsageError
-from edgepeft.device.profiles.loader import load_profile, toml_of
+from edgepeft.device.profiles import load_profile, toml_of
 
 # Seconds of a step on a board of 3 GFLOP/s a core, 2 GB/s of copies on one thread and 4 on four, 5 us an operator.
 GEMM_FLOPS = 8 * 2 * 1024 * 768 * 3072
@@ -86,7 +86,7 @@ def test_its_reference_is_what_calibration_on_other_hosts_will_run(written, tmp_
 
 
 def test_the_board_is_recognised_by_the_profile_it_got(written, tmp_path):
-    from edgepeft.device.profiles.loader import is_this_board
+    from edgepeft.device.profiles import is_this_board
 
     profile, _ = written(Board(pi4(tmp_path)))
     assert is_this_board(profile, tmp_path)

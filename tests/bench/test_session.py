@@ -8,8 +8,7 @@ import tomllib
 
 import pytest
 
-from edgepeft.bench.planning.lengths import load_lengths, shipped_lengths
-from edgepeft.bench.planning.scenario import load_scenario, scenario_names
+from edgepeft.bench.planning.scenario import load_lengths, load_scenario, scenario_names, shipped_lengths
 from edgepeft.bench.run import BenchRequest, run_benchmark
 from edgepeft.bench.session import earlier_result, run_scenarios
 from edgepeft.common.atomic import write_json

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from edgepeft.bench.measuring.budget import Budget
+from edgepeft.bench.measuring.sampler import Budget
 from edgepeft.bench.planning.target import random_subject
 from edgepeft.bench.report.tables import _footnotes
 from edgepeft.bench.result.result_file import ResultFile
@@ -311,9 +311,9 @@ class Steps:
 def calibrated(start, host_s, monkeypatch, **options):
     from contextlib import contextmanager
 
-    from edgepeft.bench.measuring import modes
+    from edgepeft.bench.measuring import emulation
 
-    monkeypatch.setattr(modes, "thread_count", lambda cores=None: 2)
+    monkeypatch.setattr(emulation, "thread_count", lambda cores=None: 2)
 
     @contextmanager
     def start_at(label, job, quota):

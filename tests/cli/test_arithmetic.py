@@ -10,7 +10,7 @@ from deltas import TEXTS, random_delta, saved
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.cli._main import main
-from edgepeft.device.prediction import arithmetic
+from edgepeft.device import arithmetic
 from edgepeft.training.exporting.bundle import export_bundle
 
 
@@ -83,7 +83,7 @@ def test_a_benchmark_under_the_profile_has_it_among_its_notes(made):
 def test_a_wheel_of_this_host_that_dies_on_the_profiles_device_is_named(made, monkeypatch):
     from edgepeft.bench.planning.target import open_subject
     from edgepeft.bench.result import conditions
-    from edgepeft.device.profiles.loader import load_profile
+    from edgepeft.device.profiles import load_profile
 
     monkeypatch.setattr(conditions, "versions", lambda: {"onnxruntime": "1.21.0"})
     subject = open_subject(made[2])

@@ -15,7 +15,7 @@ from writing import END, export_several
 from edgepeft.bundle.bundle import Bundle
 from edgepeft.common.errors import UsageError
 from edgepeft.deploy.cost import bundle_cost
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 from edgepeft.runtime.decoding import Decoding
 from edgepeft.tuning.fit import bundle_fit
 

@@ -134,9 +134,9 @@ def test_opening_the_runtime_with_a_bad_wheel_is_refused_before_it_is_imported(t
 
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
     code = (
-        "import sys; from pathlib import Path; from edgepeft.device.host import wheels, groups;"
-        f"wheels.refuse_bad_wheels.__kwdefaults__['proc'] = Path({str(tmp_path)!r});"
-        "wheels.versions = lambda: {'onnxruntime': '1.21.0'}\n"
+        "import sys; from pathlib import Path; from edgepeft.device.host import machine, groups;"
+        f"machine.refuse_bad_wheels.__kwdefaults__['proc'] = Path({str(tmp_path)!r});"
+        "machine.versions = lambda: {'onnxruntime': '1.21.0'}\n"
         "try:\n    import edgepeft.runtime.session\n"
         "except Exception as error:\n    print(error, 'onnxruntime' in sys.modules)"
     )

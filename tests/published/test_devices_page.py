@@ -8,7 +8,7 @@ from bench.published.__main__ import app
 from bench.published.devices_page import devices_page, draw_devices
 from bench.published.validation import check_predictions
 from edgepeft.cli._main import main
-from edgepeft.device.profiles.loader import known_profiles, load_profile
+from edgepeft.device.profiles import known_profiles, load_profile
 
 SHIPPED = [load_profile(name) for name in known_profiles()]
 

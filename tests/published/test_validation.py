@@ -6,7 +6,7 @@ import pytest
 
 from bench.published.fitting import fit, fit_rates, points_of
 from bench.published.validation import check_predictions, error_range, mean_error, summaries
-from edgepeft.device.profiles.loader import known_profiles, load_profile
+from edgepeft.device.profiles import known_profiles, load_profile
 
 SHIPPED = [load_profile(name) for name in known_profiles()]
 

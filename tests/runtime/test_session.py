@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgepeft.device.host import cores
+from edgepeft.device.host import machine
 from edgepeft.runtime import session
 from edgepeft.runtime.session import session_options
 
@@ -20,8 +20,8 @@ from edgepeft.runtime.session import session_options
     ],
 )
 def test_threads_are_the_least_of_profile_affinity_and_quota(monkeypatch, profile, allowed, quota, threads, spins):
-    monkeypatch.setattr(cores, "affinity", lambda: allowed)
-    for module in (cores, session):
+    monkeypatch.setattr(machine, "affinity", lambda: allowed)
+    for module in (machine, session):
         monkeypatch.setattr(module, "cpu_quota", lambda *_: quota)
     options = session_options(profile)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)

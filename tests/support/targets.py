@@ -176,7 +176,7 @@ def _with_right_hash(
 def profile(folder: Path) -> tuple[list[bytes], Target]:
     """A device profile."""
     from edgepeft.common.resources import data_folder
-    from edgepeft.device.profiles.loader import load_profile
+    from edgepeft.device.profiles import load_profile
 
     path = folder / "fuzzed.toml"
 
@@ -193,7 +193,7 @@ def profile(folder: Path) -> tuple[list[bytes], Target]:
 
 def bench(folder: Path) -> tuple[list[bytes], Target]:
     """A bench JSON, compared with itself."""
-    from edgepeft.bench.gate.compare import compare_results
+    from edgepeft.bench.compare import compare_results
     from edgepeft.bench.result.result_file import ResultFile
 
     path = folder / "fuzzed.json"

@@ -7,7 +7,7 @@ import pytest
 from verbs import edgepeft
 
 from edgepeft.common.errors import DoesNotFit, UsageError
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 from edgepeft.sweep.choice import Budget, Candidate, MethodCosts, Seconds, candidates, choose, costs_of, exported
 from edgepeft.sweep.run import fold
 

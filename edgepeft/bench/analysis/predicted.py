@@ -14,7 +14,7 @@ from edgepeft.bench.result.schema import BenchResult, BenchRow, ClassTimeRecord,
 from edgepeft.bench.result.statistics import summarised
 from edgepeft.common.errors import UsageError
 from edgepeft.device.limits.placement import Limits
-from edgepeft.device.prediction.roofline import Predicted, predict_seconds
+from edgepeft.device.roofline import Predicted, predict_seconds
 from edgepeft.graph.cost import count_run
 
 __all__ = ["predicted_result"]

@@ -15,9 +15,18 @@ from pathlib import Path
 
 import psutil
 
-from edgepeft.bench.measuring.budget import NO_BOUND, Budget
 from edgepeft.bench.measuring.process import WorkerProcess
-from edgepeft.bench.measuring.sampler import Rule, Schedule, Series, Steppable, precise, sample_rounds, steady
+from edgepeft.bench.measuring.sampler import (
+    NO_BOUND,
+    Budget,
+    Rule,
+    Schedule,
+    Series,
+    Steppable,
+    precise,
+    sample_rounds,
+    steady,
+)
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.common.errors import DoesNotFit

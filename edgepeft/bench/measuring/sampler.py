@@ -22,12 +22,12 @@ from math import ceil, floor, sqrt
 from statistics import median
 from typing import Protocol
 
-from edgepeft.bench.measuring.budget import NO_BOUND, Budget
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.host.sensors import Conditions, Sensors
+from edgepeft.device.host.sensors import Conditions, Meter, Sensors
 
 __all__ = [
+    "NO_BOUND",
+    "Budget",
     "Rule",
     "Sample",
     "Schedule",
@@ -41,6 +41,35 @@ __all__ = [
     "steady",
     "throttled_samples",
 ]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What ``--max-seconds`` leaves of a run: time until a moment of the clock; without one there is no end."""
+
+    until: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+
+    @classmethod
+    def of(cls, seconds: float | None, clock: Callable[[], float] = time.monotonic) -> Budget:
+        """So many seconds from now; None is no bound."""
+        return cls(math.inf if seconds is None else clock() + seconds, clock)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds, 0 where it is over."""
+        return max(0.0, self.until - self.clock())
+
+    def part(self, of: int) -> Budget:
+        """The first of so many equal parts of what is left."""
+        return replace(self, until=self.clock() + self.left_s / of)
+
+    def fits(self, seconds: float) -> bool:
+        """Whether what takes so long ends in time; nothing does once it is over."""
+        return seconds < self.left_s
+
+
+NO_BOUND = Budget()
 
 
 @dataclass(frozen=True)

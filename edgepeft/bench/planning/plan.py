@@ -1,21 +1,39 @@
 """What is measured: every workload on every task it applies to, the bare backbone, full fine-tuning, peers.
 
-Where a sample is a request to a running program instead of a batch, the scenario's kind says what is planned.
+Where a sample is a request to a running program instead of a batch, the scenario's kind says what is planned.  How long
+a plan will take is said before anything is measured, and no more than a guess.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edgepeft.bench.planning.job import Batches, Job, batches_of
 from edgepeft.bench.planning.scenario import SampleKind, Scenario
 from edgepeft.common.errors import UsageError
 
-__all__ = ["BenchedModel", "BenchedTask", "Unit", "UnitRole", "plan_requests", "plan_units"]
+__all__ = [
+    "BenchedModel",
+    "BenchedTask",
+    "Unit",
+    "UnitRole",
+    "expected_s",
+    "gemm_rate",
+    "in_words",
+    "plan_requests",
+    "plan_units",
+]
+
+_LOAD_S = 5.0  # a process, its libraries and the model
+_OF_GEMM = 0.5  # of the rate of large matrix products that a Transformer's step gets
+_SIZE = 1024
 
 
 class UnitRole(StrEnum):
@@ -255,3 +273,41 @@ _PLANS: dict[SampleKind, _Planner] = {
     SampleKind.TASK_SWITCH: _switching,
     SampleKind.COLD_START: _cold,
 }
+
+
+def gemm_rate(clock: Callable[[], float] = time.perf_counter) -> float:
+    """FLOP/s of a float32 product of two large matrices here, on all threads; takes a tenth of a second."""
+    matrix = np.ones((_SIZE, _SIZE), np.float32)
+    seconds = []
+    for _ in range(3):
+        begin = clock()
+        matrix @ matrix
+        seconds.append(max(clock() - begin, 1e-9))
+    return 2 * _SIZE**3 / min(seconds)
+
+
+def expected_s(
+    steps: Sequence[tuple[str, float]], rounds: tuple[int, int], rate: float, most_s: float
+) -> tuple[float, float]:
+    """The least and the most seconds: of workers that start, then do between so many rounds, warming up included.
+
+    Args:
+        steps: workload and FLOP of a step, of each unit.
+        rounds: the least and the most.
+        rate: of matrix products, FLOP/s.
+        most_s: after which a workload begins no new round.
+    """
+    ends = []
+    for count in rounds:
+        each = {workload: 0.0 for workload, _ in steps}
+        for workload, flop in steps:
+            each[workload] += count * flop / (_OF_GEMM * rate)
+        ends.append(len(steps) * _LOAD_S + sum(min(seconds, most_s) for seconds in each.values()))
+    return ends[0], ends[1]
+
+
+def in_words(ends: tuple[float, float]) -> str:
+    """``about 3 to 8 minutes``, or one figure where both are the same."""
+    low, high = (f"{end:.0f}" if ends[1] < 90 else f"{end / 60:.0f}" for end in ends)
+    unit = "seconds" if ends[1] < 90 else "minutes"
+    return f"about {low} {unit}" if low == high else f"about {low} to {high} {unit}"

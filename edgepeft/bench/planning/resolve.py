@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgepeft.bench.planning.job import Batches, batches_of
-from edgepeft.bench.planning.lengths import Lengths, full_length, load_lengths
-from edgepeft.bench.planning.scenario import SampleKind, Scenario, load_scenario
+from edgepeft.bench.planning.scenario import Lengths, SampleKind, Scenario, full_length, load_lengths, load_scenario
 from edgepeft.bench.planning.target import BenchSubject, open_subject, random_subject
 from edgepeft.common.errors import UnknownName, UsageError
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
 
 __all__ = [
     "ENGINES",

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
+from typing import TYPE_CHECKING
 
-from edgepeft.bench.report.inputs import ReportInputs, read_inputs
-from edgepeft.bench.report.page import page
-from edgepeft.bench.report.pictures import Cell, Section, plain_svg
-from edgepeft.bench.report.sections import sections
+from edgepeft.bench.report.evaluation import evaluation_of, evaluations, trainings
+from edgepeft.bench.report.inputs import ReportInputs, TaskFigures, read_inputs, row_name
+from edgepeft.bench.report.page import Cell, Section, page, plain_svg
+from edgepeft.bench.report.sweeps import swept
+from edgepeft.bench.report.tables import conditions_of, figure_kind, model_name, of_mode, warnings_by_kind
+from edgepeft.bench.result.schema import BenchResult, BenchRow, OperatorRecord, ProfiledPass
+from edgepeft.bench.result.statistics import ratio_of_medians
 from edgepeft.common.atomic import new_folder
 from edgepeft.common.errors import DataError, MissingPackage
 
-__all__ = ["build_report"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["build_report", "sections"]
 
 _TITLE = "edgepeft: what was measured"
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#888888"  # of Okabe and Ito's palette
+_SERIES = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9")
+_WRAPPED = 34  # characters of a bar's name in a line
+_MOST_LINES = len(_SERIES)  # of a history
+_MOST_OPERATORS = 10
 
 
 def build_report(paths: Sequence[Path], out: Path, *, force: bool = False) -> list[Section]:
@@ -66,3 +80,242 @@ def _row(cells: Sequence[Cell]) -> str:
 def _plain(text: str) -> str:
     """Names from a file must not become markup."""
     return " ".join("".join(f"\\{c}" if c in "\\`*_<>|[]" else c for c in text).split())
+
+
+def sections(inputs: ReportInputs) -> list[Section]:
+    """All sections that these inputs have something for; of equal titles, each names its file."""
+    of_cards = ((name, evaluation_of(card)) for name, card in inputs.cards)
+    made = [
+        *swept(inputs.sweeps),
+        *trainings(inputs.cards),
+        *evaluations([*inputs.evaluations, *((name, found) for name, found in of_cards if found is not None)]),
+        *_throughput(inputs),
+        *_storage(inputs.tasks()),
+        *_parameters(inputs.tasks()),
+        *_operators(inputs),
+        *_history(inputs),
+    ]
+    titles = [one.title for one in made]
+    several = {title for title in titles if titles.count(title) > 1}
+    return [
+        replace(one, title=f"{one.title} ({one.text.partition('. ')[0]})") if one.title in several else one
+        for one in made
+    ]
+
+
+def _throughput(inputs: ReportInputs) -> Iterator[Section]:
+    """Bars with intervals, one picture a workload of a file."""
+    for number, (name, result) in enumerate(inputs.bench):
+        for workload in dict.fromkeys(row.workload for row in result.results):
+            rows = [row for row in result.results if row.workload == workload and row.instances_per_minute]
+            if rows:
+                yield _bars(f"throughput-{number}-{workload}", name, result, workload, rows)
+
+
+def _bars(key: str, name: str, result: BenchResult, workload: str, rows: Sequence[BenchRow]) -> Section:
+    scenarios = len({row.scenario for row in rows}) > 1
+    labels = [f"{row_name(row)}, {row.engine}" + (f", {row.scenario}" if scenarios else "") for row in rows]
+    values = [(row.instances_per_minute or 0.0, *_ends(row)) for row in rows]
+    predicted = result.mode == "predicted"
+
+    def draw(figure: Figure) -> None:
+        axis = figure.add_subplot()
+        for place, (value, low, high) in enumerate(values):
+            axis.barh(place, value, height=0.6, color=BLUE if "onnxruntime" in labels[place] else GREY)
+            if low is not None and high is not None:
+                axis.plot([low, high], [place, place], color="black", linewidth=1.5)
+            axis.annotate(f"  {value:,.0f}", (max(value, high or 0.0), place), va="center")
+        axis.set_yticks(range(len(labels)), [fill(label, _WRAPPED) for label in labels])
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        interval = "the prediction's interval" if predicted else "95 % interval of the median"
+        axis.set_xlabel(f"instances per minute; line: {interval}")
+
+    table = [
+        (label, *map(_rounded, value), _rounded(row.latency_s.p50, 1000), _ratio(row))
+        for label, value, row in zip(labels, values, rows, strict=True)
+    ]
+    header = ("what", "instances/min", "low", "high", "p50 ms", "x bare, full or other way")
+    return Section(
+        key,
+        f"{figure_kind(result)}: {'fine-tuning' if workload == 'finetune' else 'inference'}, {model_name(result)}",
+        f"{name}. {conditions_of(result)}",
+        header,
+        table,
+        draw,
+        (7.0, 1.0 + 0.5 * len(rows)),
+        [each[0][0] + (f" [and {len(each) - 1} more]" if each[1:] else "") for each in warnings_by_kind(rows)],
+    )
+
+
+def _ends(row: BenchRow) -> tuple[float | None, float | None]:
+    """The rate at the ends of the median's interval, or of the prediction's; none where batches differ in length."""
+    if row.predicted and row.predicted.instances_per_minute_interval:
+        return row.predicted.instances_per_minute_interval
+    if row.mixed or len(row.samples_s) < 2 or row.instances_per_minute is None:
+        return None, None
+    median = ratio_of_medians(row.samples_s, (1.0,))
+    scale = row.instances_per_minute * median.value
+    return scale / median.high, scale / median.low
+
+
+def _ratio(row: BenchRow) -> str:
+    for name, paired in row.ratio_to.items():
+        if name in ("backbone", "full") or name.startswith("variant:"):
+            return str(paired)
+    return "-"
+
+
+def _rounded(value: float | None, scale: float = 1.0) -> float | None:
+    return None if value is None else round(scale * value, 3)
+
+
+def _storage(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
+    """SPARTAN's tables 1 and 2 (storage, throughput) in one picture, the score beside each task."""
+    known = [task for task in tasks if task.n_bytes and task.per_minute]
+    if not known:
+        return
+
+    def draw(figure: Figure) -> None:
+        axis = figure.add_subplot()
+        for task in known:
+            size, rate = (task.n_bytes or 0) / 1e6, task.per_minute or 0.0
+            axis.scatter(size, rate, s=60, color=BLUE)
+            score = "" if task.score is None else f"\n{task.metric} {task.score:.3f}"
+            axis.annotate(f"{task.task}, {task.method}{score}", (size, rate), (6, 6), textcoords="offset points")
+        axis.set(xlabel="storage of one more task, MB", ylabel="inference, instances per minute")
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+        axis.margins(x=0.3, y=0.2)
+
+    yield Section(
+        "storage",
+        "Storage against throughput against score",
+        "One point a task: to the left is smaller, up is faster. What SPARTAN's tables 1 and 2 compare.",
+        ("task", "method", "storage, bytes", "instances/min", "metric", "score"),
+        [(t.task, t.method, t.n_bytes, _rounded(t.per_minute), t.metric, _rounded(t.score)) for t in known],
+        draw,
+    )
+
+
+def _parameters(tasks: Sequence[TaskFigures]) -> Iterator[Section]:
+    """Houlsby's figure 3: parameters trained against the score."""
+    known = [task for task in tasks if task.parameters and task.score is not None]
+    if not known:
+        return
+
+    def draw(figure: Figure) -> None:
+        axis = figure.add_subplot()
+        for task in known:
+            place = (task.parameters or 0, task.score or 0.0)
+            axis.scatter(*place, s=60, color=ORANGE)
+            axis.annotate(f"{task.task}, {task.method}", place, (6, 6), textcoords="offset points")
+        axis.set(xlabel="parameters trained for one task", ylabel="score", xscale="log")
+        axis.xaxis.set_major_formatter("{x:,.0f}")  # matplotlib's own writes mathematics, which stays text here
+        axis.xaxis.set_minor_formatter("{x:,.0f}")
+        axis.tick_params(axis="x", which="both", rotation=30)
+        axis.margins(x=0.3, y=0.3)
+
+    yield Section(
+        "parameters",
+        "Parameters against score",
+        "Scores of rows that neither training nor the choice of a checkpoint saw. Houlsby's figure 3.",
+        ("task", "method", "parameters", "metric", "score"),
+        [(task.task, task.method, task.parameters, task.metric, _rounded(task.score)) for task in known],
+        draw,
+    )
+
+
+def _operators(inputs: ReportInputs) -> Iterator[Section]:
+    for number, (name, result) in enumerate(inputs.bench):
+        for place, entry in enumerate(result.operators):
+            for kind, groups in (("operator", entry.by_type), ("layer", entry.by_layer)):
+                yield _times(f"operators-{number}-{place}-{kind}", name, entry, groups, kind)
+
+
+def _times(key: str, name: str, entry: ProfiledPass, groups: Sequence[OperatorRecord], kind: str) -> Section:
+    shown = groups[:_MOST_OPERATORS] if kind == "operator" else groups
+
+    def draw(figure: Figure) -> None:
+        axis = figure.add_subplot()
+        for place, one in enumerate(shown):
+            axis.barh(place, 1000 * one.seconds, height=0.6, color=BLUE, label="" if place else "time")
+            axis.plot(
+                [1000 * one.floor_s] * 2,
+                [place - 0.38, place + 0.38],
+                color=ORANGE,
+                linewidth=3,
+                label="" if place else "floor",
+            )
+        axis.set_yticks(range(len(shown)), [one.name for one in shown])
+        axis.invert_yaxis()
+        figure.legend(frameon=False, loc="outside upper right", ncols=2)
+        axis.set_xlabel("ms for one batch")
+
+    ceilings = entry.ceilings
+    return Section(
+        key,
+        f"Time by {kind}: {entry.of}",
+        f"{name}. {entry.rows} rows, {entry.tokens} tokens. The floor is the larger of operations over "
+        f"{ceilings.flops_per_s / 1e9:.0f} GFLOP/s and bytes over {ceilings.bytes_per_s / 1e9:.1f} GB/s, both "
+        "measured in the same run.",
+        (kind, "runs", "ms", "GFLOP", "MB", "floor ms", "gap"),
+        [
+            (
+                one.name,
+                one.count,
+                _rounded(one.seconds, 1000),
+                _rounded(one.flops, 1e-9),
+                _rounded(one.bytes, 1e-6),
+                _rounded(one.floor_s, 1000),
+                _rounded(one.gap),
+            )
+            for one in groups
+        ],
+        draw,
+        (7.0, 1.5 + 0.32 * len(shown)),
+    )
+
+
+def _history(inputs: ReportInputs) -> Iterator[Section]:
+    """Throughput of what several results measured, by commit."""
+    runs = sorted((one for _, one in inputs.bench if one.measured_at), key=lambda one: str(one.measured_at))
+    lines: dict[str, dict[int, float]] = {}
+    for place, result in enumerate(runs):
+        for row in result.results:
+            if row.instances_per_minute:
+                what = f"{row.workload} {row.engine} {row_name(row)}, {row.batch_size} x {row.sequence_length}"
+                lines.setdefault(what + of_mode(result), {})[place] = row.instances_per_minute
+    several = {what: line for what, line in lines.items() if len(line) > 1}
+    if not several:
+        return
+    names = [_commit(result) for result in runs]
+
+    def draw(figure: Figure) -> None:
+        axis = figure.add_subplot()
+        for colour, (what, line) in zip(_SERIES, several.items(), strict=False):
+            axis.plot(list(line), list(line.values()), marker="o", color=colour, label=fill(what, 60))
+        axis.set_xticks(range(len(names)), names, rotation=30, ha="right")
+        axis.set_ylim(bottom=0)
+        axis.set_ylabel("instances per minute")
+        axis.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, -0.25))
+
+    left = f" The first {_MOST_LINES} are drawn." if len(several) > _MOST_LINES else ""
+    rows: list[tuple[Cell, ...]] = [
+        (what, names[place], runs[place].measured_at, _rounded(rate))
+        for what, line in several.items()
+        for place, rate in line.items()
+    ]
+    yield Section(
+        "history",
+        "History over commits",
+        f"In the order of measuring; a curve of a shared host moves by itself.{left}",
+        ("what", "commit", "measured at", "instances/min"),
+        rows,
+        draw,
+        (7.0, 5.0),
+    )
+
+
+def _commit(result: BenchResult) -> str:
+    return result.commit[:8] if result.commit else str(result.measured_at)[:16]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from edgepeft.bench.gate.compare import Comparison, Verdict
-from edgepeft.bench.gate.deterministic import MetricVerdict
+from edgepeft.bench.compare import Comparison, MetricVerdict, Verdict
 from edgepeft.bench.result.schema import BenchResult
-from edgepeft.common.escaping import markdown_cell, printable
+from edgepeft.common.messages import markdown_cell, printable
 
 __all__ = ["benchmark_json", "junit_xml", "step_summary"]
 

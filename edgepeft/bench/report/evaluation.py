@@ -1,20 +1,112 @@
-"""Results of ``edgepeft eval``: what each task scored, class by class, and the rows that it did worst."""
+"""How well tasks answer: evaluations and trainings, with their errors by class, learning curves and calibration.
+
+Reliability diagrams are Guo et al., 2017, figure 1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from edgepeft.bench.report.calibration import Calibration, reliability
-from edgepeft.bench.report.pictures import Section
+from edgepeft.bench.report.page import Cell, Section
 from edgepeft.bench.result.parts import Part
-from edgepeft.data.by_class import class_rows, figure_rows, in_words
+from edgepeft.data.by_class import certainty_figures, class_rows, figure_rows, in_words
+from edgepeft.tasks.base import stated
 
-__all__ = ["EVAL_SCHEMA", "Errors", "EvalSummary", "evaluations"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "CARD_FILE",
+    "DELTA_FORMAT",
+    "EVAL_SCHEMA",
+    "EvalSummary",
+    "TrainingCard",
+    "evaluation_of",
+    "evaluations",
+    "trainings",
+]
 
 EVAL_SCHEMA = "edgepeft.eval/1"
+CARD_FILE, DELTA_FORMAT = "delta.json", "edgepeft.delta/1"  # as edgepeft.bundle.delta writes them, which needs PyTorch
+_BLUE, _GREY = "#0072b2", "#888888"
+_WITH = {"before": "without temperature", "after": "with temperature"}
+
+
+class Bin(Part):
+    """Rows whose answers are about as probable: how many, the mean of the probabilities, the share that is right."""
+
+    rows: int
+    confidence: float
+    accuracy: float
+
+
+class BeforeAfter(Part):
+    """Expected calibration error, without a temperature and with it."""
+
+    before: float
+    after: float
+
+
+class Bins(Part):
+    """The same of the bins."""
+
+    before: list[Bin]
+    after: list[Bin]
+
+
+class Kept(Part):
+    """What a promise came to on these rows."""
+
+    coverage: float | None = None
+    risk: float | None = None
+    threshold: float
+    unsure: float
+    accuracy_of_sure: float | None = None
+    covered: float | None = None
+
+
+class Calibration(Part):
+    """As `edgepeft eval --json` has it, and the errors of a delta's card."""
+
+    temperature: float
+    ece: BeforeAfter
+    bins: Bins
+    promise: Kept | None = None
+
+
+def reliability(key: str, name: str, task: str, found: Calibration) -> Iterator[Section]:
+    """The diagram with its bins, and a table of what is promised, where something is."""
+
+    def draw(figure: Figure) -> None:
+        axis = figure.add_subplot()
+        axis.plot([0, 1], [0, 1], color=_GREY, linewidth=1, linestyle=":", label="as probable as it is right")
+        for which, colour, marker in (("before", _GREY, "s--"), ("after", _BLUE, "o-")):
+            bins = [each for each in getattr(found.bins, which) if each.rows]
+            places = [each.confidence for each in bins], [each.accuracy for each in bins]
+            error = getattr(found.ece, which)
+            axis.plot(*places, marker, color=colour, label=f"{_WITH[which]}: error {error:.4f}")
+        axis.set(xlabel="probability of the answer", ylabel="share of answers that are right", xlim=(0, 1), ylim=(0, 1))
+        axis.legend(frameon=False)
+
+    n = sum(each.rows for each in found.bins.after)
+    text = (
+        f"{name}. {n} rows in bins of equal width; temperature {found.temperature:.3f}, expected calibration error "
+        f"{found.ece.before:.4f} without it and {found.ece.after:.4f} with it."
+    )
+    rows: list[tuple[Cell, ...]] = [
+        (_WITH[which], each.rows, round(each.confidence, 4), round(each.accuracy, 4))
+        for which in _WITH
+        for each in getattr(found.bins, which)
+        if each.rows
+    ]
+    head = ("probabilities", "rows", "mean probability", "share right")
+    yield Section(key, f"{task}: reliability", text, head, rows, draw, (5.0, 4.5))
+    if found.promise is not None:
+        columns, cells = certainty_figures(found.model_dump(exclude_none=True))
+        yield Section(f"{key}-kept", f"{task}: unsure answers", f"{name}. {n} rows.", tuple(columns), cells)
 
 
 class ClassFigures(Part):
@@ -78,3 +170,98 @@ def evaluations(documents: Sequence[tuple[str, EvalSummary]]) -> Iterator[Sectio
         if listed:
             head = ("row", *(["text"] if texts else []), "label", "answer", "loss")
             yield Section(f"worst-{number}", f"{found.task}: worst rows", f"{name}. By their loss.", head, listed)
+
+
+class Baseline(Part):
+    """What the delta has to beat; ``p`` is McNemar's."""
+
+    test: float
+    p: float
+    beaten: bool
+
+
+class CurvePoint(Part):
+    """Of a learning curve; scores are None where a run diverged."""
+
+    rows: int
+    eval: float | None
+    test: float | None
+    baselines: dict[str, float]
+
+
+class TrainingMetrics(Part):
+    """The scores of a run."""
+
+    metric: str
+    eval: float
+    test: float
+    n_train: int
+    n_eval: int
+    n_test: int
+    baselines: dict[str, Baseline] = Field(default_factory=dict)
+    curve: list[CurvePoint] = Field(default_factory=list)
+    errors: Errors | None = None
+
+
+class TrainingCard(Part):
+    """The parts of ``delta.json`` that a report shows; a delta that was imported has no metrics."""
+
+    format: Literal["edgepeft.delta/1"]
+    task: str
+    method: str
+    kind: str | None = None
+    labels: tuple[str, ...] | None
+    head_reads: str = ""
+    metrics: TrainingMetrics | None
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _measured(cls, found: Any) -> Any:
+        return found or None
+
+
+def _how(card: TrainingCard, metric: str) -> str:
+    return stated(card.kind, card.labels, card.head_reads).averaged(metric)
+
+
+def evaluation_of(card: TrainingCard) -> EvalSummary | None:
+    """The card's errors as an evaluation on its test rows; None where it has none."""
+    found = card.metrics
+    if found is None or found.errors is None:
+        return None
+    how = _how(card, found.metric)
+    scored = {"task": card.task, "metric": found.metric, "averaged": how, "score": found.test, "rows": found.n_test}
+    return EvalSummary.model_validate({"schema": EVAL_SCHEMA, **scored, **vars(found.errors)})
+
+
+def trainings(cards: Sequence[tuple[str, TrainingCard]]) -> Iterator[Section]:
+    """A table of scores for each card, and its learning curve where it has one."""
+    for number, (name, card) in enumerate(cards):
+        if card.metrics is not None:
+            yield _scores(f"trained-{number}", name, card, card.metrics)
+            if card.metrics.curve:
+                yield _curve(f"curve-{number}", name, card.task, card.metrics)
+
+
+def _scores(key: str, name: str, card: TrainingCard, found: TrainingMetrics) -> Section:
+    rows: list[tuple[Cell, ...]] = [(f"this delta, {found.n_test} test rows", found.test, None)]
+    rows += [(f"{kind}, the same rows", each.test, each.p) for kind, each in found.baselines.items()]
+    rows.append((f"this delta, {found.n_eval} rows that chose its step", found.eval, None))
+    how = _how(card, found.metric)
+    text = f"{name}. {card.method}, {found.metric} ({how}), trained on {found.n_train} rows."
+    notes = [f"not better than the {kind} beyond chance" for kind, each in found.baselines.items() if not each.beaten]
+    return Section(key, f"{card.task}: scores", text, ("what", found.metric, "McNemar's p"), rows, notes=notes)
+
+
+def _curve(key: str, name: str, task: str, found: TrainingMetrics) -> Section:
+    from edgepeft.training.curve import plot_curve
+
+    metrics, kinds = found.model_dump(mode="json"), list(found.curve[-1].baselines)
+
+    def draw(figure: Figure) -> None:
+        plot_curve(figure.add_subplot(), metrics)
+
+    rows = [(point.rows, point.test, point.eval, *map(point.baselines.get, kinds)) for point in found.curve]
+    header = ("training rows", f"{found.metric}, test rows", "rows that chose", *kinds)
+    text = f"{name}. On the same {found.n_test} test rows at every size."
+    return Section(key, f"{task}: learning curve", text, header, rows, draw)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgepeft.bench.report.evaluation import EVAL_SCHEMA, EvalSummary
+from edgepeft.bench.report.evaluation import CARD_FILE, DELTA_FORMAT, EVAL_SCHEMA, EvalSummary, TrainingCard
 from edgepeft.bench.report.quickstart import QUICKSTART_SCHEMA, QuickstartSummary
-from edgepeft.bench.report.training import CARD_FILE, DELTA_FORMAT, TrainingCard
 from edgepeft.bench.result.result_file import ResultFile, read_document, schema_of
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow
 from edgepeft.common.errors import DataError

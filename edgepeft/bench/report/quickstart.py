@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from edgepeft.bench.report.conditions import limits_in_force
+from edgepeft.bench.report.tables import limits_in_force
 from edgepeft.bench.result.parts import Part, ProfileRecord
 from edgepeft.bench.result.schema import BenchHost, BenchResult
 from edgepeft.bundle.manifest import Manifest, TaskEntry

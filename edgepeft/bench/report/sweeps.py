@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from edgepeft.bench.report.pictures import Cell, Section
+from edgepeft.bench.report.page import Cell, Section
 from edgepeft.sweep.folder import Sweep
 from edgepeft.sweep.table import Arm, Column, columns, deviation, entries, grouped
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import edgepeft
-from edgepeft.bench.measuring.calibrate import CALIBRATION_TOLERANCE, settled
+from edgepeft.bench.measuring.emulation import CALIBRATION_TOLERANCE, Setting, settled
 from edgepeft.bench.measuring.measure import Measured
-from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.planning.target import BenchSubject
 from edgepeft.bench.result.parts import (
     GemmRates,
@@ -34,11 +33,10 @@ from edgepeft.bench.result.schema import (
 )
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
 from edgepeft.bundle.manifest import TaskEntry
-from edgepeft.device.host.machine import host_facts, versions
-from edgepeft.device.host.wheels import bad_wheels
+from edgepeft.device import arithmetic
+from edgepeft.device.host.machine import bad_wheels, host_facts, versions
 from edgepeft.device.limits.limited_process import InForce, Limits
-from edgepeft.device.prediction import arithmetic
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.profile_schema import Profile
 
 __all__ = [
     "arithmetic_notes",

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from edgepeft.bench.result.schema import RESULT_SCHEMA, BenchResult, BenchRow, RowKey
 from edgepeft.common.errors import DataError, UsageError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 
 __all__ = ["ResultFile", "read_document", "schema_of"]
 

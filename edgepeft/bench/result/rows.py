@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from edgepeft.backbones.base import Architecture, Attention
+from edgepeft.bench.measuring.emulation import Setting
 from edgepeft.bench.measuring.measure import Measured
-from edgepeft.bench.measuring.modes import Setting
 from edgepeft.bench.measuring.sampler import Series, throttled_samples
 from edgepeft.bench.planning.job import Job
-from edgepeft.bench.planning.lengths import Lengths
 from edgepeft.bench.planning.plan import Unit, UnitRole
 from edgepeft.bench.planning.resolve import ResolvedRequest
+from edgepeft.bench.planning.scenario import Lengths
 from edgepeft.bench.result.schema import (
     BenchRow,
     BoardRecord,
@@ -39,8 +39,8 @@ from edgepeft.bench.result.statistics import (
 )
 from edgepeft.bench.result.warnings import comparable, warnings_of
 from edgepeft.bench.workloads.gemm import FLOPS_PER_STEP
-from edgepeft.device.host.energy import Meter
-from edgepeft.device.profiles.schema import Profile
+from edgepeft.device.host.sensors import Meter
+from edgepeft.device.profile_schema import Profile
 
 __all__ = ["energy_from_power", "energy_of", "flops_per_instance", "result_rows", "row_of"]
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from edgepeft.common.hash_rng import uniform
+from edgepeft.common.frozen_random import uniform
 from edgepeft.data.batches import Encoded, sorted_batches
 from edgepeft.tasks.base import TaskType
 

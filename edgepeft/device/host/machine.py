@@ -1,9 +1,17 @@
-"""What the host is: processor, instruction set, memory, versions; the facts a result is worthless without."""
+"""What the host is: processor, instruction set, memory, versions, and the cores that this process may use.
+
+Facts a result is worthless without; and wheels that are known to die on a processor, refused by name: a SIGILL in a
+compiled library comes without a message. Tried on a Cortex-A72 (no LSE atomics, ``atomics`` in the kernel's names):
+onnxruntime 1.21.0 and torch 2.10.0 execute such instructions without asking whether they are there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,27 +19,35 @@ from typing import Any
 import psutil
 
 from edgepeft import __version__
+from edgepeft.common.errors import EdgepeftError
 from edgepeft.device.host import groups
-from edgepeft.device.host.cores import cpu_quota, usable_cores
 from edgepeft.device.host.sensors import ROOT
 
 __all__ = [
+    "KNOWN_BAD",
+    "affinity",
+    "affinity_of",
+    "bad_wheels",
     "board_name",
     "cpu_model",
+    "cpu_quota",
     "cpu_vendor",
     "host_facts",
     "isa_flags",
     "memory_bytes",
+    "pick_cpus",
+    "refuse_bad_wheels",
     "saturates_in_8_bits",
+    "thread_count",
+    "usable_cores",
     "versions",
 ]
 
+_CPUS = Path("/sys/devices/system/cpu")
 _PACKAGES = ("numpy", "onnx", "onnxruntime", "tokenizers", "torch", "transformers")
-
 # Flags that decide which matrix kernels run; the kernel's names (x86 "flags", ARM "Features").
 _X86_PREFIXES = ("avx", "amx", "fma", "f16c", "sse4")
 _ARM_PREFIXES = ("asimd", "neon", "fphp", "atomics", "crc32", "i8mm", "bf16", "sve", "sme")
-
 # ARM's part numbers (Arm, "Main ID Register"), which /proc/cpuinfo gives instead of a name.
 _ARM_PARTS = {
     "0xd03": "Cortex-A53",
@@ -45,6 +61,70 @@ _ARM_PARTS = {
     "0xd49": "Neoverse-N2",
     "0xd4f": "Neoverse-V2",
 }
+
+
+def affinity() -> tuple[int, ...]:
+    """The processors this process may run on. ``os.cpu_count()`` would ignore affinity and cpusets."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def affinity_of(pid: int) -> tuple[int, ...]:
+    """The processors another process may run on; none where it is gone."""
+    with contextlib.suppress(OSError, AttributeError):
+        return tuple(sorted(os.sched_getaffinity(pid)))
+    return ()
+
+
+def cpu_quota(proc: Path = groups.PROC) -> float | None:
+    """Cores' worth of time that control groups (v1 or v2) give this process; None if unlimited."""
+    own = groups.groups_of("self", proc)
+    held = ((groups.UNIFIED, groups.V2), ("cpu", groups.V1))
+    quotas = (groups.tightest_quota(own.get(controller), files) for controller, files in held)
+    return min((cores for cores in quotas if cores is not None), default=None)
+
+
+def usable_cores(proc: Path = groups.PROC) -> int:
+    """Cores that can be kept busy: the affinity's count, no more than whole cores of the quota, at least 1.
+
+    A quota of 2.5 gives 2: a third thread would be stopped halfway through every period, and the
+    other two would wait for it.
+    """
+    allowed = cpu_quota(proc)
+    cores = len(affinity())
+    return cores if allowed is None else max(1, min(cores, int(allowed)))
+
+
+def thread_count(profile_cores: int | None = None, proc: Path = groups.PROC) -> int:
+    """Threads for an engine: min(profile, affinity, quota), at least 1. More would spin in vain."""
+    usable = usable_cores(proc)
+    return usable if profile_cores is None else max(1, min(profile_cores, usable))
+
+
+def pick_cpus(count: int, allowed: Iterable[int] | None = None, cpus: Path = _CPUS) -> tuple[int, ...]:
+    """``count`` processors out of ``allowed`` (default: the affinity), sorted.
+
+    One thread of every physical core comes first: a board's cores are whole ones, and two
+    hyper-threads of one core are not two of those.
+    """
+    wanted = sorted(affinity() if allowed is None else allowed)
+    return tuple(sorted(sorted(wanted, key=lambda cpu: (_rank(cpu, wanted, cpus), cpu))[:count]))
+
+
+def _rank(cpu: int, allowed: Iterable[int], cpus: Path) -> int:
+    """0 for the first allowed thread of its physical core, 1 for the second, ..."""
+    siblings = _numbers(groups.read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu))
+    return sum(other < cpu for other in siblings & set(allowed))
+
+
+def _numbers(text: str) -> set[int]:
+    """``0-1,8`` -> {0, 1, 8}."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return numbers
 
 
 def _cpuinfo(proc: Path) -> dict[str, str]:
@@ -130,3 +210,51 @@ def host_facts() -> dict[str, Any]:
         "system": platform.platform(),
         "versions": versions(),
     }
+
+
+@dataclass(frozen=True)
+class BadWheel:
+    """One version of a package, the instructions it takes for granted, and what to install instead."""
+
+    package: str
+    version: str
+    needs: str
+    instead: str
+
+    def sentence(self, processor: str) -> str:
+        """The message: what happens there, and what to do."""
+        return (
+            f"{self.package} {self.version} dies with an illegal instruction on {processor}, which is Armv8.0 "
+            f"(no {self.needs}). Install another: pip install '{self.instead}'."
+        )
+
+
+KNOWN_BAD = (
+    BadWheel("onnxruntime", "1.21.0", "atomics", "onnxruntime>=1.24.4,<1.28"),
+    BadWheel("torch", "2.10.0", "atomics", "torch<=2.9.1"),
+)
+
+
+def bad_wheels(installed: Mapping[str, str], missing: Collection[str]) -> list[BadWheel]:
+    """Those of ``installed`` (package -> version) that need one of the ``missing`` instructions."""
+    return [
+        wheel
+        for wheel in KNOWN_BAD
+        # 2.10.0+cpu is 2.10.0
+        if installed.get(wheel.package, "").partition("+")[0] == wheel.version and wheel.needs in missing
+    ]
+
+
+def refuse_bad_wheels(*packages: str, proc: Path = groups.PROC) -> None:
+    """Refuse packages that would kill this process; call it before they are imported.
+
+    Raises:
+        EdgepeftError: one of them would kill this process.
+    """
+    flags = set(isa_flags(proc))
+    if platform.machine() != "aarch64" and "asimd" not in flags:  # no Arm board, nor one that is imitated
+        return
+    missing = {wheel.needs for wheel in KNOWN_BAD} - flags
+    for wheel in bad_wheels(versions(), missing):
+        if wheel.package in packages:
+            raise EdgepeftError(wheel.sentence(cpu_model(proc)))

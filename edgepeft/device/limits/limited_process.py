@@ -17,7 +17,7 @@ from typing import Any, Self
 import psutil
 
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
-from edgepeft.device.host.cores import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
+from edgepeft.device.host.machine import affinity, affinity_of, cpu_quota, pick_cpus, usable_cores
 from edgepeft.device.limits import cgroup_v1, cgroup_v2, rlimit, systemd_scope
 from edgepeft.device.limits.launch import Launch, NoMemoryToStart
 from edgepeft.device.limits.placement import Emulation, InForce, LauncherReport, Limits, Placement, Unavailable

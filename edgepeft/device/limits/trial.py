@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from edgepeft.device.host.cores import usable_cores
+from edgepeft.device.host.machine import usable_cores
 from edgepeft.device.limits.limited_process import BACKENDS, LimitedProcess, Limits, Prepare
 
 __all__ = ["MEMORY_TOLERANCE", "SHARE_TOLERANCE", "TrialResult", "try_limits"]

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from edgepeft.common.errors import BundleError
-from edgepeft.common.validation_messages import in_words
+from edgepeft.common.messages import in_words
 from edgepeft.methods.base import Method
 
 __all__ = [

@@ -83,7 +83,7 @@ def test_what_cannot_be_predicted_is_a_usage_error(asked):
 
 
 def test_compare_reads_the_file_and_refuses_it(document, tmp_path):
-    from edgepeft.bench.gate.compare import compare_results
+    from edgepeft.bench.compare import compare_results
 
     path = tmp_path / "p.json"
     path.write_text(json.dumps(document, allow_nan=False))
@@ -97,8 +97,8 @@ def test_a_prompt_is_paid_for_once(tmp_path):
     from edgepeft.bench.planning.target import random_subject
     from edgepeft.bundle.bundle import Bundle
     from edgepeft.deploy.cost import bundle_cost
-    from edgepeft.device.prediction.roofline import predict_seconds
-    from edgepeft.device.profiles.loader import load_profile
+    from edgepeft.device.profiles import load_profile
+    from edgepeft.device.roofline import predict_seconds
 
     random_subject("electra-small-discriminator", tmp_path, methods=["prompt-r"], settings={"length": "40"})
     asked = {"engines": ("onnxruntime",), "workloads": ("infer",), "batch_size": 2, "length": 16, "mode": "predicted"}

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from edgepeft.bench.measuring.budget import Budget
-from edgepeft.bench.measuring.sampler import Rule, Sample, Schedule, round_orders, sample_rounds
+from edgepeft.bench.measuring.sampler import Budget, Rule, Sample, Schedule, round_orders, sample_rounds
 from edgepeft.common.errors import DoesNotFit, EdgepeftError
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgepeft.bench.gate.compare import compare_results
+from edgepeft.bench.compare import compare_results
 from edgepeft.bench.report.ci import benchmark_json, junit_xml, step_summary
 from edgepeft.bench.result.result_file import ResultFile
 

@@ -6,14 +6,14 @@ import pytest
 from boards import PI4_CPUINFO, PI5_CPUINFO, pi4, put
 
 from edgepeft.common.errors import EdgepeftError
-from edgepeft.device.host import wheels
+from edgepeft.device import arithmetic
+from edgepeft.device.host import machine
 from edgepeft.device.host.machine import board_name
-from edgepeft.device.prediction import arithmetic
-from edgepeft.device.profiles.loader import is_this_board, load_profile, profile_of_board
+from edgepeft.device.profiles import is_this_board, load_profile, profile_of_board
 
 
 def installed(monkeypatch, **versions):
-    monkeypatch.setattr(wheels, "versions", lambda: versions)
+    monkeypatch.setattr(machine, "versions", lambda: versions)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_wheel_that_dies_on_a_cortex_a72_is_refused_by_name(tmp_path, monkeypa
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
     installed(monkeypatch, **{package: version})
     with pytest.raises(EdgepeftError) as caught:
-        wheels.refuse_bad_wheels(package, proc=tmp_path)
+        machine.refuse_bad_wheels(package, proc=tmp_path)
     said = str(caught.value)
     assert f"{package} {version.partition('+')[0]} dies" in said
     assert "Cortex-A72" in said and instead in said
@@ -38,25 +38,25 @@ def test_a_wheel_that_dies_on_a_cortex_a72_is_refused_by_name(tmp_path, monkeypa
 def test_other_versions_are_let_pass(tmp_path, monkeypatch, version):
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
     installed(monkeypatch, onnxruntime=version)
-    wheels.refuse_bad_wheels("onnxruntime", "torch", proc=tmp_path)
+    machine.refuse_bad_wheels("onnxruntime", "torch", proc=tmp_path)
 
 
 def test_on_a_processor_with_atomics_the_same_wheel_is_let_pass(tmp_path, monkeypatch):
     put(tmp_path, "cpuinfo", PI5_CPUINFO)
     installed(monkeypatch, onnxruntime="1.21.0", torch="2.10.0")
-    wheels.refuse_bad_wheels("onnxruntime", "torch", proc=tmp_path)
+    machine.refuse_bad_wheels("onnxruntime", "torch", proc=tmp_path)
 
 
 def test_a_pc_has_no_atomics_flag_and_is_let_pass(tmp_path, monkeypatch):
     put(tmp_path, "cpuinfo", "model name\t: AMD EPYC\nflags\t\t: sse4_2 avx2\n")
     installed(monkeypatch, onnxruntime="1.21.0")
-    wheels.refuse_bad_wheels("onnxruntime", proc=tmp_path)
+    machine.refuse_bad_wheels("onnxruntime", proc=tmp_path)
 
 
 def test_a_wheel_that_is_not_asked_for_does_not_stop_the_others(tmp_path, monkeypatch):
     put(tmp_path, "cpuinfo", PI4_CPUINFO)
     installed(monkeypatch, onnxruntime="1.24.0", torch="2.10.0")
-    wheels.refuse_bad_wheels("onnxruntime", proc=tmp_path)
+    machine.refuse_bad_wheels("onnxruntime", proc=tmp_path)
 
 
 def test_int8_on_a_pi_4_says_what_was_gained_there_and_with_what():

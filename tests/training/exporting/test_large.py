@@ -29,7 +29,7 @@ from edgepeft.deploy.audit import audit
 from edgepeft.deploy.install import remove_task, roll_back
 from edgepeft.deploy.merge import merge_task
 from edgepeft.deploy.signature import uncovered
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 from edgepeft.fleet.publish import publish, withdraw
 from edgepeft.fleet.pull import pull
 from edgepeft.runtime.runtime import Runtime

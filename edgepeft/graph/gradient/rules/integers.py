@@ -34,10 +34,10 @@ def _in_integers(at: Visit, g: str, matrix: str) -> str:
     step = op("Max", op("Mul", largest, at.number(1 / _LARGEST)), at.number(1e-30))  # (T); of a row of zeros
     middle = at.tape.constant(_MIDDLE, TensorProto.UINT8)
     rounded = op("QuantizeLinear", g, step, op("Expand", middle, op("Shape", step)), axis=0)
-    factor, zero = _as_it_lies(at, g, matrix), ()
+    factor, zero = _as_it_lies(at, g, matrix), list[str]()
     if saturates_in_8_bits():  # products of two uint8 are exact there; of constants ONNX Runtime sees to that itself
         shifted = op("Add", op("Cast", factor, to=TensorProto.INT32), at.tape.constant(_MIDDLE, TensorProto.INT32))
-        factor, zero = op("Cast", shifted, to=TensorProto.UINT8), (middle,)
+        factor, zero = op("Cast", shifted, to=TensorProto.UINT8), [middle]
     product = op("MatMulInteger", rounded, op("Transpose", factor, perm=[1, 0]), middle, *zero)
     return op("Mul", op("Cast", product, to=TensorProto.FLOAT), op("Unsqueeze", step, last))
 

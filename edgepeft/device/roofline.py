@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgepeft.common.operators import PRODUCTS, OperatorClass, Work, graph_kind_of, product_flops
-from edgepeft.device.profiles.schema import Calibration, Profile
+from edgepeft.device.profile_schema import Calibration, Profile
 
 __all__ = ["ONNXRUNTIME", "ClassTime", "Predicted", "bandwidth", "predict_seconds"]
 

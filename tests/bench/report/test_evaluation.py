@@ -6,7 +6,7 @@ import pytest
 from moods import write_texts
 from verbs import edgepeft
 
-from edgepeft.bench.report import training
+from edgepeft.bench.report import evaluation
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def delta(tmp_path_factory):
 
 def test_the_names_are_those_of_the_delta():
     delta = pytest.importorskip("edgepeft.bundle.delta", reason="pip install edgepeft[train]")
-    assert delta.CARD_FILE == training.CARD_FILE
-    assert delta.DeltaCard.model_fields["format"].default == training.DELTA_FORMAT
+    assert delta.CARD_FILE == evaluation.CARD_FILE
+    assert delta.DeltaCard.model_fields["format"].default == evaluation.DELTA_FORMAT
 
 
 @pytest.mark.parametrize("name", ["", "delta.json"])

@@ -1,15 +1,16 @@
-"""What is wrong with a document, in a sentence of ours: where, what should stand there, what does."""
+"""What people read: what is wrong with a document, in a sentence of ours; text from elsewhere, made safe to show."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
+from unicodedata import category
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-__all__ = ["in_words", "mistake"]
+__all__ = ["in_words", "markdown_cell", "mistake", "printable"]
 
 # By pydantic's kinds of mistakes, with what it tells of each.
 _NEEDED = {
@@ -104,3 +105,19 @@ def _shown(value: object) -> str:
 
 def _kind(value: object) -> str:
     return f"a list of {len(value)}" if isinstance(value, (list, tuple)) else _KINDS.get(type(value), "something else")
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """The text with control, format and other unprintable characters escaped, but for spaces and those to ``keep``.
+
+    Labels, names and messages come from bundles and data: a control character moves the cursor or hides what stands
+    before it, a format character turns the direction of writing.
+    """
+    return "".join(
+        c if c.isprintable() or c in keep or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def markdown_cell(text: str) -> str:
+    """The text on one line, for a cell of a Markdown table; nothing in it becomes markup."""
+    return " ".join("".join(f"\\{c}" if c in "\\`*_[]<>|#!" else c for c in printable(text)).split())

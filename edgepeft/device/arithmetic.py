@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgepeft.device.host import groups
 from edgepeft.device.host.machine import cpu_model, isa_flags
-from edgepeft.device.profiles.schema import Latency, Profile
+from edgepeft.device.profile_schema import Latency, Profile
 
 __all__ = ["Processor", "missing_arithmetic", "of_host", "of_profile"]
 

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import json
+import tomllib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
+from verbs import edgepeft
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
-from edgepeft.device.profiles.loader import known_profiles, load_profile
+from edgepeft.device.profiles import known_profiles, load_profile, toml_of, with_settings
 
 GOOD = """
 name = "board"
@@ -28,6 +34,11 @@ value = 1.5
 unit = "GB/s"
 kind = "unsourced"
 """
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+SCALAR = st.one_of(TEXT, st.booleans(), st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False))
+VALUE = st.one_of(SCALAR, st.lists(SCALAR, max_size=3))
+TABLE = st.dictionaries(TEXT, VALUE, max_size=4)
+ROWS = st.lists(TABLE.filter(bool), min_size=1, max_size=3)
 
 
 def written(folder, text):
@@ -143,3 +154,62 @@ def test_a_profile_is_graded_by_what_its_own_rows_say():
 def test_a_home_that_is_not_known_is_a_file_that_is_not_there():
     with pytest.raises(UsageError, match=r"no profile file ~nobody-of-that-name/board\.toml"):
         load_profile("~nobody-of-that-name/board.toml")
+
+
+@pytest.mark.parametrize("text", ["2", "2GB", "2 GiB", "2gb", "2.0GB"])
+def test_a_board_is_had_with_another_memory_that_it_is_sold_with(text):
+    assert with_settings(load_profile("rpi4"), [f"memory={text}"]).memory_bytes == 2 * 2**30
+
+
+def test_a_name_may_carry_its_variant():
+    assert load_profile("rpi4:memory=4GB").memory_bytes == 4 * 2**30
+    assert load_profile("rpi4").memory_bytes == 8 * 2**30
+    assert load_profile("rpi4:memory=4GB").limits().memory_bytes == 4 * 2**30
+
+
+def test_a_device_without_named_variants_takes_any_plausible_memory():
+    assert with_settings(load_profile("jetson-nano"), ["memory=500MB"]).memory_bytes == 500 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("memory=3GB", "is sold with 1 GiB, 2 GiB, 4 GiB, 8 GiB"),
+        ("memory=2MB", "is sold with"),
+        ("memory=lots", "an amount of memory was expected"),
+        ("memory=", "an amount of memory was expected"),
+        ("memory", "name=value is needed"),
+        ("memroy=2GB", "Did you mean 'memory'"),
+        ("cores=2", "memory can be set"),
+    ],
+)
+def test_what_is_no_variant_is_a_usage_error(setting, said):
+    with pytest.raises(UsageError, match=said):
+        with_settings(load_profile("rpi4"), [setting])
+
+
+def test_nine_petabytes_are_refused():
+    with pytest.raises(UsageError, match="no device's memory"):
+        with_settings(load_profile("jetson-nano"), ["memory=9000000000GB"])
+
+
+def test_the_verb_shows_a_variant_and_wants_its_device():
+    assert json.loads(edgepeft("profiles", "rpi4", "--set", "memory=2GB", "--json").stdout)["memory_bytes"] == 2 * 2**30
+    alone = edgepeft("profiles", "--set", "memory=2GB")
+    assert alone.returncode == 2 and "name it" in alone.stderr
+
+
+@given(st.dictionaries(TEXT, st.one_of(VALUE, TABLE.filter(bool), ROWS), max_size=5))
+def test_any_document_comes_back_as_it_was(document):
+    assert tomllib.loads(toml_of(document, "a comment\nof two lines")) == document
+
+
+def test_tables_in_tables_and_their_own_keys_stay_where_they_belong():
+    document = {"a": 1, "figures": {"x": {"value": 1.5}, "y": {"value": 2}}, "rows": [{"n": 1}, {"n": 2}], "z": "end"}
+    assert tomllib.loads(toml_of(document)) == document
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_not_written(bad):
+    with pytest.raises(ValueError):
+        toml_of({"x": bad})

@@ -18,13 +18,12 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from edgepeft.common.errors import DataError, UnknownName, UsageError
+from edgepeft.common.messages import in_words, mistake
 from edgepeft.common.resources import data_folder
-from edgepeft.common.validation_messages import in_words, mistake
-from edgepeft.device.host.cores import usable_cores
-from edgepeft.device.host.machine import board_name, cpu_model
+from edgepeft.device import profile_schema
+from edgepeft.device.host.machine import board_name, cpu_model, usable_cores
 from edgepeft.device.host.sensors import ROOT
-from edgepeft.device.profiles import schema
-from edgepeft.device.profiles.schema import MemoryFigure, Profile
+from edgepeft.device.profile_schema import MemoryFigure, Profile
 
 __all__ = [
     "SETTABLE",
@@ -38,14 +37,14 @@ __all__ = [
 
 _SUFFIX = ".toml"
 _TABLES: dict[str, type[BaseModel]] = {
-    "cores": schema.Cores,
-    "memory": schema.MemoryFigure,
-    "isa": schema.Flags,
-    "figures": schema.Amount,
-    "latencies": schema.Latency,
-    "reference": schema.ReferenceEncoder,
-    "sweeps": schema.Sweep,
-    "calibrations": schema.Calibration,
+    "cores": profile_schema.Cores,
+    "memory": profile_schema.MemoryFigure,
+    "isa": profile_schema.Flags,
+    "figures": profile_schema.Amount,
+    "latencies": profile_schema.Latency,
+    "reference": profile_schema.ReferenceEncoder,
+    "sweeps": profile_schema.Sweep,
+    "calibrations": profile_schema.Calibration,
 }
 
 

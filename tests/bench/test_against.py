@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 import edgepeft
-from edgepeft.bench.gate.against import SideBySide, verdict
-from edgepeft.bench.gate.revision import Revision, open_revision
+from edgepeft.bench.against import Revision, SideBySide, open_revision, verdict
 from edgepeft.bench.measuring.measure import HostLoad
 from edgepeft.bench.planning.job import Job
 from edgepeft.bench.result.statistics import Ratio
@@ -197,7 +196,7 @@ def test_a_workload_that_lacks_its_second_launch_has_no_verdict_either(fake_star
 def test_a_gate_that_was_cut_off_exits_130_and_keeps_what_there_is(fake_start, base, tmp_path, monkeypatch, capsys):
     start, path = cut_off(fake_start(host(2.0))), tmp_path / "kept.json"
     monkeypatch.setattr("edgepeft.bench.run.run_benchmark", partial(run_benchmark, start=start))
-    monkeypatch.setattr("edgepeft.bench.gate.against.open_revision", lambda asked, work: base)
+    monkeypatch.setattr("edgepeft.bench.against.open_revision", lambda asked, work: base)
     asked = ["bench", "--profile", "rpi4", "--backbone", "all-MiniLM-L6-v2", "--rounds", "20", "--length", "8"]
     asked += ["--batch-size", "2", "--engine", "onnxruntime", "--workload", "infer"]
     monkeypatch.setattr(sys, "argv", ["edgepeft", *asked, "--against", "main", "--json", str(path)])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgepeft.bench.planning.lengths import Lengths, full_length, load_lengths, shipped_lengths
+from edgepeft.bench.planning.scenario import Lengths, full_length, load_lengths, shipped_lengths
 from edgepeft.common.errors import DataError, UnknownName
 
 

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from edgepeft.bench.measuring.calibrate import calibrate, settled
+from edgepeft.bench.measuring.emulation import calibrate, settled
 from edgepeft.bench.measuring.sampler import Sample
 from edgepeft.common.errors import EdgepeftError, UsageError
-from edgepeft.device.profiles.loader import load_profile
+from edgepeft.device.profiles import load_profile
 
 REFERENCE = 1.909  # seconds: Tencent/ncnn, benchmark/README.md, ViT-B/32-384 on a Raspberry Pi 4, 4 threads
 ONE_THREAD = 6.606  # the same on one

@@ -8,7 +8,8 @@ below as well: a host that was slower for everything is not a regression, but no
 and two, chance puts the new ones last in one case of six: so few are not judged, but noted.
 
 Results of other processors, cores, limits or versions are refused, unless ``normalise``: then the ratio
-per unit of the GEMM rate alone is judged.
+per unit of the GEMM rate alone is judged.  Figures that do not depend on time gate hard: what grows
+beyond its allowance has regressed, without statistics.
 """
 
 from __future__ import annotations
@@ -17,15 +18,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import comb
 
-from edgepeft.bench.gate.deterministic import MetricVerdict, judge_metrics
 from edgepeft.bench.result.result_file import ResultFile
-from edgepeft.bench.result.schema import BenchResult, BenchRow
+from edgepeft.bench.result.schema import BenchResult, BenchRow, MetricsRecord
 from edgepeft.bench.result.statistics import CONFIDENCE, Ratio, ratio_of_medians, ratio_of_totals
-from edgepeft.common.errors import UsageError
+from edgepeft.common.errors import DataError, UsageError
 
-__all__ = ["Comparison", "Verdict", "compare_results"]
+__all__ = ["Comparison", "MetricVerdict", "Verdict", "compare_results"]
 
 _HOST_MOVED = 0.03  # a GEMM rate that differs by less is not worth a line
+# How much each may grow, as a share.  Counts may not; a file's size moves with the texts in it; instructions repeat
+# within half a per cent.  What is not named here may not grow either.
+ALLOWED = {
+    "backbone_graph_bytes": 0.005,
+    "bundle_bytes": 0.005,
+    "delta_bytes": 0.005,
+    "instructions": 0.005,
+    "peak_activation_bytes": 0.005,
+}
 
 
 @dataclass(frozen=True)
@@ -204,3 +213,55 @@ def _facts(result: BenchResult) -> dict[str, str]:
         "profile limits": str(limits.to_json()),
         **{f"{name}'s version": host.versions[name] for name in sorted(host.versions) if name != "edgepeft"},
     }
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One figure in both files."""
+
+    of: str
+    name: str
+    before: float
+    now: float
+
+    @property
+    def change(self) -> float:
+        """As a share of what it was; from nothing to something is infinite."""
+        if self.before == 0:
+            return 0.0 if self.now == 0 else float("inf")
+        return self.now / self.before - 1.0
+
+    @property
+    def grown(self) -> bool:
+        """Beyond what it may."""
+        return self.change > ALLOWED.get(self.name, 0.0)
+
+    @property
+    def shrunk(self) -> bool:
+        """So much that a new baseline should hold it."""
+        return self.change < -ALLOWED.get(self.name, 0.0)
+
+
+def judge_metrics(base: ResultFile, new: ResultFile) -> tuple[list[MetricVerdict], list[str]]:
+    """Every figure that both hold, and the names of those that the new one lacks.
+
+    Raises:
+        DataError: two entries of one file are of the same thing.
+    """
+    old, fresh = _by_label(base), _by_label(new)
+    verdicts, lacking = [], []
+    for label, entry in old.items():
+        now = fresh[label].values if label in fresh else {}
+        for name, before in entry.values.items():
+            if name in now:
+                verdicts.append(MetricVerdict(label, name, before, now[name]))
+            elif name != "instructions":  # counted where QEMU is; elsewhere the rest is judged
+                lacking.append(f"{name} of {label}")
+    return verdicts, lacking
+
+
+def _by_label(file: ResultFile) -> dict[str, MetricsRecord]:
+    entries = {entry.of: entry for entry in file.document.metrics}
+    if len(entries) != len(file.document.metrics):
+        raise DataError(f"{file.path} holds two metrics of one thing; it was put together by hand.")
+    return entries

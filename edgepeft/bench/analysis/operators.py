@@ -1,0 +1,318 @@
+"""What the operators of a graph do: counted without a clock, and timed by ONNX Runtime's profiler.
+
+Counted figures are the same in every run and on every host: nodes, operations and bytes are those of the graph as it is
+written, before any engine's optimisation; the peak of its activations follows from their shapes.  The work is the first
+rows of the benchmark's first batch.  The profiler is the only place where the shapes of packed tokens are known: they
+follow from the mask's values, which no shape inference has.
+
+Timed, every operator and layer has a floor: what its work takes at the ceilings measured in the same run, the
+larger of its operations over the GEMM rate and its bytes over the rate of copying memory (a roofline; Williams,
+Waterman and Patterson 2009).  A gap below 1 means that its data came from a cache, which is faster than memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from edgepeft.bench.measuring.measure import Start
+from edgepeft.bench.planning.job import Job, random_batch
+from edgepeft.bench.planning.plan import BenchedTask, Unit, UnitRole
+from edgepeft.bench.planning.target import BenchSubject
+from edgepeft.bench.result.parts import Number
+from edgepeft.bench.result.schema import CeilingsRecord, MetricsRecord, OperatorRecord, ProfiledPass
+from edgepeft.bench.workloads import copy, gemm
+from edgepeft.bundle.bundle import BACKBONE_FILE, Bundle
+from edgepeft.bundle.versions import GRAPH
+from edgepeft.common.errors import UsageError
+from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.shapes import Spec
+
+__all__ = ["count_metrics", "profile_all", "trace_plain"]
+
+_MOST_ROWS = 4  # more of them only repeat what these do
+_WARMUP, _RUNS, _PROBES = 2, 10, 5
+_KERNEL = "_kernel_time"
+_TYPES = {"float": 4, "float16": 2, "double": 8, "int64": 8, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
+_LAYER = re.compile(r"\blayer\.(\d+)\b")
+_VIEWS = {"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"}
+_PRODUCTS = {
+    "Gemm",
+    "FusedGemm",
+    "MatMul",
+    "FusedMatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "DynamicQuantizeMatMul",
+}
+
+
+def count_metrics(subject: BenchSubject, lengths: Sequence[int], *, seed: int = 0) -> list[MetricsRecord]:
+    """Entries for the result's ``metrics``: the bundle, the bare backbone, and every task on rows of these lengths."""
+    lengths = lengths[:_MOST_ROWS]
+    return [
+        MetricsRecord(of="bundle", values=_sizes(subject.bundle)),
+        *(_of_graph(subject, task, lengths, seed) for task in (None, *subject.model.tasks)),
+    ]
+
+
+def _sizes(bundle: Bundle) -> dict[str, Number]:
+    files = [path for path in bundle.folder.rglob("*") if path.is_file()]
+    return {
+        "bundle_bytes": sum(path.stat().st_size for path in files),
+        "backbone_graph_bytes": (bundle.folder / BACKBONE_FILE).stat().st_size,
+        "weights_bytes": bundle.weights.stat().st_size,
+    }
+
+
+def _of_graph(subject: BenchSubject, task: BenchedTask | None, lengths: Sequence[int], seed: int) -> MetricsRecord:
+    bundle, model = subject.bundle, subject.model
+    what = f"task {task.name} ({task.method})" if task else "backbone"
+    own: dict[str, Number] = {"delta_bytes": bundle.current(task.name, GRAPH).stat().st_size} if task else {}
+    if task is not None and bundle.entry(task.name).writes:
+        return MetricsRecord(of=what, values=own)  # two graphs, the second as often as there are tokens
+    graph = bundle.graph(task.name if task else None)
+    inputs = random_batch(lengths, vocab_size=model.vocab_size, pad_id=model.pad_id, seed=seed)
+    executed = trace_plain(graph, bundle.folder, inputs)
+    values: dict[str, Number] = {
+        "nodes": len(graph.graph.node),
+        "flops": sum(node.flops for node in executed),
+        "bytes_moved": sum(node.n_bytes for node in executed),
+        "peak_activation_bytes": _peak(graph, executed),
+    }
+    longest = f"{lengths[0]}" if len(set(lengths)) == 1 else f"up to {max(lengths)}"
+    return MetricsRecord(of=f"{what}, {len(lengths)} x {longest} tokens", values={**values, **own})
+
+
+def _peak(model: onnx.ModelProto, executed: Sequence[Executed]) -> int:
+    """The most that activations take at once; nodes that ONNX Runtime folds to constants take nothing."""
+    nodes = model.graph.node
+    specs = {
+        name: Spec(element_type(value), value.shape)
+        for one in executed
+        if one.name.isdigit()  # else it is of an operator that ONNX Runtime has taken apart
+        for name, value in zip(nodes[int(one.name)].output, one.outputs, strict=False)
+    }
+    kept = onnx.GraphProto()
+    kept.CopyFrom(model.graph)
+    del kept.node[:]
+    kept.node.extend(node for node in nodes if all(name in specs for name in node.output if name))
+    return peak_bytes(kept, specs)
+
+
+def profile_all(units: Sequence[Unit], start: Start) -> tuple[ProfiledPass, ...]:
+    """The result's ``operators``: the backbone and every task, as ONNX Runtime answers with them.
+
+    Raises:
+        UsageError: nothing of that kind was asked for.
+        EdgepeftError: a worker failed.
+    """
+    own = (UnitRole.TASK, UnitRole.BACKBONE)
+    jobs = [unit.job for unit in units if unit.job and unit.job.workload == "infer_onnxruntime" and unit.role in own]
+    if not jobs:
+        raise UsageError("--profile-ops looks into inference with ONNX Runtime, which these options leave out.")
+    ceilings = measure_ceilings(jobs[0].threads, start)
+    return tuple(profile_operators(job, start, ceilings) for job in jobs)
+
+
+def profile_operators(job: Job, start: Start, ceilings: CeilingsRecord) -> ProfiledPass:
+    """One entry, for the first batch of ``job``.
+
+    Raises:
+        EdgepeftError: a worker failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgepeft-profile-") as work:
+        target = Path(work) / "trace.json"
+        traced = replace(job, workload="profiled", batches=job.batches[:1], settings={"trace": str(target)})
+        with start("profile", traced) as worker:
+            worker.ready()
+            seconds = [worker.step(0).seconds for _ in range(_WARMUP + _RUNS)][_WARMUP:]
+            worker.step(1)
+        executed = read_trace(target)
+    runs = _WARMUP + _RUNS
+    types, layers = by_type(executed, ceilings, runs), by_layer(executed, ceilings, runs)
+    return ProfiledPass(
+        of=f"task {job.task}" if job.task else "backbone",
+        rows=len(job.batches[0]),
+        tokens=sum(job.batches[0]),
+        runs_s=tuple(seconds),
+        ceilings=ceilings,
+        # What no operator accounts for: Python, the session's own work, the profiler's.
+        outside_s=float(np.median(seconds)) - sum(one.seconds for one in types),
+        by_type=tuple(types),
+        by_layer=tuple(layers),
+    )
+
+
+def measure_ceilings(threads: int, start: Start) -> CeilingsRecord:
+    """The best of a few steps of each probe: a ceiling is what was reached once."""
+    best = {}
+    for name, work in (("gemm", gemm.FLOPS_PER_STEP), ("copy", 2 * copy.BYTES_PER_STEP)):  # a copy reads and writes
+        with start(f"{name} probe", Job(name, threads)) as worker:
+            worker.ready()
+            best[name] = work / min(worker.step(0).seconds for _ in range(_PROBES))
+    return CeilingsRecord(flops_per_s=best["gemm"], bytes_per_s=best["copy"])
+
+
+def by_type(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) -> list[OperatorRecord]:
+    """By operator, the one that takes most first."""
+    groups: dict[str, list[Executed]] = {}
+    for one in executed:
+        groups.setdefault(one.op_type, []).append(one)
+    return sorted(_totals(groups, ceilings, runs), key=lambda one: -one.seconds)
+
+
+def by_layer(executed: Sequence[Executed], ceilings: CeilingsRecord, runs: int) -> list[OperatorRecord]:
+    """By layer, in order; a fused operator has no layer in its name and counts to the one before it."""
+    groups: dict[str, list[Executed]] = {}
+    layer = "embeddings"
+    for one in executed:
+        if one.layer is not None:
+            layer = f"layer {one.layer}"
+        groups.setdefault(layer, []).append(one)
+    return list(_totals(groups, ceilings, runs))
+
+
+def _totals(groups: dict[str, list[Executed]], ceilings: CeilingsRecord, runs: int) -> Iterable[OperatorRecord]:
+    for name, members in groups.items():
+        # A node's time in one run: its median, times the passes that a run makes of the batch.
+        warm = (one.seconds[len(one.seconds) * _WARMUP // runs :] for one in members)
+        seconds = sum(float(np.median(w)) * len(one.seconds) / runs for w, one in zip(warm, members, strict=True))
+        floors = (max(one.flops / ceilings.flops_per_s, one.n_bytes / ceilings.bytes_per_s) for one in members)
+        floor = sum(least * len(one.seconds) / runs for least, one in zip(floors, members, strict=True))
+        yield OperatorRecord(
+            name=name,
+            count=sum(len(one.seconds) for one in members) // runs,
+            seconds=seconds,
+            flops=sum(one.flops * len(one.seconds) / runs for one in members),
+            bytes=sum(one.n_bytes * len(one.seconds) / runs for one in members),
+            floor_s=floor,
+            gap=seconds / floor if floor > 0 else None,
+        )
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor's element type, by the profiler's name, and its shape."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of its elements."""
+        return _TYPES.get(self.kind, 4) * math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A node that ran; ``seconds`` holds one figure a run, in order."""
+
+    name: str
+    op_type: str
+    inputs: tuple[Value, ...]  # activations, and weights that the kernel did not pack
+    outputs: tuple[Value, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def flops(self) -> int:
+        """2 M N K of products; of everything else memory is the bound, and its arithmetic is not counted."""
+        if self.op_type not in _PRODUCTS or not self.inputs or not self.inputs[0].shape:
+            return 0
+        return 2 * math.prod(self.outputs[0].shape) * self.inputs[0].shape[-1]
+
+    @property
+    def n_bytes(self) -> int:
+        """Read and written, each value once; of a table, the rows that are looked up; a view moves none."""
+        if self.op_type in _VIEWS:
+            return 0
+        written = sum(value.n_bytes for value in self.outputs)
+        if self.op_type == "Gather":
+            return 2 * written + sum(value.n_bytes for value in self.inputs[1:])
+        read = sum(value.n_bytes for value in self.inputs)
+        if self.op_type in _PRODUCTS and len(self.inputs) == 1 and self.inputs[0].shape:
+            # A packed weight is not among the inputs: [K, N], of 1 byte where the product is of integers.
+            width = 4 if self.inputs[0].kind == "float" and "Quantize" not in self.op_type else 1
+            read += width * self.inputs[0].shape[-1] * self.outputs[0].shape[-1]
+        return read + written
+
+    @property
+    def layer(self) -> int | None:
+        """The layer in its name."""
+        match = _LAYER.search(self.name)
+        return int(match.group(1)) if match else None
+
+
+def read_trace(path: Path) -> list[Executed]:
+    """The nodes of a profile that ONNX Runtime wrote, in the order of their first run.
+
+    Raises:
+        ValueError: it is no profile of such a run.
+    """
+    events = json.loads(path.read_text(encoding="utf-8"))
+    kernels: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL):
+            key = (event["args"]["node_index"], event["name"].removesuffix(_KERNEL))
+            kernels.setdefault(key, []).append(event)
+    if not kernels:
+        raise ValueError("ONNX Runtime's profile names no node")
+    return [_executed(name, runs) for (_, name), runs in kernels.items()]
+
+
+def _executed(name: str, runs: Sequence[Mapping[str, Any]]) -> Executed:
+    facts = runs[0]["args"]
+    return Executed(
+        name,
+        facts["op_name"],
+        _values(facts["input_type_shape"]),
+        _values(facts["output_type_shape"]),
+        tuple(event["dur"] / 1e6 for event in runs),  # of microseconds
+    )
+
+
+def _values(described: Sequence[Mapping[str, Sequence[int]]]) -> tuple[Value, ...]:
+    return tuple(Value(kind, tuple(shape)) for one in described for kind, shape in one.items())
+
+
+def trace_plain(model: onnx.ModelProto, folder: Path, inputs: Mapping[str, NDArray[np.int64]]) -> list[Executed]:
+    """Run the graph as it is written: no optimisation, no packing, one thread, so that every host runs the same nodes.
+
+    Raises:
+        BundleError: ONNX Runtime refuses the model.
+    """
+    import onnxruntime as ort
+
+    from edgepeft.runtime.session import open_session, session_options
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for number, node in enumerate(copy.graph.node):
+        node.name = f"{number}"  # two may be called alike, and a caller wants to find them again
+    options = session_options(1)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_profiling = True
+    with tempfile.TemporaryDirectory(prefix="edgepeft-trace-") as work:
+        options.profile_file_prefix = str(Path(work) / "trace")
+        session = open_session(copy, folder, options=options)
+        read = {value.name for value in session.get_inputs()}
+        session.run(None, {name: value for name, value in inputs.items() if name in read})
+        return read_trace(Path(session.end_profiling()))
+
+
+def element_type(value: Value) -> int:
+    """ONNX's number of its element type."""
+    kinds = {"double": TensorProto.DOUBLE, "bool": TensorProto.BOOL, "float": TensorProto.FLOAT}
+    return kinds.get(value.kind) or int(getattr(TensorProto, value.kind.upper(), TensorProto.FLOAT))

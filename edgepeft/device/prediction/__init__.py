@@ -1,1 +1,0 @@
-"""How long a device takes, from its profile alone."""
