@@ -87,8 +87,7 @@ def command(
 
     The task keeps its previous version: `edgepeft rollback`. Where no step beats what is there, nothing changes.
     """
-    from edgepeft.tuning.options import TuneOptions
-    from edgepeft.tuning.target import Files
+    from edgepeft.tuning.target import Files, TuneOptions
     from edgepeft.tuning.tune import tune
 
     rates: dict[str, Any] = {"learning_rate": lr, "head_learning_rate": head_lr, "weight_decay": weight_decay}

@@ -16,8 +16,7 @@ from edgepeft.bundle.files import expect_hash, read_graph
 from edgepeft.bundle.manifest import Verification
 from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import EdgepeftError, VerificationFailed
-from edgepeft.deploy.text_check import TextCheck
-from edgepeft.deploy.verify import read_check, replay, require_passed
+from edgepeft.deploy.verify import TextCheck, read_check, replay, require_passed
 from edgepeft.graph.validate import check_standard
 from edgepeft.runtime.runtime import Runtime
 

@@ -42,8 +42,7 @@ from edgepeft.common.locks import locked
 from edgepeft.common.resources import sha256_of
 from edgepeft.common.task_name import SUFFIXES, check_new_name, check_task_name
 from edgepeft.common.validation_messages import in_words
-from edgepeft.deploy.text_check import TextCheck
-from edgepeft.deploy.verify import DataCheck, read_check, replay, require_passed
+from edgepeft.deploy.verify import DataCheck, TextCheck, read_check, replay, require_passed
 from edgepeft.graph.half import is_half
 from edgepeft.graph.names import LOGITS, without_prefix
 from edgepeft.graph.prune_last_layer import drop_unread_rows

@@ -32,8 +32,7 @@ from edgepeft.runtime.inputs import (
     tokenized,
 )
 from edgepeft.runtime.mixed import Mixer
-from edgepeft.runtime.packed import put
-from edgepeft.runtime.passes import in_batches, passes
+from edgepeft.runtime.passes import in_batches, passes, put
 from edgepeft.runtime.prediction import Answer, Notes, Prediction, of_width, predictions
 from edgepeft.runtime.prefix import Prefix
 from edgepeft.runtime.session import opening, return_free_memory, run_session

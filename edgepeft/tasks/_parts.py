@@ -17,7 +17,7 @@ Nodes = list[tuple[str, list[str], str, dict[str, Any]]]
 
 
 class LossGraph(NamedTuple):
-    """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.losses``, and give
+    """A loss as nodes: they read ``logits`` and ``labels``, and the constants of ``graph.gradient.training``, and give
     ``loss/of_rows`` [batch], the sum of each row's terms.  ``labels`` are int64 or numbers of these dimensions."""
 
     nodes: Nodes

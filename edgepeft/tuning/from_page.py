@@ -23,11 +23,11 @@ from edgepeft.common.errors import BundleError, DataError, UsageError
 from edgepeft.common.validation_messages import in_words
 from edgepeft.deploy.install import PreparedTask, prepare_task
 from edgepeft.deploy.verify import pack_check, read_check
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import halved, rounded, widen
-from edgepeft.graph.training import training_facts
+from edgepeft.tuning.federated import checked_tensors
 from edgepeft.tuning.step import TrainingStep
 from edgepeft.tuning.target import deployed_graph, retold
-from edgepeft.tuning.tensors import checked_tensors
 
 __all__ = ["FORMAT", "prepare_tuned"]
 

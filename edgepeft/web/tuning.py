@@ -15,9 +15,9 @@ from safetensors.numpy import save
 
 from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
 from edgepeft.common.atomic import write_atomically
+from edgepeft.graph.gradient.training import training_facts
 from edgepeft.graph.half import is_half
 from edgepeft.graph.parameters import feeds_graph
-from edgepeft.graph.training import training_facts
 from edgepeft.tuning.activation_cache import training_graph
 from edgepeft.tuning.target import deployed_graph, rates_of
 from edgepeft.web.graphs import write_graph

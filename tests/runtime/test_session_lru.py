@@ -11,10 +11,9 @@ from tolerance import require_alike
 
 from edgepeft.backbones.source import open_backbone
 from edgepeft.methods.base import methods
-from edgepeft.runtime import session_lru as resident
 from edgepeft.runtime import weights
 from edgepeft.runtime.runtime import Runtime
-from edgepeft.runtime.session_lru import MOST_SESSIONS, SessionLru, most_sessions
+from edgepeft.runtime.session import MOST_SESSIONS, SessionLru, most_sessions
 from edgepeft.training.exporting.bundle import export_bundle
 
 METHODS = ["bitfit", "layernorm", "lora", "spartan", "top-k", "prompt-t"]
@@ -97,7 +96,7 @@ def test_a_session_that_nobody_holds_takes_no_place():
 def test_sessions_take_at_most_half_of_the_mappings_that_the_system_allows(tmp_path, allowed, n_tensors, expected):
     (tmp_path / "max_map_count").write_text(allowed)
     assert most_sessions(n_tensors, tmp_path / "max_map_count") == expected
-    assert most_sessions(n_tensors, tmp_path / "missing") == resident.MOST_SESSIONS
+    assert most_sessions(n_tensors, tmp_path / "missing") == MOST_SESSIONS
 
 
 def test_tasks_beyond_the_bound_answer_as_ever_and_no_more_sessions_stay_open(different, alive):

@@ -18,7 +18,7 @@ from edgepeft.bench.result.parts import Number
 from edgepeft.bench.result.schema import MetricsRecord
 from edgepeft.bundle.bundle import BACKBONE_FILE, Bundle
 from edgepeft.bundle.versions import GRAPH
-from edgepeft.graph.liveness import peak_bytes
+from edgepeft.graph.memory import peak_bytes
 from edgepeft.graph.shapes import Spec
 
 __all__ = ["count_metrics"]
