@@ -121,7 +121,7 @@ def _note(line: str) -> None:
 
 
 def _show(result: TuneResult, bundle: Path, task: str, as_json: bool) -> None:
-    from edgepeft.bundle.model_card import stated_score
+    from edgepeft.bundle.manifest import stated_score
 
     tuned, entry = result.tuned, result.entry
     if tuned.truncated:

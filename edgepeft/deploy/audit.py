@@ -11,8 +11,7 @@ from pathlib import Path
 import onnx
 
 from edgepeft.backbones.emit import BUNDLE_FILES
-from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER
-from edgepeft.bundle.files import expect_hash, read_graph
+from edgepeft.bundle.bundle import BACKBONE_FILE, TEMPLATES_FOLDER, expect_hash, read_graph
 from edgepeft.bundle.manifest import Verification
 from edgepeft.bundle.versions import CHECK, GRAPH, TRAINING
 from edgepeft.common.errors import EdgepeftError, VerificationFailed

@@ -19,11 +19,18 @@ import onnx
 import onnxruntime as ort
 from pydantic import TypeAdapter, ValidationError
 
-from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle
+from edgepeft.bundle.bundle import TASKS_FOLDER, Bundle, check_owner, parse_delta
 from edgepeft.bundle.bundle_paths import check_file
-from edgepeft.bundle.files import check_owner, parse_delta
-from edgepeft.bundle.manifest import CheckReference, Manifest, OnData, TaskEntry, Tolerance, Verification, allowed_for
-from edgepeft.bundle.model_card import model_card
+from edgepeft.bundle.manifest import (
+    CheckReference,
+    Manifest,
+    OnData,
+    TaskEntry,
+    Tolerance,
+    Verification,
+    allowed_for,
+    model_card,
+)
 from edgepeft.bundle.versions import (
     CHECK,
     GRAPH,

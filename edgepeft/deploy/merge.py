@@ -23,8 +23,7 @@ from tokenizers import Tokenizer
 
 from edgepeft.backbones import emit
 from edgepeft.backbones.config import read_config
-from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.files import expect_hash
+from edgepeft.bundle.bundle import Bundle, expect_hash
 from edgepeft.bundle.manifest import TaskEntry, Verification
 from edgepeft.bundle.versions import CHECK, WEIGHTS
 from edgepeft.common.atomic import new_folder, write_json

@@ -1,6 +1,7 @@
 """Passes: a task's model in the form that transformers' class for its kind has, for other readers.
 
-Letters: B batch, S padded length, K choices of a row, d hidden size; a prompt's P tokens stand in front of each row.
+Letters: B batch, S padded length, T real tokens, K choices of a row, C outputs, d hidden size; a prompt's P tokens
+stand in front of each row, and are among T.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def training_graph(
         raise BundleError(f"the task's graph is damaged: {str(error).strip():.200}") from error
     forward = with_loss(deployed, facts)
     samples = measured(forward)
-    live = live_values(deployed.graph, facts.leaves)
-    frozen = frozen_states(deployed.graph, live, checkpoint.tensors)
-    lowest = lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
+    live = _live_values(deployed.graph, facts.leaves)
+    frozen = _frozen_states(deployed.graph, live, checkpoint.tensors)
+    lowest = _lowest_states(deployed.graph, live, {name for name in frozen if not name.endswith(LONGER)})
     if not (prefix_cache and lowest):
         return with_gradients(forward, facts, samples, backward), None
     rows = [sample["attention_mask"].shape[0] for sample in samples]
@@ -214,7 +214,7 @@ def _room(size: int, folder: Path | None) -> NDArray[np.float32]:
         return np.memmap(file, np.float32, "r+", shape=(size,))
 
 
-def live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
+def _live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
     """Values that depend on ``changing`` ones, these included.  Needs sorted nodes, as ``prune`` leaves them."""
     live = set(changing)
     for node in graph.node:
@@ -223,8 +223,8 @@ def live_values(graph: onnx.GraphProto, changing: Iterable[str]) -> set[str]:
     return live
 
 
-def frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
-    """Those that are not live; ``tensors`` are the checkpoint's."""
+def _frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Container[str]) -> set[str]:
+    """What the backbone's maps and norms give, and maps read, that is not live; ``tensors`` are the checkpoint's."""
     writer = writers(graph)
     states = {node.output[0] for node in graph.node if _has_bias(node, tensors) and node.output[0] not in live}
     for node in graph.node:
@@ -233,7 +233,7 @@ def frozen_states(graph: onnx.GraphProto, live: Container[str], tensors: Contain
     return states
 
 
-def lowest_states(graph: onnx.GraphProto, live: Container[str], states: Container[str]) -> tuple[str, ...]:
+def _lowest_states(graph: onnx.GraphProto, live: Container[str], states: Container[str]) -> tuple[str, ...]:
     """Those of ``states`` from which everything live follows without a product below it being computed again.
 
     None where nothing but the embeddings stands below what is live.  Needs a graph without unused nodes.

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from edgepeft.bundle.bundle import Bundle
-from edgepeft.bundle.files import expect_hash
+from edgepeft.bundle.bundle import Bundle, expect_hash
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK
 from edgepeft.common.errors import BundleError, DataError, UsageError

@@ -19,8 +19,7 @@ from edgepeft.backbones.base import Architecture, Family, Pooling
 from edgepeft.backbones.checkpoint import Checkpoint
 from edgepeft.backbones.config import read_config
 from edgepeft.backbones.trie import trie_of
-from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle
-from edgepeft.bundle.files import check_owner, expect_hash, read_graph
+from edgepeft.bundle.bundle import TEMPLATES_FOLDER, Bundle, check_owner, expect_hash, read_graph
 from edgepeft.bundle.manifest import TaskEntry
 from edgepeft.bundle.versions import CHECK, GRAPH
 from edgepeft.common.errors import DataError, UsageError

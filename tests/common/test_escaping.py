@@ -5,8 +5,7 @@ from io import StringIO
 import pytest
 from rich.text import Text
 
-from edgepeft.bundle.manifest import Manifest
-from edgepeft.bundle.model_card import model_card
+from edgepeft.bundle.manifest import Manifest, model_card
 from edgepeft.cli import _output
 from edgepeft.common.escaping import printable
 
